@@ -1,0 +1,53 @@
+// params.h: what a launcher is given. Plain data; strides in elements; no torch, no CuTe.
+#pragma once
+
+#include <cstdint>
+
+namespace cute_attention {
+
+// Strides of a [batch, seqlen, heads, head_dim] tensor, in elements; head_dim has stride 1. A packed
+// [total, heads, head_dim] tensor has batch = 0 and is offset by cu_seqlens.
+struct Strides {
+  int64_t batch;
+  int64_t row;
+  int64_t head;
+};
+
+// An unbounded side of the window: larger than any distance between two positions.
+constexpr int32_t kUnbounded = INT32_MAX;
+
+struct ForwardParams {
+  void const* q;  // [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]
+  void const* k;  // [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim]
+  void const* v;  // [batch, seqlen_k, heads_kv, head_dim_v], or packed [total_k, heads_kv, head_dim_v]
+  void* o;        // [batch, seqlen_q, heads, head_dim_v], or packed [total_q, heads, head_dim_v]
+  float* lse;     // [batch, heads, seqlen_q], or packed [heads, total_q], contiguous; may be null
+
+  // int32 [batch + 1] on the device, or null where every sequence is seqlen_q (seqlen_k) long.
+  int32_t const* cu_seqlens_q;
+  int32_t const* cu_seqlens_k;
+
+  Strides q_stride;
+  Strides k_stride;
+  Strides v_stride;
+  Strides o_stride;
+
+  int32_t batch;
+  int32_t seqlen_q;  // the longest one where packed
+  int32_t seqlen_k;  // the longest one where packed
+  int64_t total_q;   // rows of packed q; unused otherwise
+  int32_t heads;
+  int32_t heads_kv;  // divides heads; query head h reads kv head h / (heads / heads_kv)
+  int32_t head_dim;  // at most the row's, a multiple of 8
+  int32_t head_dim_v;
+
+  float scale;    // multiplies q.k
+  float softcap;  // s -> softcap * tanh(s / softcap) after the scale; 0 where there is none
+
+  // Query i sees keys j with i + shift - window_left <= j <= i + shift + window_right, where
+  // shift = seqlen_k - seqlen_q of its sequence. Causal is window_right = 0. Never negative.
+  int32_t window_left;
+  int32_t window_right;
+};
+
+}  // namespace cute_attention
