@@ -174,7 +174,7 @@ def attention_varlen_reference(
 
     def gap(rows: int) -> None:
         outs.append(q.new_zeros(rows, heads, head_dim_v))
-        lses.append(q.new_full((heads, rows), -torch.inf, dtype=_compute_dtype(q)))
+        lses.append(q.new_full((heads, rows), -torch.inf, dtype=compute_dtype(q)))
 
     with torch.autocast(q.device.type, enabled=False):
         gap(starts_q[0])
@@ -183,7 +183,10 @@ def attention_varlen_reference(
             slopes = alibi_slopes
             if slopes is not None and slopes.dim() == 2:
                 slopes = slopes[b]
-            bias_b = None if bias is None else _sequence_bias(bias, b, rows, keys)
+            bias_b = bias
+            if bias is not None:
+                lengths = (rows.stop - rows.start, keys.stop - keys.start)
+                bias_b = narrow_bias(bias, (b, b + 1), *lengths)
             out, lse = _dense(
                 q[None, rows], k[None, keys], v[None, keys], left, right, scale, softcap, slopes,
                 bias_b, sink, dropout_p, seed, b,
@@ -211,7 +214,7 @@ def _dense(
     batch_start: int,
 ) -> tuple[Tensor, Tensor]:
     """Output and LSE of sequences of one length, the first of which is sequence `batch_start` to dropout."""
-    dtype = _compute_dtype(q)
+    dtype = compute_dtype(q)
     (batch, seqlen_q, heads, head_dim), (_, seqlen_k, heads_kv, head_dim_v) = q.shape, v.shape
     i = torch.arange(seqlen_q, device=q.device)[:, None] + (seqlen_k - seqlen_q)
     j = torch.arange(seqlen_k, device=q.device)
@@ -262,22 +265,27 @@ def _dense(
     return out.masked_fill(blind, 0.0).to(q.dtype), lse
 
 
-def _compute_dtype(q: Tensor) -> torch.dtype:
+def compute_dtype(q: Tensor) -> torch.dtype:
+    """The dtype of scores, softmax and LSE."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def narrow_bias(bias: Tensor, batch: tuple[int, int], seqlen_q: int, seqlen_k: int) -> Tensor:
+    """A view of what sequences `batch[0]` to `batch[1]` of these lengths read of a bias.
+
+    The bias has up to four dimensions, broadcastable to `[batch, heads, seqlen_q, seqlen_k]`; the view has four, those of
+    length 1 kept.
+    """
+    bias = bias[(None,) * (4 - bias.dim())]
+    batch_index = slice(*batch) if bias.shape[0] > 1 else slice(None)
+    row_index = slice(seqlen_q) if bias.shape[2] > 1 else slice(None)
+    key_index = slice(seqlen_k) if bias.shape[3] > 1 else slice(None)
+    return bias[batch_index, :, row_index, key_index]
 
 
 def _window_sides(causal: bool, window: Window | None) -> Window:
     left, right = window or (None, None)
     return left, (0 if causal else right)
-
-
-def _sequence_bias(bias: Tensor, b: int, rows: slice, keys: slice) -> Tensor:
-    """The part of a varlen bias that sequence `b` reads, `[1 | , heads | 1, seqlen_q | 1, seqlen_k | 1]`."""
-    bias = bias[(None,) * (4 - bias.dim())]
-    batch_index = slice(b, b + 1) if bias.shape[0] > 1 else slice(None)
-    row_index = slice(rows.stop - rows.start) if bias.shape[2] > 1 else slice(None)
-    key_index = slice(keys.stop - keys.start) if bias.shape[3] > 1 else slice(None)
-    return bias[batch_index, :, row_index, key_index]
 
 
 def _check(
