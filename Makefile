@@ -1,0 +1,62 @@
+# Everything runs in .venv, which each target sets up first: Python >= 3.10 and a C++ compiler are all it takes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+ONLY ?= bf16
+
+# What the build itself needs; the rest is pyproject.toml's.
+BUILD_REQUIREMENTS := "$(TORCH)" "scikit-build-core>=0.11" "cmake>=3.28" ninja
+SOURCES := $(shell find src include cmake third_party -type f) CMakeLists.txt pyproject.toml
+
+.PHONY: demo test cpp-test lint format audit wheel clean
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/train_gpt.py
+
+test: $(VENV)/installed cpp-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+cpp-test: $(VENV)/requirements
+	$(BIN)/cmake -G Ninja -S . -B build/cpp -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \
+	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="" \
+	  -DCUTE_ATTENTION_TORCH=OFF -DCUTE_ATTENTION_TESTS=ON
+	$(BIN)/cmake --build build/cpp
+	$(BIN)/ctest --test-dir build/cpp --output-on-failure
+
+# Compiles the rows that match ONLY for every architecture and checks what the compiler made of them.
+audit: $(VENV)/installed
+	@command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc || \
+	  $(BIN)/pip install --quiet "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.*"
+	$(BIN)/cmake -G Ninja -S . -B build/audit -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \
+	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="80;90a" \
+	  -DCUTE_ATTENTION_ONLY="$(ONLY)" -DCUTE_ATTENTION_TORCH=OFF
+	$(BIN)/cmake --build build/audit
+	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest tests/test_kernel_audit.py
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	git ls-files '*.h' '*.cpp' '*.cu' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files '*.h' '*.cpp' '*.cu' | xargs $(BIN)/clang-format -i
+
+wheel: $(VENV)/requirements
+	$(BIN)/pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist
+
+$(VENV)/requirements: pyproject.toml Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(BUILD_REQUIREMENTS)
+	$(BIN)/pip install --quiet --no-deps nvidia-cutlass==4.2.0.0
+	touch $@
+
+$(VENV)/installed: $(VENV)/requirements $(SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dev]"
+	touch $@

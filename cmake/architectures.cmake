@@ -1,0 +1,69 @@
+# architectures.cmake: CUTE_ATTENTION_ARCHS -> the kernel families to build and nvcc's targets for each.
+#
+# A plain number ("80", "90", "120") adds machine code for that chip to the sm80 family, which always carries
+# compute_80 PTX besides, so that it runs on every newer chip. A number with "a" ("90a") builds the family native to
+# that chip. "auto" is what suits the GPUs of this machine; "" is none.
+
+# Sets <out> to the entries that suit the GPUs present.
+function(cute_attention_detect_archs out)
+  set(archs)
+  find_program(CUTE_ATTENTION_NVIDIA_SMI nvidia-smi)
+  mark_as_advanced(CUTE_ATTENTION_NVIDIA_SMI)
+  if(CUTE_ATTENTION_NVIDIA_SMI)
+    execute_process(
+      COMMAND "${CUTE_ATTENTION_NVIDIA_SMI}" --query-gpu=compute_cap --format=csv,noheader
+      OUTPUT_VARIABLE output ERROR_QUIET)
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${output}")
+    foreach(capability IN LISTS capabilities)
+      string(REPLACE "." "" number "${capability}")
+      if(number GREATER_EQUAL 80)
+        list(APPEND archs "${number}")
+      endif()
+      if(number EQUAL 90)
+        list(APPEND archs "90a")
+      endif()
+    endforeach()
+    list(REMOVE_DUPLICATES archs)
+  endif()
+  set(${out} "${archs}" PARENT_SCOPE)
+endfunction()
+
+# Sets <out> to the families wanted ("sm80;sm90") and <out>_<family>_FLAGS to nvcc's targets for each.
+function(cute_attention_read_archs archs out)
+  set(families)
+  foreach(arch IN LISTS archs)
+    if(arch STREQUAL "90a")
+      list(APPEND families sm90)
+      set(sm90_flags "-gencode=arch=compute_90a,code=sm_90a")
+    elseif(arch MATCHES "^[0-9]+$" AND arch GREATER_EQUAL 80)
+      list(APPEND families sm80)
+      list(APPEND sm80_flags "-gencode=arch=compute_${arch},code=sm_${arch}")
+    else()
+      message(FATAL_ERROR "CUTE_ATTENTION_ARCHS: \"${arch}\" is neither a chip from 80 on nor 90a")
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES families)
+  if(sm80_flags)
+    list(APPEND sm80_flags "-gencode=arch=compute_80,code=compute_80")
+  endif()
+  foreach(family IN LISTS families)
+    set(${out}_${family}_FLAGS "${${family}_flags}" PARENT_SCOPE)
+  endforeach()
+  set(${out} "${families}" PARENT_SCOPE)
+endfunction()
+
+# Sets CMAKE_CUDA_COMPILER in the caller: as given, on the PATH, in /usr/local/cuda, or the one from PyPI. Leaves it
+# unset where there is none.
+function(cute_attention_find_nvcc)
+  if(CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
+    return()
+  endif()
+  cute_attention_find_python_package(nvidia nvidia_packages)
+  find_program(CUTE_ATTENTION_NVCC nvcc
+    HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
+    PATHS /usr/local/cuda/bin "${nvidia_packages}/cu13/bin")
+  mark_as_advanced(CUTE_ATTENTION_NVCC)
+  if(CUTE_ATTENTION_NVCC)
+    set(CMAKE_CUDA_COMPILER "${CUTE_ATTENTION_NVCC}" PARENT_SCOPE)
+  endif()
+endfunction()

@@ -1,0 +1,20 @@
+# rows.cmake: the CMake reader of the kernel tables (src/kernels/*.def).
+
+# Sets <out> to the names of a table's rows, in order, and for each row <out>_<name>_ARCH ("sm80") and
+# <out>_<name>_DIRECTION ("forward").
+function(cute_attention_read_rows table out)
+  file(STRINGS "${table}" lines REGEX "^CUTE_ATTENTION_[A-Z]+\\(")
+  set(names)
+  foreach(line IN LISTS lines)
+    if(NOT line MATCHES "^CUTE_ATTENTION_(FORWARD|BACKWARD)\\(([a-z0-9_]+), (Sm[0-9]+),")
+      message(FATAL_ERROR "${table}: not a row: ${line}")
+    endif()
+    set(name "${CMAKE_MATCH_2}")
+    string(TOLOWER "${CMAKE_MATCH_1}" direction)
+    string(TOLOWER "${CMAKE_MATCH_3}" arch)
+    list(APPEND names "${name}")
+    set(${out}_${name}_DIRECTION "${direction}" PARENT_SCOPE)
+    set(${out}_${name}_ARCH "${arch}" PARENT_SCOPE)
+  endforeach()
+  set(${out} "${names}" PARENT_SCOPE)
+endfunction()

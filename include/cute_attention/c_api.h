@@ -1,0 +1,71 @@
+// c_api.h: attention from C++ without Python: find_package(cute_attention), link
+// cute_attention::cute_attention, call with raw device pointers and a stream. Every function may be
+// called from any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "cute_attention/config.h"
+#include "cute_attention/params.h"
+
+#define CUTE_ATTENTION_API __attribute__((visibility("default")))
+
+namespace cute_attention {
+
+// Parts of a problem that a row may or may not serve, or'ed into Problem::features.
+enum Feature : uint32_t {
+  kBias = 1,
+  kAlibi = 2,
+  kSink = 4,
+  kDropout = 8,
+};
+
+// The shape of one call: all that dispatch looks at. Only four-byte members: it is hashed as bytes.
+struct Problem {
+  Direction direction;
+  DType dtype;  // a value outside the enum is a dtype that no row reads
+  int32_t batch;
+  int32_t seqlen_q;  // the longest one where packed
+  int32_t seqlen_k;  // the longest one where packed
+  int32_t heads;
+  int32_t heads_kv;
+  int32_t head_dim;
+  int32_t head_dim_v;
+  int32_t window_left;   // kUnbounded where there is none
+  int32_t window_right;  // kUnbounded where there is none
+  float softcap;         // 0 where there is none
+  uint32_t features;
+};
+
+// Any family that serves the problem; otherwise a value of Arch.
+constexpr int32_t kAnyArch = 0;
+
+// No device: explains what the rows say of the problem alone.
+constexpr int32_t kNoDevice = -1;
+
+}  // namespace cute_attention
+
+extern "C" {
+
+// Attention's forward pass on `device` and `stream` (a cudaStream_t), asynchronous. Pointers and
+// strides must be multiples of 16 bytes. `arch` is kAnyArch or a value of Arch. Returns 0, or an
+// error whose text cute_attention_last_error() gives: wrong arguments, no kernel (with each row's
+// reasons), or a failed launch.
+CUTE_ATTENTION_API int32_t cute_attention_forward(cute_attention::ForwardParams const* params,
+                                                  cute_attention::DType dtype, int32_t arch,
+                                                  int32_t device, void* stream);
+
+// The text of this thread's last error; valid until the next one.
+CUTE_ATTENTION_API char const* cute_attention_last_error();
+
+// What is there and why, as JSON; valid until this thread's next call of one of these. The first of
+// any call loads the kernel libraries; only devices and an explain with a device initialise CUDA.
+// Null on error.
+CUTE_ATTENTION_API char const* cute_attention_build_json();
+CUTE_ATTENTION_API char const* cute_attention_libraries_json();
+CUTE_ATTENTION_API char const* cute_attention_kernels_json();
+CUTE_ATTENTION_API char const* cute_attention_devices_json();
+CUTE_ATTENTION_API char const* cute_attention_explain_json(cute_attention::Problem const* problem,
+                                                           int32_t device);
+
+}  // extern "C"

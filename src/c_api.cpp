@@ -1,0 +1,224 @@
+// c_api.cpp: the functions of c_api.h: arguments checked, a row found, a kernel launched; and what
+// is there, as JSON.
+#include "cute_attention/c_api.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "dispatch.h"
+#include "json.h"
+#include "kernel_libraries.h"
+
+namespace cute_attention {
+namespace {
+
+thread_local std::string last_error;
+thread_local std::string json_text;
+
+void require(bool condition, char const* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+bool is_readable(void const* pointer, Strides const& stride) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride.batch % 8 == 0 &&
+         stride.row % 8 == 0 && stride.head % 8 == 0;
+}
+
+void check(ForwardParams const& p) {
+  require(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0 && p.heads >= 0, "a size is negative");
+  require(p.heads_kv > 0 && p.heads % p.heads_kv == 0, "heads must be a multiple of heads_kv");
+  require(p.head_dim > 0 && p.head_dim_v > 0, "head_dim and head_dim_v must be positive");
+  require(p.window_left >= 0 && p.window_right >= 0,
+          "window_left and window_right must not be negative");
+  require(is_readable(p.q, p.q_stride) && is_readable(p.k, p.k_stride) &&
+              is_readable(p.v, p.v_stride) && is_readable(p.o, p.o_stride),
+          "pointers and strides of q, k, v and o must be multiples of 16 bytes");
+}
+
+DeviceInfo const& device_at(int32_t ordinal) {
+  std::vector<DeviceInfo> const& all = devices();
+  if (ordinal < 0 || ordinal >= static_cast<int32_t>(all.size())) {
+    throw std::invalid_argument("device " + std::to_string(ordinal) +
+                                ": the kernel libraries see " + std::to_string(all.size()) +
+                                " devices");
+  }
+  return all[ordinal];
+}
+
+// Makes a device current for the CUDA runtime of one kernel library, and the previous one again at
+// the end.
+class DeviceScope {
+ public:
+  DeviceScope(KernelLibrary const& library, int32_t device) : library_(library), device_(device) {
+    int32_t const error = library.set_device(device, &previous_);
+    if (error != 0)
+      throw std::runtime_error(std::string("set_device: ") + library.error_string(error));
+  }
+  ~DeviceScope() {
+    if (previous_ != device_) library_.set_device(previous_, &device_);
+  }
+  DeviceScope(DeviceScope const&) = delete;
+  DeviceScope& operator=(DeviceScope const&) = delete;
+
+ private:
+  KernelLibrary const& library_;
+  int32_t device_;
+  int32_t previous_ = 0;
+};
+
+void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
+  check(p);
+  if (p.batch == 0 || p.seqlen_q == 0 || p.heads == 0) return;
+  Problem const problem{Direction::Forward,
+                        dtype,
+                        p.batch,
+                        p.seqlen_q,
+                        p.seqlen_k,
+                        p.heads,
+                        p.heads_kv,
+                        p.head_dim,
+                        p.head_dim_v,
+                        p.window_left,
+                        p.window_right,
+                        p.softcap,
+                        0};
+  DeviceInfo const& info = device_at(device);
+  LoadedRow const& found = find_row(problem, arch, info);
+  DeviceScope const scope(*found.library, device);
+  LaunchContext const context{&info, stream};
+  int32_t const error = found.row->launch(&p, &context);
+  if (error != 0) {
+    throw std::runtime_error(std::string(found.row->name) + ": " +
+                             found.library->error_string(error) + " (CUDA error " +
+                             std::to_string(error) + ")");
+  }
+}
+
+// Runs `body` and turns what it throws into the thread's last error.
+template <class Body>
+int32_t guarded(Body const& body) {
+  try {
+    body();
+    return 0;
+  } catch (std::exception const& error) {
+    last_error = error.what();
+    return 1;
+  }
+}
+
+template <class Body>
+char const* guarded_json(Body const& body) {
+  int32_t const error = guarded([&] {
+    JsonWriter json;
+    body(json);
+    json_text = json.text();
+  });
+  return error == 0 ? json_text.c_str() : nullptr;
+}
+
+void write_row(JsonWriter& json, KernelRow const& row) {
+  json.begin_object()
+      .field("name", row.name)
+      .field("arch", arch_name(row.key.arch))
+      .field("direction", direction_name(row.key.direction))
+      .field("dtype", dtype_name(row.key.dtype))
+      .field("head_dim", row.key.head_dim)
+      .field("head_dim_v", row.key.head_dim_v)
+      .field("mask", mask_name(row.key.mask))
+      .field("score_mod", score_mod_name(row.key.score_mod))
+      .field("tile_m", row.config.tile_m)
+      .field("tile_n", row.config.tile_n)
+      .field("stages", row.config.stages)
+      .field("warps", row.config.warps)
+      .field("threads", row.threads)
+      .field("shared_memory_bytes", row.shared_memory_bytes)
+      .end_object();
+}
+
+void write_candidate(JsonWriter& json, Candidate const& candidate) {
+  json.begin_object()
+      .field("name", candidate.row->row->name)
+      .field("backend", arch_name(candidate.row->row->key.arch))
+      .field("chosen", candidate.chosen)
+      .field("estimate_us", candidate.estimate_us)
+      .key("reasons")
+      .begin_array();
+  for (std::string const& reason : candidate.reasons) json.value(reason);
+  json.end_array().end_object();
+}
+
+}  // namespace
+}  // namespace cute_attention
+
+using namespace cute_attention;
+
+int32_t cute_attention_forward(ForwardParams const* params, DType dtype, int32_t arch,
+                               int32_t device, void* stream) {
+  return guarded([&] { forward(*params, dtype, arch, device, stream); });
+}
+
+char const* cute_attention_last_error() { return last_error.c_str(); }
+
+char const* cute_attention_build_json() {
+  return guarded_json([](JsonWriter& json) {
+    json.begin_object()
+        .field("version", CUTE_ATTENTION_VERSION)
+        .field("kernel_abi", static_cast<int32_t>(kKernelLibraryAbi))
+        .field("compiler", __VERSION__)
+        .end_object();
+  });
+}
+
+char const* cute_attention_libraries_json() {
+  return guarded_json([](JsonWriter& json) {
+    json.begin_array();
+    for (LoadedLibrary const& library : kernel_libraries().libraries) {
+      bool const loaded = library.table != nullptr;
+      json.begin_object()
+          .field("path", library.path)
+          .field("name", loaded ? library.table->name : "")
+          .field("build", loaded ? library.table->build : "")
+          .field("rows", loaded ? library.table->row_count : 0)
+          .field("error", library.error)
+          .end_object();
+    }
+    json.end_array();
+  });
+}
+
+char const* cute_attention_kernels_json() {
+  return guarded_json([](JsonWriter& json) {
+    json.begin_array();
+    for (LoadedRow const& loaded : kernel_libraries().rows) write_row(json, *loaded.row);
+    json.end_array();
+  });
+}
+
+char const* cute_attention_devices_json() {
+  return guarded_json([](JsonWriter& json) {
+    json.begin_array();
+    for (DeviceInfo const& device : devices()) {
+      json.begin_object()
+          .field("ordinal", device.ordinal)
+          .field("name", device.name)
+          .field("compute_capability", device.compute_capability)
+          .field("multiprocessors", device.multiprocessors)
+          .field("shared_memory_per_block", device.shared_memory_per_block)
+          .field("shared_memory_per_multiprocessor", device.shared_memory_per_multiprocessor)
+          .field("l2_bytes", device.l2_bytes)
+          .end_object();
+    }
+    json.end_array();
+  });
+}
+
+char const* cute_attention_explain_json(Problem const* problem, int32_t device) {
+  return guarded_json([&](JsonWriter& json) {
+    json.begin_array();
+    for (Candidate const& candidate :
+         candidates(*problem, device == kNoDevice ? nullptr : &device_at(device))) {
+      write_candidate(json, candidate);
+    }
+    json.end_array();
+  });
+}

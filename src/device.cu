@@ -1,0 +1,49 @@
+// device.cu: a kernel library's questions to the CUDA runtime, which is linked into it statically.
+#include <cuda_runtime.h>
+
+#include <cstdio>
+
+#include "device.h"
+
+namespace cute_attention {
+namespace {
+
+int32_t device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();  // no driver is an answer: leave no error for the next launch to find
+  return 0;
+}
+
+int32_t device_info(int32_t ordinal, DeviceInfo* out) {
+  cudaDeviceProp properties;
+  if (cudaError_t const error = cudaGetDeviceProperties(&properties, ordinal)) return error;
+  out->ordinal = ordinal;
+  out->compute_capability = properties.major * 10 + properties.minor;
+  out->multiprocessors = properties.multiProcessorCount;
+  out->shared_memory_per_block = static_cast<int32_t>(properties.sharedMemPerBlockOptin);
+  out->shared_memory_per_multiprocessor =
+      static_cast<int32_t>(properties.sharedMemPerMultiprocessor);
+  out->l2_bytes = properties.l2CacheSize;
+  std::snprintf(out->name, sizeof(out->name), "%s", properties.name);
+  return cudaSuccess;
+}
+
+int32_t set_device(int32_t ordinal, int32_t* previous) {
+  if (cudaError_t const error = cudaGetDevice(previous)) return error;
+  return cudaSetDevice(ordinal);
+}
+
+char const* error_string(int32_t cuda_error) {
+  return cudaGetErrorString(static_cast<cudaError_t>(cuda_error));
+}
+
+}  // namespace
+
+KernelLibrary kernel_library(char const* name, char const* build, KernelRow const* rows,
+                             int32_t row_count) {
+  return {kKernelLibraryAbi, name,         build,       row_count,    rows,
+          &device_count,     &device_info, &set_device, &error_string};
+}
+
+}  // namespace cute_attention

@@ -1,0 +1,233 @@
+#include "dispatch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <stdexcept>
+#include <unordered_map>
+
+#include "cost_model.h"
+
+namespace cute_attention {
+namespace {
+
+constexpr size_t kRemembered = 4096;  // problems; decoding asks with a new length at each step
+constexpr size_t kNearest = 6;        // rows that a miss describes
+
+std::string number(int64_t value) { return std::to_string(value); }
+
+std::string capability_text(int32_t capability) {
+  return number(capability / 10) + "." + number(capability % 10);
+}
+
+// Every key of every sequence up to the problem's lengths is on the visible side of the bound.
+bool left_unbounded(Problem const& p) { return p.window_left >= p.seqlen_k - 1; }
+bool right_unbounded(Problem const& p) { return p.window_right >= p.seqlen_q - 1; }
+
+void refuse_head_dim(char const* name, int32_t asked, int32_t row,
+                     std::vector<std::string>* reasons) {
+  if (asked > row) {
+    reasons->push_back(std::string(name) + " " + number(asked) + " is above the row's " +
+                       number(row));
+  } else if (asked % 8 != 0) {
+    reasons->push_back(std::string(name) + " " + number(asked) + " is not a multiple of 8");
+  }
+}
+
+void refuse_mask(Problem const& p, Mask mask, std::vector<std::string>* reasons) {
+  if (mask == Mask::Full && !(left_unbounded(p) && right_unbounded(p))) {
+    reasons->push_back("some keys are masked, the row has no mask");
+  }
+  if (mask == Mask::Causal && !(left_unbounded(p) && p.window_right == 0)) {
+    reasons->push_back("the mask is not causal, the row's is");
+  }
+}
+
+void refuse_device(KernelRow const& row, DeviceInfo const* device,
+                   std::vector<std::string>* reasons) {
+  if (device == nullptr) {
+    reasons->push_back("the tensors are not on a CUDA device");
+    return;
+  }
+  int32_t const capability = device->compute_capability;
+  if (row.key.arch == Arch::Sm90 && capability != 90) {
+    reasons->push_back("it runs on compute capability 9.0 alone, the device has " +
+                       capability_text(capability));
+  }
+  if (row.key.arch == Arch::Sm80 && capability < 80) {
+    reasons->push_back("it needs compute capability 8.0 or newer, the device has " +
+                       capability_text(capability));
+  }
+  if (row.shared_memory_bytes > device->shared_memory_per_block) {
+    reasons->push_back("it needs " + number(row.shared_memory_bytes) +
+                       " bytes of shared memory, the device has " +
+                       number(device->shared_memory_per_block));
+  }
+}
+
+std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
+                                         DeviceInfo const* device) {
+  std::vector<std::string> reasons;
+  std::string const arch = arch_name(row.key.arch);
+  if (p.direction != row.key.direction) {
+    reasons.push_back(std::string("it computes the ") + direction_name(row.key.direction) +
+                      " pass");
+  }
+  if (p.dtype != row.key.dtype) {
+    reasons.push_back(std::string("dtype is not the row's ") + dtype_name(row.key.dtype));
+  }
+  refuse_head_dim("head_dim", p.head_dim, row.key.head_dim, &reasons);
+  refuse_head_dim("head_dim_v", p.head_dim_v, row.key.head_dim_v, &reasons);
+  refuse_mask(p, row.key.mask, &reasons);
+  if (p.softcap != 0 && row.key.score_mod != ScoreMod::Softcap) {
+    reasons.push_back("softcap is set, the row has none");
+  }
+  if (p.softcap == 0 && row.key.score_mod == ScoreMod::Softcap) {
+    reasons.push_back("softcap is not set, the row has one");
+  }
+  struct {
+    uint32_t feature;
+    char const* name;
+  } const absent[] = {
+      {kBias, "bias"}, {kAlibi, "alibi_slopes"}, {kSink, "sink"}, {kDropout, "dropout"}};
+  for (auto const& [feature, name] : absent) {
+    if (p.features & feature) reasons.push_back("no " + arch + " row has " + name);
+  }
+  refuse_device(row, device, &reasons);
+  return reasons;
+}
+
+std::string bound_text(int32_t bound) { return bound == kUnbounded ? "None" : number(bound); }
+
+std::string describe(Problem const& p, DeviceInfo const& device) {
+  return std::string(direction_name(p.direction)) + ", " + dtype_name(p.dtype) + ", batch " +
+         number(p.batch) + ", seqlen " + number(p.seqlen_q) + " x " + number(p.seqlen_k) +
+         ", heads " + number(p.heads) + " over " + number(p.heads_kv) + ", head_dim " +
+         number(p.head_dim) + ", head_dim_v " + number(p.head_dim_v) + ", window (" +
+         bound_text(p.window_left) + ", " + bound_text(p.window_right) + "), softcap " +
+         std::to_string(p.softcap) + ", on " + device.name + " (compute capability " +
+         capability_text(device.compute_capability) + ")";
+}
+
+std::string miss_message(Problem const& problem, int32_t arch, DeviceInfo const& device) {
+  std::string const family =
+      arch == kAnyArch ? "" : std::string(arch_name(static_cast<Arch>(arch))) + " ";
+  std::string message = "no " + family + "kernel serves " + describe(problem, device);
+  std::vector<Candidate> all = candidates(problem, &device);
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [&](Candidate const& c) {
+                             return arch != kAnyArch &&
+                                    static_cast<int32_t>(c.row->row->key.arch) != arch;
+                           }),
+            all.end());
+  if (all.empty()) return message + ": no " + family + "kernel library is loaded";
+  std::stable_sort(all.begin(), all.end(), [](Candidate const& a, Candidate const& b) {
+    return a.reasons.size() < b.reasons.size();
+  });
+  for (size_t i = 0; i < std::min(all.size(), kNearest); ++i) {
+    message += "\n  " + std::string(all[i].row->row->name) + ": ";
+    for (size_t j = 0; j < all[i].reasons.size(); ++j)
+      message += (j == 0 ? "" : "; ") + all[i].reasons[j];
+  }
+  return message;
+}
+
+struct Question {
+  Problem problem;
+  int32_t arch;
+  int32_t device;
+  bool operator==(Question const& other) const {
+    return std::memcmp(this, &other, sizeof(*this)) == 0;
+  }
+};
+static_assert(std::has_unique_object_representations_v<decltype(Question::arch)> &&
+                  sizeof(Question) == 15 * sizeof(int32_t),
+              "a Question is compared and hashed as bytes: no padding");
+
+struct QuestionHash {
+  size_t operator()(Question const& question) const {
+    uint32_t words[sizeof(Question) / sizeof(uint32_t)];
+    std::memcpy(words, &question, sizeof(words));
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
+    for (uint32_t const word : words) hash = (hash ^ word) * 0x100000001b3;
+    return hash ^ (hash >> 32);
+  }
+};
+
+}  // namespace
+
+std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* device) {
+  std::vector<Candidate> all;
+  for (LoadedRow const& loaded : kernel_libraries().rows) {
+    Candidate candidate{&loaded, reasons_against(*loaded.row, problem, device),
+                        std::numeric_limits<double>::infinity(), false};
+    if (candidate.reasons.empty())
+      candidate.estimate_us = estimate_us(*loaded.row, problem, *device);
+    all.push_back(std::move(candidate));
+  }
+  for (Candidate& candidate : all) {
+    candidate.chosen = candidate.reasons.empty() &&
+                       std::none_of(all.begin(), all.end(), [&](Candidate const& other) {
+                         return other.row->row->key.arch == candidate.row->row->key.arch &&
+                                (other.estimate_us < candidate.estimate_us ||
+                                 (other.chosen && other.estimate_us == candidate.estimate_us));
+                       });
+  }
+  return all;
+}
+
+LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const& device) {
+  static std::mutex mutex;
+  static std::unordered_map<Question, LoadedRow const*, QuestionHash> answers;
+  Question const question{problem, arch, device.ordinal};
+  {
+    std::lock_guard<std::mutex> const lock(mutex);
+    auto const answer = answers.find(question);
+    if (answer != answers.end()) return *answer->second;
+  }
+  Candidate const* best = nullptr;
+  std::vector<Candidate> const all = candidates(problem, &device);
+  for (Candidate const& candidate : all) {
+    bool const asked =
+        arch == kAnyArch || static_cast<int32_t>(candidate.row->row->key.arch) == arch;
+    if (!asked || !candidate.chosen) continue;
+    if (best == nullptr || candidate.estimate_us < best->estimate_us) best = &candidate;
+  }
+  if (best == nullptr) throw std::runtime_error(miss_message(problem, arch, device));
+  std::lock_guard<std::mutex> const lock(mutex);
+  if (answers.size() >= kRemembered) answers.clear();
+  answers.emplace(question, best->row);
+  return *best->row;
+}
+
+char const* arch_name(Arch arch) { return arch == Arch::Sm90 ? "sm90" : "sm80"; }
+char const* direction_name(Direction direction) {
+  return direction == Direction::Forward ? "forward" : "backward";
+}
+
+char const* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::Float16:
+      return "fp16";
+    case DType::BFloat16:
+      return "bf16";
+  }
+  return "one that no kernel reads";
+}
+
+char const* mask_name(Mask mask) {
+  switch (mask) {
+    case Mask::Full:
+      return "full";
+    case Mask::Causal:
+      return "causal";
+    case Mask::Any:
+      break;
+  }
+  return "any";
+}
+
+char const* score_mod_name(ScoreMod mod) { return mod == ScoreMod::Softcap ? "softcap" : "none"; }
+
+}  // namespace cute_attention
