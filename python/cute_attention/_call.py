@@ -1,0 +1,134 @@
+"""From checked tensors to the op that runs: the arguments that are no tensors, the backend, autograd."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _check
+from .backend import check_name, requested_backend, select_forward
+from .dropout import as_seed
+from .ops import AttentionFunction, Call, Tensors, run_forward
+from .survey import Features
+
+
+class Options(NamedTuple):
+    """The keyword arguments of `attention` and `attention_varlen`, in their order, unchecked."""
+
+    causal: Any
+    window: Any
+    scale: Any
+    softcap: Any
+    alibi_slopes: Any
+    bias: Any
+    sink: Any
+    dropout_p: Any
+    dropout_seed: Any
+    deterministic: Any
+    return_lse: Any
+    backend: Any
+
+
+class Lengths(NamedTuple):
+    """Of the whole batch; of packed sequences the longest ones."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+
+
+def autocast(q: Tensor, k: Tensor, v: Tensor, bias: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """Casts what torch.autocast casts for PyTorch's own attention: floating tensors, but no float64."""
+    dtype = torch.get_autocast_dtype(q.device.type)
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in _check.DTYPES - {torch.float64}:
+            return value.to(dtype)
+        return value
+
+    return cast(q), cast(k), cast(v), cast(bias)
+
+
+def check_options(name: str, q: Tensor, lengths: Lengths, options: Options) -> _check.Sides:
+    """Raise for the first option that is wrong; returns the sides of the window."""
+    causal, window, scale, softcap, slopes, bias, sink, dropout_p, seed, *rest = options
+    deterministic, return_lse, backend = rest
+    if not (type(causal) is bool and type(deterministic) is bool and type(return_lse) is bool):
+        _check.flags(name, causal=causal, deterministic=deterministic, return_lse=return_lse)
+    if scale is not None:
+        _check.number(name, "scale", scale)
+    if softcap is not None:
+        _check.softcap(name, softcap)
+    if slopes is not None:
+        _check.alibi_slopes(name, slopes, q, lengths.batch)
+    if bias is not None:
+        heads = q.shape[-2]
+        _check.bias(name, bias, q, (lengths.batch, heads, lengths.seqlen_q, lengths.seqlen_k))
+    if sink is not None:
+        _check.sink(name, sink, q)
+    if seed is not None or type(dropout_p) is not float or dropout_p != 0.0:
+        _check.dropout(name, dropout_p, seed, q)
+    if backend != "auto":
+        check_name(name, "backend", backend)
+    return _check.window_sides(name, causal, window)
+
+
+def features_of(options: Options, sides: _check.Sides, packed: bool) -> Features:
+    """What checked options ask of a kernel."""
+    return Features(
+        sides[0] >= 0,
+        sides[1] >= 0,
+        packed,
+        bool(options.softcap),
+        options.bias is not None,
+        options.alibi_slopes is not None,
+        options.sink is not None,
+        options.dropout_p > 0,
+    )
+
+
+def attend(
+    name: str,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    offsets: tuple[Tensor | None, Tensor | None],
+    lengths: Lengths,
+    options: Options,
+) -> Any:
+    """The result of `attention` or `attention_varlen` for q, k and v, and cu_seqlens, that are checked."""
+    q, k, v = tensors
+    sides = check_options(name, q, lengths, options)
+    features = features_of(options, sides, offsets[0] is not None)
+    requested = requested_backend(options.backend)
+    # operator.index makes torch.compile specialise on head dims, which the choice depends on.
+    head_dim, head_dim_v = operator.index(q.shape[-1]), operator.index(v.shape[-1])
+    call = Call(
+        select_forward(q.dtype, head_dim, head_dim_v, features, q.device, requested),
+        requested,
+        lengths.seqlen_q,
+        lengths.seqlen_k,
+        head_dim**-0.5 if options.scale is None else options.scale,
+        options.softcap or 0.0,
+        *sides,
+        options.dropout_p,
+        options.deterministic,
+        options.return_lse,
+    )
+    bias, sink = options.bias, options.sink
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.dim())]
+    seed = as_seed(options.dropout_seed, q.device) if features.dropout else None
+    inputs = Tensors(q, k, v, *offsets, bias, options.alibi_slopes, sink, seed)
+    if torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (sink is not None and sink.requires_grad)
+    ):
+        out, lse = AttentionFunction.apply(call, *inputs)
+    else:
+        out, lse = run_forward(call, inputs)
+    return (out, lse) if options.return_lse else out

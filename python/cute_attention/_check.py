@@ -1,0 +1,312 @@
+"""Checks of the arguments, once, at the edge.
+
+Each check is one cheap expression that a correct call passes; only when it fails is the message worked out. A message
+names the argument, what was expected and what came. Wrong types raise TypeError, wrong values ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_DTYPE_NAMES = "float16, bfloat16, float32 or float64"
+
+Sides = tuple[int, int]  # of a window; -1 is unbounded
+
+
+def tensors(name: str, **arguments: object) -> None:
+    """Raise TypeError for the first argument that is no tensor."""
+    for label, value in arguments.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: {label} is {_type(value)}, expected a torch.Tensor")
+
+
+def same_kind(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q, k and v are floating, strided, of one dtype and on one device."""
+    dtype, device = q.dtype, q.device
+    if (
+        dtype in DTYPES
+        and k.dtype == dtype
+        and v.dtype == dtype
+        and k.device == device
+        and v.device == device
+        and q.layout == k.layout == v.layout == torch.strided
+    ):
+        return
+    for label, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.layout != torch.strided:
+            raise TypeError(
+                f"{name}: {label} has layout {tensor.layout}, expected torch.strided "
+                "(pack ragged sequences and call attention_varlen)"
+            )
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name}: {label} has dtype {tensor.dtype}, expected {_DTYPE_NAMES}")
+    for label, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != dtype:
+            raise TypeError(
+                f"{name}: {label} has dtype {tensor.dtype}, expected {dtype} (the dtype of q)"
+            )
+        on_device(name, label, tensor, device)
+
+
+def dense_shapes(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q, k and v are `[batch, seqlen, heads, head_dim]` and agree."""
+    qs, ks, vs = q.shape, k.shape, v.shape
+    if len(qs) != 4 or len(ks) != 4 or len(vs) != 4:
+        _wrong_rank(name, q, k, v, "[batch, seqlen, heads, head_dim]", 4)
+    if qs[0] != ks[0]:
+        _wrong_shape(name, "k", k, [qs[0], "*", "*", qs[3]], "batch must match q")
+    if ks[:3] != vs[:3]:
+        _wrong_shape(name, "v", v, [*ks[:3], "*"], "batch, seqlen_k and heads_kv must match k")
+    _heads(name, q, k, v)
+
+
+def packed_shapes(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q, k and v are `[total, heads, head_dim]` and agree."""
+    qs, ks, vs = q.shape, k.shape, v.shape
+    if len(qs) != 3 or len(ks) != 3 or len(vs) != 3:
+        _wrong_rank(name, q, k, v, "[total, heads, head_dim]", 3)
+    if ks[:2] != vs[:2]:
+        _wrong_shape(name, "v", v, [*ks[:2], "*"], "total_k and heads_kv must match k")
+    _heads(name, q, k, v)
+
+
+def _heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    (heads, head_dim), (heads_kv, head_dim_k) = q.shape[-2:], k.shape[-2:]
+    if head_dim != head_dim_k:
+        expected = [q.shape[0] if q.dim() == 4 else "*", *["*"] * (q.dim() - 2), head_dim]
+        if q.dim() == 4:
+            expected[2] = heads_kv
+        _wrong_shape(name, "k", k, expected, "head_dim must match q")
+    if heads_kv == 0 or heads % heads_kv != 0:
+        raise ValueError(
+            f"{name}: q has {heads} heads and k has {heads_kv}, expected heads_kv to divide heads "
+            "(query head h reads kv head h // (heads // heads_kv))"
+        )
+    if head_dim == 0:
+        raise ValueError(f"{name}: q has shape {_shape(q)}, expected head_dim >= 1")
+    if v.shape[-1] == 0:
+        raise ValueError(f"{name}: v has shape {_shape(v)}, expected head_dim_v >= 1")
+
+
+def cu_seqlens(
+    q: Tensor, k: Tensor, offsets_q: Any, offsets_k: Any, max_q: Any, max_k: Any
+) -> tuple[Tensor, Tensor]:
+    """int32 `[batch + 1]` on q's device, and their longest sequences; returns them contiguous."""
+    name = "attention_varlen"
+    sides = (("q", q, offsets_q, max_q), ("k", k, offsets_k, max_k))
+    for side, _, offsets, longest in sides:
+        _offsets(name, f"cu_seqlens_{side}", offsets, q)
+        size(name, f"max_seqlen_{side}", longest)
+    if offsets_q.shape != offsets_k.shape:
+        raise ValueError(
+            f"{name}: cu_seqlens_k has shape {_shape(offsets_k)}, expected {_shape(offsets_q)} "
+            "([batch + 1], as cu_seqlens_q)"
+        )
+    if not torch.compiler.is_compiling() and q.is_cpu:
+        for side, rows, offsets, longest in sides:
+            if type(offsets) is Tensor:  # a fake one has no values
+                _packed_lengths(name, side, offsets, rows.shape[0], longest)
+    return offsets_q.contiguous(), offsets_k.contiguous()
+
+
+def _offsets(name: str, label: str, value: Any, q: Tensor) -> None:
+    tensors(name, **{label: value})
+    if value.dtype != torch.int32:
+        raise TypeError(f"{name}: {label} has dtype {value.dtype}, expected torch.int32")
+    if value.dim() != 1 or value.shape[0] == 0:
+        raise ValueError(f"{name}: {label} has shape {_shape(value)}, expected [batch + 1]")
+    on_device(name, label, value, q.device)
+
+
+def _packed_lengths(name: str, side: str, offsets: Tensor, total: int, longest: int) -> None:
+    """The values of cu_seqlens, where they lie on the host; reading those on a device would wait for it."""
+    values = offsets.tolist()
+    lengths = [end - start for start, end in zip(values, values[1:], strict=False)]
+    if values[0] != 0:
+        raise ValueError(f"{name}: cu_seqlens_{side} starts with {values[0]}, expected 0")
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"{name}: cu_seqlens_{side} is {values}, expected no decrease")
+    if values[-1] != total:
+        raise ValueError(
+            f"{name}: cu_seqlens_{side} ends with {values[-1]}, expected {total} (the rows of {side})"
+        )
+    if max(lengths, default=0) > longest:
+        raise ValueError(
+            f"{name}: max_seqlen_{side} is {longest}, expected at least {max(lengths)} "
+            f"(the longest sequence of cu_seqlens_{side})"
+        )
+
+
+def size(name: str, label: str, value: object) -> None:
+    """A Python int that is not negative."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        hint = (
+            " (call .item() on it once, outside of the model)" if isinstance(value, Tensor) else ""
+        )
+        raise TypeError(f"{name}: {label} is {_type(value)}, expected an int{hint}")
+    if value < 0:
+        raise ValueError(f"{name}: {label} is {value}, expected an int >= 0")
+
+
+def flags(name: str, **arguments: object) -> None:
+    for label, value in arguments.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: {label} is {_type(value)}, expected a bool")
+
+
+def number(name: str, label: str, value: object) -> None:
+    """A finite Python number."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{name}: {label} is {_type(value)}, expected a float or None")
+    if not -math.inf < value < math.inf:
+        raise ValueError(f"{name}: {label} is {value}, expected a finite number")
+
+
+def softcap(name: str, value: object) -> None:
+    number(name, "softcap", value)
+    assert isinstance(value, (int, float))
+    if value < 0:
+        raise ValueError(f"{name}: softcap is {value}, expected a number > 0 (None for no cap)")
+
+
+def window_sides(name: str, causal: bool, window: object) -> Sides:
+    """(left, right) with -1 for unbounded; causal bounds the right side at 0."""
+    if window is None:
+        return (-1, 0) if causal else (-1, -1)
+    if not isinstance(window, (tuple, list)):
+        raise TypeError(f"{name}: window is {_type(window)}, expected (left, right) or None")
+    if len(window) != 2:
+        raise ValueError(f"{name}: window has {len(window)} sides, expected (left, right)")
+    left, right = window
+    for side, value in (("left", left), ("right", right)):
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(
+                f"{name}: window's {side} side is {_type(value)}, expected an int or None"
+            )
+        if value < 0:
+            raise ValueError(
+                f"{name}: window's {side} side is {value}, expected an int >= 0 (None is unbounded)"
+            )
+    return (-1 if left is None else left), (0 if causal else -1 if right is None else right)
+
+
+def bias(name: str, value: object, q: Tensor, shape: tuple[int, ...]) -> None:
+    """Floating, on q's device, broadcastable to `shape`, [batch, heads, seqlen_q, seqlen_k]."""
+    tensors(name, bias=value)
+    assert isinstance(value, Tensor)
+    if value.dtype == torch.bool:
+        raise TypeError(
+            f"{name}: bias has dtype torch.bool, expected {q.dtype} or torch.float32; make a mask a bias with "
+            "torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)"
+        )
+    if value.dtype not in (q.dtype, torch.float32):
+        expected = " or ".join(dict.fromkeys((str(q.dtype), "torch.float32")))
+        raise TypeError(f"{name}: bias has dtype {value.dtype}, expected {expected}")
+    on_device(name, "bias", value, q.device)
+    fits = value.dim() <= 4
+    for have, want in zip(reversed(value.shape), reversed(shape), strict=False):
+        fits = fits and (have == 1 or have == want)
+    if not fits:
+        names = (
+            "[batch, heads, seqlen_q, seqlen_k]"
+            if q.dim() == 4
+            else "[batch, heads, max_seqlen_q, max_seqlen_k]"
+        )
+        raise ValueError(
+            f"{name}: bias has shape {_shape(value)}, expected one that broadcasts to {list(shape)} ({names})"
+        )
+
+
+def alibi_slopes(name: str, value: object, q: Tensor, batch: int) -> None:
+    """`[heads]` or `[batch, heads]`."""
+    heads = q.shape[-2]
+    _vector(name, "alibi_slopes", value, q)
+    assert isinstance(value, Tensor)
+    shape = value.shape
+    if len(shape) == 1 and shape[0] == heads:
+        return
+    if len(shape) == 2 and shape[0] == batch and shape[1] == heads:
+        return
+    raise ValueError(
+        f"{name}: alibi_slopes has shape {_shape(value)}, expected [{heads}] or [{batch}, {heads}] "
+        "([heads] or [batch, heads])"
+    )
+
+
+def sink(name: str, value: object, q: Tensor) -> None:
+    """`[heads]`."""
+    _vector(name, "sink", value, q)
+    assert isinstance(value, Tensor)
+    if value.dim() != 1 or value.shape[0] != q.shape[-2]:
+        raise ValueError(
+            f"{name}: sink has shape {_shape(value)}, expected [{q.shape[-2]}] ([heads])"
+        )
+
+
+def dropout(name: str, dropout_p: object, seed: object, q: Tensor) -> None:
+    if not isinstance(dropout_p, (int, float)) or isinstance(dropout_p, bool):
+        raise TypeError(f"{name}: dropout_p is {_type(dropout_p)}, expected a float")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"{name}: dropout_p is {dropout_p}, expected 0 <= dropout_p <= 1")
+    if seed is None or (isinstance(seed, int) and not isinstance(seed, bool)):
+        return
+    if not isinstance(seed, Tensor):
+        raise TypeError(
+            f"{name}: dropout_seed is {_type(seed)}, expected an int, an int64 tensor of one element or None"
+        )
+    if seed.dtype != torch.int64:
+        raise TypeError(f"{name}: dropout_seed has dtype {seed.dtype}, expected torch.int64")
+    if seed.numel() != 1:
+        raise ValueError(
+            f"{name}: dropout_seed has shape {_shape(seed)}, expected one element, [1] or []"
+        )
+    on_device(name, "dropout_seed", seed, q.device)
+
+
+def on_device(name: str, label: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ValueError(
+            f"{name}: {label} is on {tensor.device}, expected {device} (the device of q)"
+        )
+
+
+def _vector(name: str, label: str, value: object, q: Tensor) -> None:
+    """float32 on q's device; float64 too where q is, so that gradients can be checked numerically."""
+    tensors(name, **{label: value})
+    assert isinstance(value, Tensor)
+    if value.dtype != torch.float32 and not value.dtype == q.dtype == torch.float64:
+        raise TypeError(f"{name}: {label} has dtype {value.dtype}, expected torch.float32")
+    on_device(name, label, value, q.device)
+
+
+def _wrong_rank(name: str, q: Tensor, k: Tensor, v: Tensor, layout: str, rank: int) -> NoReturn:
+    for label, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != rank:
+            raise ValueError(
+                f"{name}: {label} has shape {_shape(tensor)}, expected {rank} dimensions {layout}"
+            )
+    raise AssertionError("unreachable: a rank differs")
+
+
+def _wrong_shape(name: str, label: str, tensor: Tensor, expected: list[Any], why: str) -> NoReturn:
+    wanted = ", ".join(str(item) for item in expected)
+    raise ValueError(f"{name}: {label} has shape {_shape(tensor)}, expected [{wanted}] ({why})")
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return list(tensor.shape)
+
+
+def _type(value: object) -> str:
+    return (
+        "None"
+        if value is None
+        else f"a {type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
+    )

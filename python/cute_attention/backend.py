@@ -1,0 +1,165 @@
+"""Which backend serves a call: what was asked (argument, context, environment) and the cached choice."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+from .errors import BackendError, FallbackWarning
+from .survey import BACKENDS, Features, Question, Report, survey, table
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+ENVIRONMENT = "CUTE_ATTENTION_BACKEND"
+
+
+class _Context:
+    """What `use_backend` asked for. A plain attribute, so that torch.compile reads it and guards on it."""
+
+    requested = "auto"
+
+
+_context = _Context()
+
+
+class use_backend:
+    """Context manager that forces a backend for the calls inside it, as the argument `backend` would.
+
+    The argument of a call wins over the context, the context over the environment variable CUTE_ATTENTION_BACKEND. Like
+    `torch.nn.attention.sdpa_kernel` it holds for the whole process, not for the current thread alone. The backward of a call
+    follows the backend that was asked for at its forward.
+
+    Args:
+        backend: "auto", "sm90", "sm80" or "reference".
+
+    Raises:
+        ValueError: an unknown backend.
+
+    Example:
+        >>> import torch
+        >>> from cute_attention import attention, use_backend
+        >>> q = k = v = torch.randn(1, 16, 4, 64)
+        >>> with use_backend("reference"):
+        ...     out = attention(q, k, v)
+    """
+
+    def __init__(self, backend: str) -> None:
+        check_name("use_backend", "backend", backend)
+        self.backend = backend
+        self.previous: list[str] = []
+
+    def __enter__(self) -> use_backend:
+        self.previous.append(_context.requested)
+        _context.requested = self.backend
+        return self
+
+    def __exit__(
+        self,
+        exception: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _context.requested = self.previous.pop()
+
+
+def requested_backend(argument: str) -> str:
+    """The argument, or else the context's; "auto" where neither asks (the environment may still)."""
+    return argument if argument != "auto" else _context.requested
+
+
+def check_name(name: str, label: str, backend: object) -> None:
+    if not isinstance(backend, str):
+        raise TypeError(f"{name}: {label} is a {type(backend).__qualname__}, expected a str")
+    if backend != "auto" and backend not in BACKENDS:
+        raise ValueError(f"{name}: {label} is {backend!r}, expected one of {('auto', *BACKENDS)}")
+
+
+Key = tuple[torch.dtype, int, int, Features, torch.device, str]
+
+_choices: dict[Key, str] = {}
+_warned: set[str] = set()
+
+
+def select_forward(
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    features: Features,
+    device: torch.device,
+    requested: str,
+) -> str:
+    """The backend of a forward call, from a cache by exactly these arguments.
+
+    Raises:
+        BackendError: `requested` is a backend that does not serve the call.
+    """
+    if requested == "auto":
+        requested = os.environ.get(ENVIRONMENT, "auto")
+    key = (dtype, head_dim, head_dim_v, features, device, requested)
+    choice = _choices.get(key)
+    if choice is None:
+        choice = _choices[key] = _choose_forward(key)
+    return choice
+
+
+# torch.compile calls the function while tracing and keeps its answer. The mark is what
+# torch.compiler.assume_constant_result sets, without its import of torch._dynamo (a second or more).
+select_forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _choose_forward(key: Key) -> str:
+    dtype, head_dim, head_dim_v, features, device, requested = key
+    check_name("attention", ENVIRONMENT, requested)
+    if requested == "reference" or (requested == "auto" and device.type != "cuda"):
+        return "reference"
+    question = Question("forward", dtype, head_dim, head_dim_v, features, device)
+    reports = survey(question)
+    choice = choose(requested, reports)
+    if choice == "reference":
+        _warn_of_fallback(reports)
+    return choice
+
+
+def choose(requested: str, reports: tuple[Report, ...]) -> str:
+    """The requested backend, or the first that serves.
+
+    Raises:
+        BackendError: the requested backend does not serve.
+    """
+    serving = [report.backend for report in reports if report.serves]
+    if requested == "auto":
+        return serving[0]
+    if requested not in serving:
+        raise BackendError(
+            f"attention: backend {requested!r} cannot serve this call\n{table(reports)}"
+        )
+    return requested
+
+
+def select_backward(requested: str, deterministic: bool) -> str:
+    """The backend of a backward call: `reference`, whose every result is bitwise repeatable.
+
+    Args:
+        requested: what the forward call asked for.
+        deterministic: the argument of the call, or torch.use_deterministic_algorithms at the backward.
+    """
+    return "reference"
+
+
+def _warn_of_fallback(reports: tuple[Report, ...]) -> None:
+    reasons = "; ".join(
+        f"{report.backend}: {', '.join(report.reasons)}" for report in reports if not report.serves
+    )
+    if reasons in _warned:
+        return
+    _warned.add(reasons)
+    warnings.warn(
+        f"attention: no kernel serves this call, so the slower reference backend does ({reasons}); "
+        "cute_attention.explain shows more, backend='reference' silences this",
+        FallbackWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,15 @@
+"""The error and the warning that callers may want to catch by name."""
+
+from __future__ import annotations
+
+
+class BackendError(NotImplementedError):
+    """A backend was asked for by name and cannot serve the call.
+
+    The message is the table that `cute_attention.explain` returns for the same call. Being a NotImplementedError it is
+    also a RuntimeError.
+    """
+
+
+class FallbackWarning(UserWarning):
+    """No kernel serves a call on a GPU, so the slower `reference` backend does; issued once for each reason."""

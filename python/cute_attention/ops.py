@@ -1,0 +1,232 @@
+"""The torch ops `cute_attention::*`, their fakes, and how autograd is attached.
+
+    forward             a kernel; defined by the C++ binding, see _binding.py
+    reference_forward   blockwise.py
+    reference_backward  blockwise.py: the gradient of either forward
+
+The ops themselves are functional and know nothing of autograd. `AttentionFunction` attaches it. Measured with an op that does
+nothing (3.4 us a call: two small tensors from a warm dispatcher; one core of an AMD EPYC, torch 2.13): called with gradients
+through torch.autograd.Function 11 us, through torch.library.register_autograd 52 us, through an autograd.Function with a
+separate `setup_context` 41 us; called without gradients and without a Function 3.4 us.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .backend import select_backward
+from .blockwise import AttentionSpec, blockwise_backward, blockwise_forward
+
+_OPTIONS = (
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, "
+    "SymInt window_right, float dropout_p"
+)
+_EXTRAS = (
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? bias, Tensor? alibi_slopes, Tensor? sink, "
+    "Tensor? dropout_seed"
+)
+
+_library = torch.library.Library("cute_attention", "FRAGMENT")
+_library.define(
+    f"reference_forward(Tensor q, Tensor k, Tensor v, {_EXTRAS}, {_OPTIONS}) -> (Tensor out, Tensor lse)"
+)
+_library.define(
+    "reference_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{_EXTRAS}, {_OPTIONS}, bool needs_bias, bool needs_sink) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
+)
+
+
+class Call(NamedTuple):
+    """Everything about a call that is no tensor."""
+
+    backend: str  # that serves the forward
+    requested: str  # what was asked for, "auto" included
+    max_seqlen_q: int
+    max_seqlen_k: int
+    scale: float
+    softcap: float  # 0 where there is none
+    window_left: int  # -1 is unbounded
+    window_right: int
+    dropout_p: float
+    deterministic: bool
+    return_lse: bool
+
+
+class Tensors(NamedTuple):
+    """The tensors of a call, in the order of the ops' arguments."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    bias: Tensor | None
+    alibi_slopes: Tensor | None
+    sink: Tensor | None
+    dropout_seed: Tensor | None
+
+
+def _spec(
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float,
+    softcap: float,
+    window_left: int,
+    window_right: int,
+    dropout_p: float,
+) -> AttentionSpec:
+    return AttentionSpec(
+        scale=scale,
+        softcap=softcap,
+        window_left=window_left,
+        window_right=window_right,
+        dropout_p=dropout_p,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+    )
+
+
+@torch.library.impl(_library, "reference_forward", "CompositeExplicitAutograd")
+def _reference_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    return blockwise_forward(*args[:9], _spec(*args[9:]))
+
+
+@torch.library.impl(_library, "reference_backward", "CompositeExplicitAutograd")
+def _reference_backward(*args: Any) -> tuple[Tensor, ...]:
+    *tensors_and_options, needs_bias, needs_sink = args
+    grads = blockwise_backward(
+        *tensors_and_options[:13], _spec(*tensors_and_options[13:]), needs_bias, needs_sink
+    )
+    # An op returns tensors: an empty one stands for "no gradient".
+    grad_out = args[0]
+    return tuple(grad_out.new_empty(0) if grad is None else grad for grad in grads)
+
+
+def fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Shapes and dtypes of any forward op."""
+    *rows, heads, _head_dim = q.shape
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse_shape = (rows[0], heads, rows[1]) if len(rows) == 2 else (heads, rows[0])
+    return q.new_empty((*rows, heads, v.shape[-1])), q.new_empty(lse_shape, dtype=lse_dtype)
+
+
+def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
+    grad_out, _, q, k, v, *_ = args
+    bias, sink, needs_bias, needs_sink = args[9], args[11], args[-2], args[-1]
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        bias.new_empty(bias.shape) if needs_bias else grad_out.new_empty(0),
+        sink.new_empty(sink.shape) if needs_sink else grad_out.new_empty(0),
+    )
+
+
+torch.library.register_fake("cute_attention::reference_forward", fake_forward, lib=_library)
+torch.library.register_fake("cute_attention::reference_backward", _fake_backward, lib=_library)
+
+
+def run_forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    """Output and LSE by the backend of `call`, without autograd."""
+    if call.backend == "reference":
+        return torch.ops.cute_attention.reference_forward.default(*tensors, *call[2:9])
+    return torch.ops.cute_attention.forward.default(
+        tensors.q,
+        tensors.k,
+        tensors.v,
+        tensors.cu_seqlens_q,
+        tensors.cu_seqlens_k,
+        call.max_seqlen_q,
+        call.max_seqlen_k,
+        call.scale,
+        call.softcap,
+        call.window_left,
+        call.window_right,
+        call.backend,
+    )
+
+
+class AttentionFunction(torch.autograd.Function):
+    """The ops with autograd. Its tensors are those of `Tensors`, in that order, after the call."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        out, lse = run_forward(call, Tensors(*inputs))  # type: ignore[arg-type]
+        ctx.call = call
+        ctx.save_for_backward(*inputs, out, lse)
+        if not torch.compiler.is_compiling():  # which knows no set_materialize_grads
+            ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        call: Call = ctx.call
+        *inputs, out, lse = ctx.saved_tensors
+        tensors = Tensors(*inputs)
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        if not call.return_lse:
+            grad_lse = None  # compiled, these are zeros
+        needs = ctx.needs_input_grad
+        needs_bias, needs_sink = needs[6], needs[8]
+        dq, dk, dv, dbias, dsink = run_backward(
+            call, tensors, (grad_out, grad_lse, out, lse), (needs_bias, needs_sink)
+        )
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            anchors = [t for t in (grad_out, grad_lse, *inputs) if t is not None]
+            dq, dk, dv, dbias, dsink = _Once.apply(dq, dk, dv, dbias, dsink, *anchors)
+        return (
+            None,
+            dq if needs[1] else None,
+            dk if needs[2] else None,
+            dv if needs[3] else None,
+            None,
+            None,
+            dbias if needs_bias else None,
+            None,
+            dsink if needs_sink else None,
+            None,
+        )
+
+
+def run_backward(
+    call: Call,
+    tensors: Tensors,
+    results: tuple[Tensor, Tensor | None, Tensor, Tensor],
+    needs: tuple[bool, bool],
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, bias and sink, the last two empty where not needed.
+
+    Args:
+        call: of the forward.
+        tensors: of the forward.
+        results: grad_out, grad_lse, out, lse.
+        needs: whether bias and sink need their gradients.
+    """
+    deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
+    backend = select_backward(call.requested, deterministic)
+    assert backend == "reference"
+    grad_out, grad_lse, out, lse = results
+    q, k, v, *extras = tensors
+    return torch.ops.cute_attention.reference_backward.default(
+        grad_out, grad_lse, q, k, v, out, lse, *extras, *call[2:9], *needs
+    )
+
+
+class _Once(torch.autograd.Function):
+    """Hands on gradients that cannot be differentiated again: trying to raises, where PyTorch would give zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, *grads_and_anchors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad.view_as(grad) for grad in grads_and_anchors[:5])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            "attention: second derivatives are not implemented; "
+            "cute_attention.attention_reference can be differentiated to any order"
+        )

@@ -1,0 +1,142 @@
+"""What every backend says to a call: whether it serves it, and if not, why not; the text of it for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from ._core import Candidate, Problem
+
+KERNEL_BACKENDS = ("sm90", "sm80")  # fastest first
+BACKENDS = (*KERNEL_BACKENDS, "reference")
+
+DTYPE_NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+}
+
+
+class Features(NamedTuple):
+    """What a call asks of a kernel beside its dtype and head dims."""
+
+    window_left: bool = False  # bounded
+    window_right: bool = False
+    varlen: bool = False
+    softcap: bool = False
+    bias: bool = False
+    alibi: bool = False
+    sink: bool = False
+    dropout: bool = False
+
+
+class Sizes(NamedTuple):
+    """What decides between the rows of a backend, but not whether it serves."""
+
+    batch: int = 1
+    seqlen_q: int = 1024
+    seqlen_k: int = 1024
+    heads: int = 8
+    heads_kv: int = 8
+    window_left: int = 0
+    window_right: int = 0
+    softcap: float = 1.0
+
+
+class Question(NamedTuple):
+    direction: str  # "forward" or "backward"
+    dtype: torch.dtype
+    head_dim: int
+    head_dim_v: int
+    features: Features
+    device: torch.device
+    sizes: Sizes = Sizes()
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of one backend."""
+
+    backend: str
+    serves: bool
+    reasons: tuple[str, ...]  # empty where it serves
+    rows: tuple[Candidate, ...] = ()
+
+
+def survey(question: Question) -> tuple[Report, ...]:
+    """Every backend's report, fastest backend first."""
+    reference = Report("reference", True, ())
+    return (*(_kernel_report(backend, question) for backend in KERNEL_BACKENDS), reference)
+
+
+def _kernel_report(backend: str, question: Question) -> Report:
+    from . import _core
+    from ._binding import binding_error
+
+    on_gpu = question.device.type == "cuda"
+    if not _core.available():
+        return Report(backend, False, ("the package was installed without its kernel libraries",))
+    candidates = _core.explain(_problem(question), question.device.index if on_gpu else None)
+    rows = tuple(row for row in candidates if row.backend == backend)
+    if not rows:
+        return Report(backend, False, (f"no {backend} {question.direction} kernel is loaded",))
+    if not on_gpu:
+        return Report(backend, False, (f"q is on {question.device}, not on a CUDA device",), rows)
+    if error := binding_error():
+        return Report(backend, False, (error,), rows)
+    if any(not row.reasons for row in rows):
+        return Report(backend, True, (), rows)
+    nearest = min(rows, key=lambda row: len(row.reasons))
+    return Report(backend, False, tuple(nearest.reasons), rows)
+
+
+def _problem(question: Question) -> Problem:
+    from ._core import Problem
+
+    features, sizes = question.features, question.sizes
+    return Problem(
+        direction=question.direction,
+        dtype=DTYPE_NAMES[question.dtype],
+        batch=sizes.batch,
+        seqlen_q=sizes.seqlen_q,
+        seqlen_k=sizes.seqlen_k,
+        heads=sizes.heads,
+        heads_kv=sizes.heads_kv,
+        head_dim=question.head_dim,
+        head_dim_v=question.head_dim_v,
+        window_left=sizes.window_left if features.window_left else -1,
+        window_right=sizes.window_right if features.window_right else -1,
+        softcap=sizes.softcap if features.softcap else 0.0,
+        varlen=features.varlen,
+        bias=features.bias,
+        alibi=features.alibi,
+        sink=features.sink,
+        dropout=features.dropout,
+        deterministic=question.deterministic,
+    )
+
+
+def table(reports: tuple[Report, ...], chosen: str | None = None, estimates: bool = False) -> str:
+    """One line per backend and per row: what it is, whether it serves, and every reason why not.
+
+    Args:
+        reports: of `survey`.
+        chosen: the backend that runs, marked with an arrow.
+        estimates: show the time that the cost model expects of a row.
+    """
+    lines = []
+    for report in reports:
+        mark = "->" if report.backend == chosen else "  "
+        verdict = "serves" if report.serves else "; ".join(report.reasons)
+        lines.append(f"{mark} {report.backend:<10} {verdict}")
+        for row in report.rows:
+            verdict = "; ".join(row.reasons) or "serves"
+            time = f" (about {row.estimate_us:.1f} us)" if estimates and not row.reasons else ""
+            mark = "->" if row.chosen and report.backend == chosen else "  "
+            lines.append(f"     {mark} {row.name:<28} {verdict}{time}")
+    return "\n".join(lines)
