@@ -185,13 +185,12 @@ std::tuple<Tensor, Tensor> forward(Tensor const& q, Tensor const& k, Tensor cons
 }  // namespace
 }  // namespace cute_attention
 
+// SymInt, so that a graph compiled for dynamic shapes serves every length.
 STABLE_TORCH_LIBRARY(cute_attention, library) {
   library.def(
-      "forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, int "
-      "max_seqlen_q, "
-      "int max_seqlen_k, float scale, float softcap, int window_left, int window_right, str "
-      "backend) "
-      "-> (Tensor out, Tensor lse)");
+      "forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+      "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, "
+      "SymInt window_right, str backend) -> (Tensor out, Tensor lse)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUDA, library) {
