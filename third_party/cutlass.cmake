@@ -20,7 +20,7 @@ if(NOT EXISTS "${cutlass_version_file}")
   message(FATAL_ERROR "No CUTLASS headers in ${cutlass_include}")
 endif()
 file(STRINGS "${cutlass_version_file}" lines REGEX "#define CUTLASS_(MAJOR|MINOR|PATCH) +[0-9]+")
-string(REGEX REPLACE "[^;]*CUTLASS_[A-Z]+ +([0-9]+)" "\\1" numbers "${lines}")
+string(REGEX REPLACE "[^;]*CUTLASS_[A-Z]+ +([0-9]+)[^;]*" "\\1" numbers "${lines}")
 string(JOIN "." cutlass_version ${numbers})
 if(NOT cutlass_version VERSION_EQUAL CUTE_ATTENTION_CUTLASS_VERSION)
   message(FATAL_ERROR "${cutlass_include} holds CUTLASS ${cutlass_version}; the kernels are written for "
