@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import flops as _flops  # registers the formulas
+from . import flops as flops
 from .backend import use_backend
 from .errors import BackendError, FallbackWarning
 from .explain import Explanation, explain, kernels

@@ -11,7 +11,7 @@ from . import _core
 
 @functools.cache
 def binding_error() -> str:
-    """Why `torch.ops.cute_attention.forward` is missing; empty where it is there, loaded by this call."""
+    """Why `torch.ops.cute_attention.forward` is missing; empty where it is there, loaded now."""
     path = _core.torch_library()
     if path is None:
         return "the package was installed without its torch binding"

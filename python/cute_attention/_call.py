@@ -1,4 +1,4 @@
-"""From checked tensors to the op that runs: the arguments that are no tensors, the backend, autograd."""
+"""From checked tensors to the op that runs: options, backend, autograd."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Lengths(NamedTuple):
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor, bias: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """Casts what torch.autocast casts for PyTorch's own attention: floating tensors, but no float64."""
+    """Casts what torch.autocast casts for PyTorch's own attention: floating tensors but float64."""
     dtype = torch.get_autocast_dtype(q.device.type)
 
     def cast(value: Any) -> Any:
@@ -97,7 +97,7 @@ def attend(
     lengths: Lengths,
     options: Options,
 ) -> Any:
-    """The result of `attention` or `attention_varlen` for q, k and v, and cu_seqlens, that are checked."""
+    """`attention` or `attention_varlen` of q, k, v and cu_seqlens that are checked."""
     q, k, v = tensors
     sides = check_options(name, q, lengths, options)
     features = features_of(options, sides, offsets[0] is not None)

@@ -1,12 +1,14 @@
 """Checks of the arguments, once, at the edge.
 
-Each check is one cheap expression that a correct call passes; only when it fails is the message worked out. A message
-names the argument, what was expected and what came. Wrong types raise TypeError, wrong values ValueError.
+Each check is one cheap expression that a correct call passes; only when it fails is the message
+worked out. A message names the argument, what was expected and what came. Wrong types raise
+TypeError, wrong values ValueError.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -124,16 +126,17 @@ def _offsets(name: str, label: str, value: Any, q: Tensor) -> None:
 
 
 def _packed_lengths(name: str, side: str, offsets: Tensor, total: int, longest: int) -> None:
-    """The values of cu_seqlens, where they lie on the host; reading those on a device would wait for it."""
+    """The values of cu_seqlens on the host; reading those on a device would wait for it."""
     values = offsets.tolist()
-    lengths = [end - start for start, end in zip(values, values[1:], strict=False)]
+    lengths = [end - start for start, end in pairwise(values)]
     if values[0] != 0:
         raise ValueError(f"{name}: cu_seqlens_{side} starts with {values[0]}, expected 0")
     if min(lengths, default=0) < 0:
         raise ValueError(f"{name}: cu_seqlens_{side} is {values}, expected no decrease")
     if values[-1] != total:
         raise ValueError(
-            f"{name}: cu_seqlens_{side} ends with {values[-1]}, expected {total} (the rows of {side})"
+            f"{name}: cu_seqlens_{side} ends with {values[-1]}, expected {total} "
+            f"(the rows of {side})"
         )
     if max(lengths, default=0) > longest:
         raise ValueError(
@@ -203,8 +206,8 @@ def bias(name: str, value: object, q: Tensor, shape: tuple[int, ...]) -> None:
     assert isinstance(value, Tensor)
     if value.dtype == torch.bool:
         raise TypeError(
-            f"{name}: bias has dtype torch.bool, expected {q.dtype} or torch.float32; make a mask a bias with "
-            "torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)"
+            f"{name}: bias has dtype torch.bool, expected {q.dtype} or torch.float32; "
+            "a mask becomes a bias with torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)"
         )
     if value.dtype not in (q.dtype, torch.float32):
         expected = " or ".join(dict.fromkeys((str(q.dtype), "torch.float32")))
@@ -220,7 +223,8 @@ def bias(name: str, value: object, q: Tensor, shape: tuple[int, ...]) -> None:
             else "[batch, heads, max_seqlen_q, max_seqlen_k]"
         )
         raise ValueError(
-            f"{name}: bias has shape {_shape(value)}, expected one that broadcasts to {list(shape)} ({names})"
+            f"{name}: bias has shape {_shape(value)}, expected one that broadcasts to "
+            f"{list(shape)} ({names})"
         )
 
 
@@ -259,7 +263,8 @@ def dropout(name: str, dropout_p: object, seed: object, q: Tensor) -> None:
         return
     if not isinstance(seed, Tensor):
         raise TypeError(
-            f"{name}: dropout_seed is {_type(seed)}, expected an int, an int64 tensor of one element or None"
+            f"{name}: dropout_seed is {_type(seed)}, expected an int, an int64 tensor of one "
+            "element or None"
         )
     if seed.dtype != torch.int64:
         raise TypeError(f"{name}: dropout_seed has dtype {seed.dtype}, expected torch.int64")
@@ -278,7 +283,7 @@ def on_device(name: str, label: str, tensor: Tensor, device: torch.device) -> No
 
 
 def _vector(name: str, label: str, value: object, q: Tensor) -> None:
-    """float32 on q's device; float64 too where q is, so that gradients can be checked numerically."""
+    """float32 on q's device; float64 too where q is, so that gradcheck can check gradients."""
     tensors(name, **{label: value})
     assert isinstance(value, Tensor)
     if value.dtype != torch.float32 and not value.dtype == q.dtype == torch.float64:

@@ -1,4 +1,4 @@
-"""Which backend serves a call: what was asked (argument, context, environment) and the cached choice."""
+"""Which backend serves a call: what was asked for, and the choice, cached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENVIRONMENT = "CUTE_ATTENTION_BACKEND"
 
 
 class _Context:
-    """What `use_backend` asked for. A plain attribute, so that torch.compile reads it and guards on it."""
+    """What `use_backend` asked for: a plain attribute, on which torch.compile can guard."""
 
     requested = "auto"
 
@@ -27,11 +27,13 @@ _context = _Context()
 
 
 class use_backend:
-    """Context manager that forces a backend for the calls inside it, as the argument `backend` would.
+    """Context manager that forces a backend for the calls inside it, as the argument `backend`
+    would.
 
-    The argument of a call wins over the context, the context over the environment variable CUTE_ATTENTION_BACKEND. Like
-    `torch.nn.attention.sdpa_kernel` it holds for the whole process, not for the current thread alone. The backward of a call
-    follows the backend that was asked for at its forward.
+    The argument of a call wins over the context, the context over the environment variable
+    CUTE_ATTENTION_BACKEND. Like `torch.nn.attention.sdpa_kernel` it holds for the whole process,
+    not for the current thread alone. The backward of a call follows the backend that was asked for
+    at its forward.
 
     Args:
         backend: "auto", "sm90", "sm80" or "reference".
@@ -67,7 +69,7 @@ class use_backend:
 
 
 def requested_backend(argument: str) -> str:
-    """The argument, or else the context's; "auto" where neither asks (the environment may still)."""
+    """The argument, else the context's; "auto" where neither asks (the environment may still)."""
     return argument if argument != "auto" else _context.requested
 
 
@@ -107,7 +109,7 @@ def select_forward(
 
 
 # torch.compile calls the function while tracing and keeps its answer. The mark is what
-# torch.compiler.assume_constant_result sets, without its import of torch._dynamo (a second or more).
+# torch.compiler.assume_constant_result sets, without its import of torch._dynamo (a second).
 select_forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -143,9 +145,8 @@ def choose(requested: str, reports: tuple[Report, ...]) -> str:
 def select_backward(requested: str, deterministic: bool) -> str:
     """The backend of a backward call: `reference`, whose every result is bitwise repeatable.
 
-    Args:
-        requested: what the forward call asked for.
-        deterministic: the argument of the call, or torch.use_deterministic_algorithms at the backward.
+    Args: requested: what the forward call asked for. deterministic: the argument of the call, or
+        torch.use_deterministic_algorithms at the backward.
     """
     return "reference"
 

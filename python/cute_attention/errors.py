@@ -6,10 +6,10 @@ from __future__ import annotations
 class BackendError(NotImplementedError):
     """A backend was asked for by name and cannot serve the call.
 
-    The message is the table that `cute_attention.explain` returns for the same call. Being a NotImplementedError it is
-    also a RuntimeError.
+    The message is the table that `cute_attention.explain` returns for the same call. Being a
+    NotImplementedError it is also a RuntimeError.
     """
 
 
 class FallbackWarning(UserWarning):
-    """No kernel serves a call on a GPU, so the slower `reference` backend does; issued once for each reason."""
+    """No kernel serves a call on a GPU, so the slower `reference` backend does; once per reason."""

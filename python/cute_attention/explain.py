@@ -69,11 +69,13 @@ def explain(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Explanation:
-    """For a call of `attention` or `attention_varlen`: what every backend and every kernel says to it, and which one runs.
+    """For a call of `attention` or `attention_varlen`: what every backend and every kernel says to
+    it, and which one runs.
 
-    Computes nothing and never falls back. Takes the arguments of either function; with `cu_seqlens_q` it is about
-    `attention_varlen`. Whether a backend serves depends on dtype, head dims, mask, device and the features in use; the sizes
-    decide between its kernels. Masks are those of `attention`, such as causal with seqlen_q 2 and seqlen_k 3:
+    Computes nothing and never falls back. Takes the arguments of either function; with
+    `cu_seqlens_q` it is about `attention_varlen`. Whether a backend serves depends on dtype, head
+    dims, mask, device and the features in use; the sizes decide between its kernels. Masks are
+    those of `attention`, such as causal with seqlen_q 2 and seqlen_k 3:
 
         1 1 0
         1 1 1
@@ -158,9 +160,11 @@ def explain_question(question: Question, backend: str = "auto") -> Explanation:
 
 
 def kernels() -> list[Row]:
-    """The rows of every kernel library that is loaded: name, architecture, direction, dtype, head dims, tile and resources.
+    """The rows of every kernel library that is loaded: name, architecture, direction, dtype, head
+    dims, tile and resources.
 
-    Loads the libraries, which does not initialise CUDA. Empty where the package was built without kernels.
+    Loads the libraries, which does not initialise CUDA. Empty where the package was built without
+    kernels.
 
     Example:
         >>> from cute_attention import kernels

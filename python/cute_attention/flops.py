@@ -1,8 +1,9 @@
 """FLOP formulas for torch.utils.flop_counter.
 
-As for PyTorch's own attention: two matrix products forward (2 * (head_dim + head_dim_v) for each query, key and head) and
-five backward, whatever the mask: causal and windowed calls count as dense ones. Packed sequences count by their own lengths,
-or, where cu_seqlens has no values (fake tensors), as if each were the longest.
+As for PyTorch's own attention: two matrix products forward (2 * (head_dim + head_dim_v) for each
+query, key and head) and five backward, whatever the mask: causal and windowed calls count as dense
+ones. Packed sequences count by their own lengths, or, where cu_seqlens has no values (fake
+tensors), as if each were the longest.
 """
 
 from __future__ import annotations
@@ -29,20 +30,14 @@ def _pairs(
     return sum(length_q * length_k for length_q, length_k in lengths)
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    longest: tuple[int, int],
-) -> int:
+def _forward(args: tuple[Any, ...], longest: tuple[int, int]) -> int:
+    q, k, v, cu_seqlens_q, cu_seqlens_k = args[:5]
     pairs = _pairs(q, k, (cu_seqlens_q, cu_seqlens_k), longest)
     return 2 * pairs * q.shape[-2] * (q.shape[-1] + v.shape[-1])
 
 
 def _reference_forward(*args: Any, out_val: Any = None, **_: Any) -> int:
-    return _forward(*args[:5], longest=args[9:11])
+    return _forward(args, args[9:11])
 
 
 def _reference_backward(*args: Any, out_val: Any = None, **_: Any) -> int:
@@ -53,7 +48,7 @@ def _reference_backward(*args: Any, out_val: Any = None, **_: Any) -> int:
 
 
 def _kernel_forward(*args: Any, out_val: Any = None, **_: Any) -> int:
-    return _forward(*args[:5], longest=args[5:7])
+    return _forward(args, args[5:7])
 
 
 _OPS = torch.ops.cute_attention

@@ -94,10 +94,11 @@ def attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact attention, `softmax(scale * q k^T) v`, differentiable in q, k, v, bias and sink, through the output and the LSE.
+    """Exact attention, `softmax(scale * q k^T) v`, differentiable in q, k, v, bias and sink,
+    through the output and the LSE.
 
-    Every query head `h` reads kv head `h // (heads // heads_kv)`. A causal mask is aligned to the bottom right, so that the
-    last query sees every key (1 where query i sees key j):
+    Every query head `h` reads kv head `h // (heads // heads_kv)`. A causal mask is aligned to the
+    bottom right, so that the last query sees every key (1 where query i sees key j):
 
         seqlen_q 3, seqlen_k 5:  1 1 1 0 0      seqlen_q 5, seqlen_k 3:  0 0 0
                                  1 1 1 1 0                               0 0 0
@@ -105,36 +106,42 @@ def attention(
                                                                          1 1 0
                                                                          1 1 1
 
-    A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients 0. The full formula is in
-    `cute_attention.attention_reference`. Second derivatives are not implemented. Under `torch.autocast` q, k, v and bias are
-    cast, as those of `torch.nn.functional.scaled_dot_product_attention` are.
+    A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients
+    0. The full formula is in `cute_attention.attention_reference`. Second derivatives are not
+    implemented. Under `torch.autocast` q, k, v and bias are cast, as those of
+    `torch.nn.functional.scaled_dot_product_attention` are.
 
-    Args:
-        q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any strides; those that a kernel
+    Args: q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64.
+        Any strides; those that a kernel
             cannot read are copied.
-        k: keys `[batch, seqlen_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv` divides `heads`.
+        k: keys `[batch, seqlen_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv`
+        divides `heads`.
         v: values `[batch, seqlen_k, heads_kv, head_dim_v]`, likewise.
         causal: query `i` sees keys `j <= i + seqlen_k - seqlen_q`.
-        window: `(left, right)`, in keys: query `i` sees keys `j` with `-left <= j - (i + seqlen_k - seqlen_q) <= right`; None
-            is unbounded. With `causal`, `right` is 0.
+        window: `(left, right)`, in keys: query `i` sees keys `j` with `-left <= j - (i + seqlen_k -
+            seqlen_q) <= right`; None is unbounded. With `causal`, `right` is 0.
         scale: multiplies q·k; `head_dim ** -0.5` where None.
         softcap: scaled scores become `softcap * tanh(scores / softcap)`; None or 0 for no cap.
-        alibi_slopes: float32 `[heads]` or `[batch, heads]`: adds `-slope * abs(i + seqlen_k - seqlen_q - j)` to the scores. No
-            gradient.
-        bias: added to the scores; broadcastable to `[batch, heads, seqlen_q, seqlen_k]`, of q's dtype or float32.
+        alibi_slopes: float32 `[heads]` or `[batch, heads]`: adds `-slope * abs(i + seqlen_k -
+            seqlen_q - j)` to the scores. No gradient.
+        bias: added to the scores; broadcastable to `[batch, heads, seqlen_q, seqlen_k]`, of q's
+        dtype or float32.
         sink: float32 `[heads]`: a logit that joins the denominator of the softmax only.
-        dropout_p: share of the probabilities to drop, rounded to 256ths, the others scaled up; 0 draws nothing.
-        dropout_seed: an int, or an int64 tensor of one element on q's device: the same seed drops the same. None draws one
-            from PyTorch's generator of q's device, so that `torch.manual_seed` governs it.
-        deterministic: ask for a backward that is bitwise repeatable, as `torch.use_deterministic_algorithms` does. The forward
-            always is.
+        dropout_p: share of the probabilities to drop, rounded to 256ths, the others scaled up; 0
+        draws nothing.
+        dropout_seed: an int, or an int64 tensor of one element on q's device: the same seed drops
+            the same. None draws one from PyTorch's generator of q's device, so that
+            `torch.manual_seed` governs it.
+        deterministic: ask for a backward that is bitwise repeatable, as
+            `torch.use_deterministic_algorithms` does. The forward always is.
         return_lse: return `(out, lse)`.
-        backend: "sm90", "sm80" or "reference" to force one; "auto" for what `use_backend` or the environment variable
-            CUTE_ATTENTION_BACKEND says, or else the fastest that serves the call.
+        backend: "sm90", "sm80" or "reference" to force one; "auto" for what `use_backend` or the
+            environment variable CUTE_ATTENTION_BACKEND says, or else the fastest that serves the
+            call.
 
-    Returns:
-        `out [batch, seqlen_q, heads, head_dim_v]` in q's dtype, contiguous. With `return_lse` the pair `(out, lse)`, where `lse
-        [batch, heads, seqlen_q]` is the natural logarithm of the softmax's denominator, float32 (float64 where q is).
+    Returns: `out [batch, seqlen_q, heads, head_dim_v]` in q's dtype, contiguous. With `return_lse`
+        the pair `(out, lse)`, where `lse [batch, heads, seqlen_q]` is the natural logarithm of the
+        softmax's denominator, float32 (float64 where q is).
 
     Raises:
         TypeError: an argument of the wrong type, or a tensor of the wrong dtype.
@@ -264,41 +271,48 @@ def attention_varlen(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention over sequences of different lengths, packed one after the other.
 
-    Sequence `b` is the rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` of q, and likewise of k and v. It attends to itself only,
-    exactly as `attention` of its rows would: masks, ALiBi and dropout count from its start. The causal mask of the whole, here
-    with (seqlen_q, seqlen_k) of (2, 3) and (1, 1):
+    Sequence `b` is the rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` of q, and likewise of k and
+    v. It attends to itself only, exactly as `attention` of its rows would: masks, ALiBi and dropout
+    count from its start. The causal mask of the whole, here with (seqlen_q, seqlen_k) of (2, 3) and
+    (1, 1):
 
         1 1 0 .
         1 1 1 .
         . . . 1
 
-    Args:
-        q: queries `[total_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any strides; those that a kernel cannot
+    Args: q: queries `[total_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any
+        strides; those that a kernel cannot
             read are copied.
-        k: keys `[total_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv` divides `heads`.
+        k: keys `[total_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv` divides
+        `heads`.
         v: values `[total_k, heads_kv, head_dim_v]`, likewise.
-        cu_seqlens_q: int32 `[batch + 1]` on q's device: 0, then where each sequence ends, the last at `total_q`. Lengths of
-            zero are legal. The values are checked on the CPU only; reading those on a GPU would wait for it.
+        cu_seqlens_q: int32 `[batch + 1]` on q's device: 0, then where each sequence ends, the last
+            at `total_q`. Lengths of zero are legal. The values are checked on the CPU only; reading
+            those on a GPU would wait for it.
         cu_seqlens_k: likewise for k and v.
         max_seqlen_q: the longest sequence of q, or any larger number.
         max_seqlen_k: the longest sequence of k, or any larger number.
-        causal: query `i` of a sequence sees its keys `j <= i + seqlen_k - seqlen_q`, with the lengths of the sequence.
-        window: `(left, right)`, in keys: as in `attention`, per sequence; None is unbounded. With `causal`, `right` is 0.
+        causal: query `i` of a sequence sees its keys `j <= i + seqlen_k - seqlen_q`, with the
+        lengths of the sequence.
+        window: `(left, right)`, in keys: as in `attention`, per sequence; None is unbounded. With
+        `causal`, `right` is 0.
         scale: multiplies q·k; `head_dim ** -0.5` where None.
         softcap: scaled scores become `softcap * tanh(scores / softcap)`; None or 0 for no cap.
         alibi_slopes: float32 `[heads]` or `[batch, heads]`, as in `attention`. No gradient.
-        bias: broadcastable to `[batch, heads, max_seqlen_q, max_seqlen_k]`, of q's dtype or float32; sequence `b` reads the
-            first rows and columns of `bias[b]`.
+        bias: broadcastable to `[batch, heads, max_seqlen_q, max_seqlen_k]`, of q's dtype or
+            float32; sequence `b` reads the first rows and columns of `bias[b]`.
         sink: float32 `[heads]`: a logit that joins the denominator of the softmax only.
-        dropout_p: share of the probabilities to drop, rounded to 256ths, the others scaled up; 0 draws nothing.
-        dropout_seed: an int, or an int64 tensor of one element on q's device; None draws one, as in `attention`.
+        dropout_p: share of the probabilities to drop, rounded to 256ths, the others scaled up; 0
+        draws nothing.
+        dropout_seed: an int, or an int64 tensor of one element on q's device; None draws one, as in
+        `attention`.
         deterministic: ask for a backward that is bitwise repeatable, as in `attention`.
         return_lse: return `(out, lse)`.
         backend: as in `attention`.
 
-    Returns:
-        `out [total_q, heads, head_dim_v]` in q's dtype, contiguous. With `return_lse` the pair `(out, lse)`, where `lse [heads,
-        total_q]` is the natural logarithm of the softmax's denominator, float32 (float64 where q is).
+    Returns: `out [total_q, heads, head_dim_v]` in q's dtype, contiguous. With `return_lse` the pair
+        `(out, lse)`, where `lse [heads, total_q]` is the natural logarithm of the softmax's
+        denominator, float32 (float64 where q is).
 
     Raises:
         TypeError: an argument of the wrong type, or a tensor of the wrong dtype.

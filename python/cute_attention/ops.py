@@ -4,10 +4,11 @@
     reference_forward   blockwise.py
     reference_backward  blockwise.py: the gradient of either forward
 
-The ops themselves are functional and know nothing of autograd. `AttentionFunction` attaches it. Measured with an op that does
-nothing (3.4 us a call: two small tensors from a warm dispatcher; one core of an AMD EPYC, torch 2.13): called with gradients
-through torch.autograd.Function 11 us, through torch.library.register_autograd 52 us, through an autograd.Function with a
-separate `setup_context` 41 us; called without gradients and without a Function 3.4 us.
+The ops themselves are functional and know nothing of autograd. `AttentionFunction` attaches it.
+Measured with an op that does nothing (3.4 us a call: two small tensors from a warm dispatcher; one
+core of an AMD EPYC, torch 2.13): called with gradients through torch.autograd.Function 11 us,
+through torch.library.register_autograd 52 us, through an autograd.Function with a separate
+`setup_context` 41 us; called without gradients and without a Function 3.4 us.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _EXTRAS = (
 
 _library = torch.library.Library("cute_attention", "FRAGMENT")
 _library.define(
-    f"reference_forward(Tensor q, Tensor k, Tensor v, {_EXTRAS}, {_OPTIONS}) -> (Tensor out, Tensor lse)"
+    f"reference_forward(Tensor q, Tensor k, Tensor v, {_EXTRAS}, {_OPTIONS}) "
+    "-> (Tensor out, Tensor lse)"
 )
 _library.define(
-    "reference_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_EXTRAS}, {_OPTIONS}, bool needs_bias, bool needs_sink) "
+    "reference_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
+    f"Tensor out, Tensor lse, {_EXTRAS}, {_OPTIONS}, bool needs_bias, bool needs_sink) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
 )
 
@@ -92,17 +94,16 @@ def _spec(
 
 @torch.library.impl(_library, "reference_forward", "CompositeExplicitAutograd")
 def _reference_forward(*args: Any) -> tuple[Tensor, Tensor]:
-    return blockwise_forward(*args[:9], _spec(*args[9:]))
+    return blockwise_forward(*Tensors(*args[:9]), _spec(*args[9:]))
 
 
 @torch.library.impl(_library, "reference_backward", "CompositeExplicitAutograd")
 def _reference_backward(*args: Any) -> tuple[Tensor, ...]:
-    *tensors_and_options, needs_bias, needs_sink = args
-    grads = blockwise_backward(
-        *tensors_and_options[:13], _spec(*tensors_and_options[13:]), needs_bias, needs_sink
-    )
+    grad_out, grad_lse, q, k, v, out, lse, *rest = args
+    extras, (*options, needs_bias, needs_sink) = Tensors(q, k, v, *rest[:6])[3:], rest[6:]
+    results = (grad_out, grad_lse, q, k, v, out, lse)
+    grads = blockwise_backward(*results, *extras, _spec(*options), needs_bias, needs_sink)
     # An op returns tensors: an empty one stands for "no gradient".
-    grad_out = args[0]
     return tuple(grad_out.new_empty(0) if grad is None else grad for grad in grads)
 
 
@@ -218,7 +219,7 @@ def run_backward(
 
 
 class _Once(torch.autograd.Function):
-    """Hands on gradients that cannot be differentiated again: trying to raises, where PyTorch would give zeros."""
+    """Gradients that raise when differentiated again, where PyTorch would give zeros."""
 
     @staticmethod
     def forward(ctx: Any, *grads_and_anchors: Tensor) -> tuple[Tensor, ...]:

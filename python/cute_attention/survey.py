@@ -1,4 +1,4 @@
-"""What every backend says to a call: whether it serves it, and if not, why not; the text of it for people."""
+"""What every backend says to a call: whether it serves it, and if not, why not."""
 
 from __future__ import annotations
 
