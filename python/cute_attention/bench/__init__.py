@@ -1,0 +1,14 @@
+"""Measures attention side by side with its peers: `python -m cute_attention.bench --help`.
+
+The modules, in the order in which a measurement flows through them:
+
+    points       what is measured: one shape, grids of them, named sets
+    inputs       the tensors of a point
+    contenders/  who is measured: our backends, PyTorch's, other packages
+    steps        what is called: forward, backward, both
+    timing       how long it takes;  memory: how much it holds;  flops: how much work it is
+    results      rows, the environment, JSON and CSV
+    tables plots what a person sees
+
+`speed`, `ladder`, `accuracy`, `memory_curve`, `overhead` and `compare` are the subcommands.
+"""

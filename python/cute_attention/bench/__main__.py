@@ -1,0 +1,292 @@
+"""python -m cute_attention.bench: speed, ladder, accuracy, memory, overhead, compare."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+try:
+    import matplotlib  # noqa: F401
+    import rich  # noqa: F401
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: the benchmark needs `pip install cute-attention[bench]`")
+
+from . import commands, memory_curve
+from .inputs import DISTRIBUTIONS
+from .options import add_common, add_shapes, choices
+from .overhead import MODES
+from .steps import DIRECTIONS
+
+INTRODUCTION = """\
+Measures attention: ours by backend, PyTorch's own, and every other package that is installed.
+
+Without a GPU everything runs on the CPU at small shapes: the reference backend against PyTorch.
+What cannot run is listed with the reason, at the end of each table.
+"""
+
+EPILOGUE = """\
+start here:
+  python -m cute_attention.bench contenders         who can be measured on this machine
+  python -m cute_attention.bench speed --set short  short sequences, a few minutes
+  python -m cute_attention.bench speed --help       each subcommand teaches by examples
+
+How times are taken, which FLOPs are counted and what the peak of a GPU means: docs/benchmarking.md
+"""
+
+SPEED = """\
+Contenders take turns at every point, over several rounds, after a warm-up and with the L2 cache
+flushed before each call. The time is the median of the rounds' medians; the spread is how far apart
+the rounds lie. Results that differ between contenders are refused: nobody is fast by computing
+something else.
+"""
+
+SPEED_EXAMPLES = """\
+examples:
+  # the paper's grid, forward and backward, all tables and a plot
+  python -m cute_attention.bench speed --direction fwd,bwd --json h200.json --plot h200.png
+  # a quick look while tuning: two contenders, a part of the grid, under two minutes
+  python -m cute_attention.bench speed --set paper --head-dims 128 --seqlens 1024,8192 \\
+      --contenders sm90,cudnn --rounds 3 --time-ms 30 --limit-s 120
+  # one shape of your own
+  python -m cute_attention.bench speed --batch 2 --heads 32 --heads-kv 8 --seqlens 4096 \\
+      --head-dims 128 --masks causal --window 1024,0
+  # packed documents: 32k tokens, 2048 on average
+  python -m cute_attention.bench speed --packed 32768:2048 --heads 16 --head-dims 128 --masks causal
+  # recorded figures of contenders that are not installed here
+  python -m cute_attention.bench speed --set paper --against recorded.json
+"""
+
+LADDER = """\
+The steps from the plain formula to the fastest kernel, each timed and with its peak memory, and how
+both grow with the sequence length. A step that this machine lacks is listed with the reason.
+"""
+
+LADDER_EXAMPLES = """\
+examples:
+  python -m cute_attention.bench ladder --plot ladder.png
+  python -m cute_attention.bench ladder --seqlens 1024,2048,4096 --direction fwd
+"""
+
+ACCURACY = """\
+Errors of output, LSE and gradients against float64, and a verdict: ours must be at most those of
+the best peer on the same inputs, and at most twice those of plain PyTorch in the same dtype. Exit
+code 1 if they are not.
+"""
+
+ACCURACY_EXAMPLES = """\
+examples:
+  python -m cute_attention.bench accuracy
+  python -m cute_attention.bench accuracy --dtypes bf16 --head-dims 128 --inputs outlier
+"""
+
+MEMORY = """\
+Peak memory beyond the inputs, forward (no gradient) and forward with backward, against the sequence
+length. Ours must be linear. Exit code 1 if it is not.
+"""
+
+MEMORY_EXAMPLES = """\
+examples:
+  python -m cute_attention.bench memory --plot memory.png
+  python -m cute_attention.bench memory --contenders reference,plain --seqlens 1024,2048,4096
+"""
+
+OVERHEAD = """\
+Host microseconds per call: without and with gradient recorded, and with the backward; called
+plainly (eager), through torch.compile (compiled), and replayed as a CUDA graph (graph).
+"""
+
+OVERHEAD_EXAMPLES = """\
+examples:
+  python -m cute_attention.bench overhead
+  python -m cute_attention.bench overhead --contenders sm90,cudnn --modes eager
+"""
+
+COMPARE = """\
+Two JSON files of the same subcommand side by side. A row moved if it changed by more than the
+threshold and by more than the larger spread of the two. Exit code 1 if a row of ours is worse or no
+longer measured.
+"""
+
+COMPARE_EXAMPLES = """\
+examples:
+  python -m cute_attention.bench compare before.json after.json
+  python -m cute_attention.bench compare before.json after.json --threshold 0.1 --all
+"""
+
+
+def _add_timing(parser: argparse.ArgumentParser, directions: str) -> None:
+    group = parser.add_argument_group("how it is timed")
+    group.add_argument(
+        "--direction",
+        "--directions",
+        type=choices(DIRECTIONS),
+        default=directions.split(","),
+        metavar="fwd,bwd,fwdbwd",
+        help=f"backward is timed alone in bwd; default: {directions}",
+    )
+    group.add_argument("--rounds", type=int, default=5, help="turns of each contender; default: 5")
+    group.add_argument(
+        "--time-ms", type=float, default=100.0, help="per contender and round; default: 100"
+    )
+    group.add_argument(
+        "--limit-s", type=float, metavar="S", help="start nothing new after so many seconds"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of the inputs")
+
+
+def _speed(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser)
+    _add_timing(parser, "fwd,bwd,fwdbwd")
+    add_common(parser)
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE.json", help="recorded figures to set beside ours"
+    )
+
+
+def _ladder(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, sets=False)
+    _add_timing(parser, "fwd,fwdbwd")
+    add_common(parser)
+
+
+def _accuracy(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, sets=False)
+    described = "; ".join(f"{name}: {text}" for name, text in DISTRIBUTIONS.items())
+    parser.add_argument(
+        "--inputs",
+        type=choices(list(DISTRIBUTIONS)),
+        default=list(DISTRIBUTIONS),
+        metavar="NAMES",
+        help=f"default: all. {described}",
+    )
+    add_common(parser, plot=False)
+
+
+def _memory(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, sets=False)
+    directions = memory_curve.DIRECTIONS
+    parser.add_argument(
+        "--direction",
+        type=choices(directions),
+        default=list(directions),
+        metavar=",".join(directions),
+    )
+    add_common(parser)
+
+
+def _overhead(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, sets=False)
+    parser.add_argument(
+        "--modes", type=choices(MODES), default=list(MODES), metavar=",".join(MODES)
+    )
+    parser.add_argument("--calls", type=int, default=100, help="per round; default: 100")
+    parser.add_argument("--rounds", type=int, default=20, help="default: 20")
+    add_common(parser, plot=False)
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("old", type=Path, metavar="A.json")
+    parser.add_argument("new", type=Path, metavar="B.json")
+    parser.add_argument(
+        "--threshold", type=float, default=0.05, help="relative change that counts; default: 0.05"
+    )
+    parser.add_argument("--all", action="store_true", help="show all rows, not what moved alone")
+    parser.add_argument(
+        "--everybody", action="store_true", help="fail for other contenders' rows too"
+    )
+
+
+def _contenders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help="cuda, cuda:N or cpu")
+
+
+Command = Callable[[argparse.Namespace], int]
+Adder = Callable[[argparse.ArgumentParser], None]
+SUBCOMMANDS: dict[str, tuple[str, str, str, Adder, Command]] = {
+    "speed": (
+        "TFLOP/s of all contenders side by side",
+        SPEED,
+        SPEED_EXAMPLES,
+        _speed,
+        commands.run_speed,
+    ),
+    "ladder": (
+        "from the plain formula to the fastest kernel, step by step",
+        LADDER,
+        LADDER_EXAMPLES,
+        _ladder,
+        commands.run_ladder,
+    ),
+    "accuracy": (
+        "errors against float64, with a verdict",
+        ACCURACY,
+        ACCURACY_EXAMPLES,
+        _accuracy,
+        commands.run_accuracy,
+    ),
+    "memory": (
+        "peak memory against the sequence length, with a verdict",
+        MEMORY,
+        MEMORY_EXAMPLES,
+        _memory,
+        commands.run_memory,
+    ),
+    "overhead": (
+        "host microseconds per call",
+        OVERHEAD,
+        OVERHEAD_EXAMPLES,
+        _overhead,
+        commands.run_overhead,
+    ),
+    "compare": (
+        "two result files: what moved, and is it worse",
+        COMPARE,
+        COMPARE_EXAMPLES,
+        _compare,
+        commands.run_compare,
+    ),
+    "contenders": (
+        "who can be measured on this machine",
+        "Every contender, what it needs, and whether it can run here.",
+        "",
+        _contenders,
+        commands.run_contenders,
+    ),
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cute_attention.bench",
+        description=INTRODUCTION,
+        epilog=EPILOGUE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (summary, description, examples, add, run) in SUBCOMMANDS.items():
+        subparser = subparsers.add_parser(
+            name,
+            help=summary,
+            description=description,
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add(subparser)
+        subparser.set_defaults(run=run)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    try:
+        code: int = args.run(args)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog} {args.command}: {error}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

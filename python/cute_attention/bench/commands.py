@@ -1,0 +1,254 @@
+"""The subcommands: what each does with its options. Returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from . import accuracy, ladder, memory_curve, overhead
+from .against import joining, read_recorded
+from .compare import compare, print_comparison
+from .contenders import CONTENDERS, default_names, select
+from .machine import Environment, describe, pick_device
+from .options import Defaults, build_points
+from .points import MASKS, POWERS, Point
+from .report import Report, speed_lines
+from .results import Row, read_json
+from .speed import Bench, Settings, command
+from .tables import make_console, make_table, print_speed, titled
+
+GPU = Defaults((64, 128, 256), MASKS, POWERS, ("bf16",), named="paper")
+CPU = Defaults((64,), MASKS, (128, 256, 512), ("fp32",), tokens=512, hidden=256, named="cpu")
+
+
+def _machine(args: argparse.Namespace, console: Console) -> tuple[torch.device, Environment]:
+    device = pick_device(args.device)
+    environment = describe(device)
+    versions = f"torch {environment.torch}"
+    if environment.driver:
+        versions += f", driver {environment.driver}, CUDA {environment.cuda}"
+    package = environment.package or "not installed"
+    console.print(f"{environment.device}; {versions}; cute-attention {package}")
+    if device.type == "cuda":
+        console.print(environment.peak_text())
+    return device, environment
+
+
+def _speed_settings(
+    args: argparse.Namespace, device: torch.device, environment: Environment, memory: bool
+) -> Settings:
+    return Settings(
+        device=device,
+        contenders=select(args.contenders, device),
+        directions=args.direction,
+        rounds=args.rounds,
+        time_ms=args.time_ms,
+        limit_s=args.limit_s,
+        peak_tflops=environment.peak_tflops,
+        memory=memory,
+        seed=args.seed,
+    )
+
+
+def _run_speed(
+    kind: str,
+    args: argparse.Namespace,
+    points: Sequence[Point],
+    settings: Settings,
+    environment: Environment,
+    console: Console,
+) -> list[Row]:
+    """The measurement that `speed` and `ladder` share."""
+    absent = {c.name: why for c in settings.contenders if (why := c.missing(settings.device))}
+    names = [c.name for c in settings.contenders if c.name not in absent]
+    if not args.quiet:
+        for reason in dict.fromkeys(absent.values()):
+            who = ", ".join(name for name, why in absent.items() if why == reason)
+            console.print(f"not measured: {who}: {reason}")
+    with Report(kind, args, environment, console, len(points) * len(settings.directions)) as report:
+
+        def done(rows: list[Row]) -> None:
+            lines = speed_lines(report, rows, skip=absent)
+            again = command(rows[0].point, rows[0].what, settings, names)
+            report.add(rows, [*lines, Text(f"    {again}", style="dim")])
+
+        Bench(settings).measure(points, done)
+    return report.rows
+
+
+def run_speed(args: argparse.Namespace) -> int:
+    console = make_console()
+    recorded = read_recorded(args.against) if args.against else []
+    device, environment = _machine(args, console)
+    points = build_points(args, GPU if device.type == "cuda" else CPU)
+    settings = _speed_settings(args, device, environment, memory=False)
+    rows = _run_speed("speed", args, points, settings, environment, console)
+    rows = [*rows, *joining(recorded, rows)]
+    print_speed(console, rows)
+    if device.type == "cuda":
+        console.print(environment.peak_text())
+    if args.plot and any(row.metrics for row in rows):
+        from .plots import plot_speed
+
+        plot_speed(args.plot, rows, environment.device)
+        console.print(f"plot: {args.plot}")
+    return 0
+
+
+def run_ladder(args: argparse.Namespace) -> int:
+    console = make_console()
+    device, environment = _machine(args, console)
+    if device.type == "cuda":
+        defaults = Defaults((128,), ("causal",), POWERS, ("bf16",), batch=1, heads=16)
+    else:
+        defaults = Defaults((64,), ("causal",), (256, 512, 1024), ("fp32",), batch=1, heads=4)
+    points = build_points(args, defaults)
+    args.contenders = args.contenders or ladder.STEPS
+    settings = _speed_settings(args, device, environment, memory=True)
+    rows = _run_speed("ladder", args, points, settings, environment, console)
+    ladder.print_ladder(console, rows)
+    _plot_growth(
+        args.plot,
+        rows,
+        {"time_ms": "time, ms", "memory_mib": "peak memory, MiB"},
+        environment,
+        "From the plain formula to the fastest kernel",
+        console,
+    )
+    return 0
+
+
+def _plot_growth(
+    path: Path | None,
+    rows: Sequence[Row],
+    metrics: dict[str, str],
+    environment: Environment,
+    title: str,
+    console: Console,
+) -> None:
+    if path and any(row.metrics for row in rows):
+        from .plots import plot_growth
+
+        plot_growth(path, rows, metrics, environment.device, title)
+        console.print(f"plot: {path}")
+
+
+def run_memory(args: argparse.Namespace) -> int:
+    console = make_console()
+    device, environment = _machine(args, console)
+    lengths = (1024, 2048, 4096, 8192, 16384, 32768)
+    if device.type == "cuda":
+        defaults = Defaults((128,), ("causal",), lengths, ("bf16",), batch=1, heads=16)
+    else:
+        defaults = Defaults((64,), ("causal",), (512, 1024, 2048), ("fp32",), batch=1, heads=2)
+    points = build_points(args, defaults)
+    names = args.contenders or ",".join(dict.fromkeys([*default_names(device), "plain"]))
+    contenders = select(names, device)
+    total = len(points) * len(args.direction) * len(contenders)
+    with Report("memory", args, environment, console, total) as report:
+
+        def done(row: Row) -> None:
+            figure = f"{row.metrics['memory_mib']:.1f} MiB" if row.metrics else f"- {row.reason}"
+            text = f"{row.what:7} {row.point.text()}  {titled(row.contender)}: {figure}"
+            report.add([row], [f"{report.heading()} {text}"])
+
+        memory_curve.measure(points, contenders, args.direction, device, done)
+    memory_curve.print_memory(console, report.rows)
+    label = {"memory_mib": "peak memory, MiB"}
+    _plot_growth(args.plot, report.rows, label, environment, "Peak memory", console)
+    return 1 if memory_curve.nonlinear(report.rows) else 0
+
+
+def run_accuracy(args: argparse.Namespace) -> int:
+    console = make_console()
+    device, environment = _machine(args, console)
+    if device.type == "cuda":
+        defaults = Defaults((64, 128), MASKS, (1024,), ("fp16", "bf16"), batch=2, heads=4)
+    else:
+        defaults = Defaults((64,), MASKS, (256,), ("fp32", "bf16"), batch=1, heads=2)
+    points = build_points(args, defaults)
+    contenders = select(args.contenders or "all", device)
+    total = len(points) * len(args.inputs)
+    with Report("accuracy", args, environment, console, total) as report:
+
+        def done(rows: list[Row]) -> None:
+            text = f"{report.heading()} {rows[0].point.text()}, {rows[0].case} inputs"
+            report.add(rows, [text])
+
+        accuracy.measure(points, contenders, args.inputs, device, done)
+    return 0 if accuracy.print_accuracy(console, report.rows) else 1
+
+
+def run_overhead(args: argparse.Namespace) -> int:
+    console = make_console()
+    device, environment = _machine(args, console)
+    point = overhead.default_point(device)
+    defaults = Defaults(
+        (point.head_dim,),
+        ("full",),
+        (point.seqlen_q,),
+        (point.dtype,),
+        batch=point.batch,
+        heads=point.heads,
+    )
+    points = build_points(args, defaults)
+    contenders = select(args.contenders, device)
+    total = len(points) * len(contenders) * len(args.modes) * len(overhead.KINDS)
+    with Report("overhead", args, environment, console, total) as report:
+
+        def done(row: Row) -> None:
+            figure = f"{row.metrics['host_us']:.1f} us" if row.metrics else f"- {row.reason}"
+            text = f"{row.case:8} {overhead.KINDS[row.what]:27} {titled(row.contender)}: {figure}"
+            report.add([row], [f"{report.heading()} {text}"])
+
+        for each in points:
+            overhead.measure(each, contenders, args.modes, device, args.calls, args.rounds, done)
+    for each in points:
+        overhead.print_overhead(console, [row for row in report.rows if row.point == each])
+    return 0
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    console = make_console()
+    comparison = compare(read_json(args.old), read_json(args.new), args.threshold)
+    print_comparison(console, comparison, args.all)
+    worse = comparison.regressions(args.everybody)
+    if not comparison.changes:
+        console.print(Text("FAIL: the files have no row in common", style="bold red"))
+        return 1
+    whose = "rows" if args.everybody else "rows of ours"
+    if worse:
+        text = (
+            f"FAIL: {len(worse)} {whose} are worse by more than {args.threshold:.0%} and the spread"
+        )
+        console.print(Text(text, style="bold red"))
+        return 1
+    console.print(Text(f"PASS: no {whose} are worse", style="bold green"))
+    return 0
+
+
+def run_contenders(args: argparse.Namespace) -> int:
+    """Who could be measured here, and why not."""
+    console = make_console()
+    device = pick_device(args.device)
+    chosen = default_names(device)
+    table = make_table("")
+    for column in ("name", "what it is", "role", "needs", "here", "measured by default"):
+        table.add_column(column, overflow="fold")
+    for contender in CONTENDERS.values():
+        missing = contender.missing(device)
+        table.add_row(
+            contender.name,
+            contender.title,
+            contender.role,
+            contender.needs,
+            Text(missing, style="dim") if missing else Text("yes", style="green"),
+            "yes" if contender.name in chosen else "no",
+        )
+    console.print(table)
+    return 0

@@ -1,0 +1,60 @@
+"""Every contender, and how a list of names selects among them."""
+
+from __future__ import annotations
+
+import torch
+
+from .base import BASELINE, OURS, PEER, Contender
+from .flex import Flex
+from .ours import Reference, Sm80, Sm90
+from .packages import FlashAttn2, FlashAttn3, FlashAttn4, Xformers
+from .plain import Plain
+from .sdpa import Cudnn, Efficient, Flash, Math
+
+__all__ = ["BASELINE", "CONTENDERS", "OURS", "PEER", "Contender", "default_names", "select"]
+
+CONTENDERS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Sm90(),
+        Sm80(),
+        Reference(),
+        FlashAttn4(),
+        FlashAttn3(),
+        FlashAttn2(),
+        Cudnn(),
+        Flash(),
+        Efficient(),
+        Flex(),
+        Xformers(),
+        Math(),
+        Plain(),
+    )
+}
+
+# Left out unless asked for, where they cost minutes and never win: compiled FlexAttention on a CPU,
+# and on a GPU those that materialise the scores or run block by block in Python.
+_SLOW = {"cuda": ("reference", "math", "plain"), "cpu": ("flex",)}
+
+
+def default_names(device: torch.device) -> list[str]:
+    """The contenders measured when nobody names any."""
+    slow = _SLOW.get(device.type, ())
+    return [name for name in CONTENDERS if name not in slow]
+
+
+def select(names: str | None, device: torch.device) -> list[Contender]:
+    """Contenders from "sm90,cudnn", "all", or None for the default of the device."""
+    if names is None:
+        chosen = default_names(device)
+    elif names == "all":
+        chosen = list(CONTENDERS)
+    else:
+        chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    unknown = [name for name in chosen if name not in CONTENDERS]
+    if unknown:
+        raise ValueError(
+            f"no contender is named {', '.join(map(repr, unknown))}: "
+            f"choose from {', '.join(CONTENDERS)} or all"
+        )
+    return [CONTENDERS[name] for name in chosen]

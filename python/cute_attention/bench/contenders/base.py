@@ -1,0 +1,71 @@
+"""What a contender is: a name, why it cannot run here, and a callable for one point."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+
+from ..inputs import Inputs
+from ..points import Point
+
+# (q, k, v) -> out, in the layout of the inputs: [batch, seqlen, heads, head_dim] or packed
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# (q, k, v) -> (out, lse), lse as in cute_attention: [batch, heads, seqlen_q] or [heads, total]
+AttentionWithLse = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
+
+OURS = "ours"  # a backend of this package: the numerator of every ratio
+PEER = "peer"  # a fused kernel of somebody else: the best of them is the denominator
+BASELINE = "baseline"  # what one would write without a fused kernel
+
+
+class CannotRun(Exception):
+    """A contender cannot do this point; the message says why and becomes the row."""
+
+
+class Contender:
+    """One implementation of attention. Subclasses say what it needs and how it is called."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    role: ClassVar[str] = PEER
+    needs: ClassVar[str] = ""  # for the help
+
+    def missing(self, device: torch.device) -> str | None:
+        """Why this machine cannot run it at all, or None."""
+        return None
+
+    def refuses(self, point: Point, direction: str) -> str | None:
+        """Why it cannot do this point, as far as is known without trying, or None."""
+        return None
+
+    def build(self, point: Point, inputs: Inputs) -> Attention:
+        """The callable for a point. All that depends on the shape alone (masks, offsets) is made
+        here."""
+        raise NotImplementedError
+
+    def build_with_lse(self, point: Point, inputs: Inputs) -> AttentionWithLse:
+        raise CannotRun("its interface returns no LSE")
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """Entered around everything that calls it, outside the clock: pins a backend."""
+        return contextlib.nullcontext()
+
+
+def needs_gpu(device: torch.device) -> str | None:
+    return None if device.type == "cuda" else "needs an NVIDIA GPU"
+
+
+def reason_for(error: BaseException) -> str:
+    """An exception as the reason in a row: one line."""
+    if isinstance(error, CannotRun):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+        return "out of memory"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= 240 else text[:237] + "..."

@@ -1,0 +1,160 @@
+"""Attention packages that are measured where they are installed: flash-attn 2, 3 and 4,
+xformers."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, ClassVar
+
+import torch
+
+from ..inputs import Inputs
+from ..points import Point
+from .base import Attention, AttentionWithLse, CannotRun, Contender, needs_gpu, reason_for
+
+
+class PackageContender(Contender):
+    """A contender that lives in a module of its own."""
+
+    module: ClassVar[str]
+    attribute: ClassVar[str]
+
+    def missing(self, device: torch.device) -> str | None:
+        gpu = needs_gpu(device)
+        if gpu:
+            return gpu
+        try:
+            getattr(importlib.import_module(self.module), self.attribute)
+        except ModuleNotFoundError as error:
+            return f"not installed ({error})"
+        except (
+            Exception
+        ) as error:  # a package built for another CUDA or torch fails in any way it likes
+            return f"installed, but its import fails: {reason_for(error)}"
+        return None
+
+
+class FlashAttn(PackageContender):
+    """The functions of the flash-attn packages, which agree on names but not on every argument."""
+
+    attribute = "flash_attn_func"
+    unbounded: ClassVar[int | None] = -1  # what an open side of a window is written as
+
+    def _options(self, function: Any, point: Point) -> dict[str, Any]:
+        """Arguments that differ from the defaults; refused where this version does not take one."""
+        left, right = point.bounds
+        causal = right == 0
+        options: dict[str, Any] = {}
+        if causal:
+            options["causal"] = True
+        if left is not None or (right is not None and not causal):
+            sides = (self.unbounded if x is None else x for x in (left, right))
+            options["window_size"] = tuple(sides)
+        if point.softcap:
+            options["softcap"] = point.softcap
+        if point.deterministic:
+            options["deterministic"] = True
+        parameters = inspect.signature(function).parameters
+        for name in options:
+            if name not in parameters:
+                raise CannotRun(f"{self.title} as installed takes no {name}")
+        return options
+
+    def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
+        module = importlib.import_module(self.module)
+        function = module.flash_attn_varlen_func if point.varlen else module.flash_attn_func
+        parameters = inspect.signature(function).parameters
+        options = self._options(function, point)
+        if want_lse:
+            switch = next((x for x in ("return_attn_probs", "return_lse") if x in parameters), None)
+            if switch is not None:
+                options[switch] = True
+        if point.varlen:
+            options |= {"cu_seqlens_q": inputs.cu_seqlens, "cu_seqlens_k": inputs.cu_seqlens}
+            longest = {"max_seqlen_q": inputs.max_seqlen, "max_seqlen_k": inputs.max_seqlen}
+            options |= {name: n for name, n in longest.items() if name in parameters}
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            result = function(q, k, v, **options)
+            if want_lse:
+                return result[0], result[1]
+            return result[0] if isinstance(result, tuple) else result
+
+        return call
+
+    def build(self, point: Point, inputs: Inputs) -> Attention:
+        call: Attention = self._build(point, inputs, want_lse=False)
+        return call
+
+    def build_with_lse(self, point: Point, inputs: Inputs) -> AttentionWithLse:
+        call: AttentionWithLse = self._build(point, inputs, want_lse=True)
+        return call
+
+
+class FlashAttn2(FlashAttn):
+    name = "fa2"
+    title = "FlashAttention-2"
+    needs = "pip install flash-attn"
+    module = "flash_attn"
+
+
+class FlashAttn3(FlashAttn):
+    name = "fa3"
+    title = "FlashAttention-3"
+    needs = "the hopper build of flash-attention (module flash_attn_interface)"
+    module = "flash_attn_interface"
+
+
+class FlashAttn4(FlashAttn):
+    name = "fa4"
+    title = "FlashAttention-4"
+    needs = "pip install flash-attn-4 (module flash_attn.cute)"
+    module = "flash_attn.cute"
+    unbounded = None
+
+
+class Xformers(PackageContender):
+    name = "xformers"
+    title = "xFormers"
+    needs = "pip install xformers"
+    module = "xformers.ops"
+    attribute = "memory_efficient_attention"
+
+    def refuses(self, point: Point, direction: str) -> str | None:
+        if point.softcap:
+            return "memory_efficient_attention has no softcap"
+        if point.mask not in ("full", "causal"):
+            return "not measured with windows"
+        if point.deterministic and direction != "fwd":
+            return "memory_efficient_attention has no deterministic switch"
+        return None
+
+    def build(self, point: Point, inputs: Inputs) -> Attention:
+        ops = importlib.import_module("xformers.ops")
+        bias = self._bias(point)
+        group = point.heads // point.heads_kv
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            if point.varlen:
+                q, k, v = q[None], k[None], v[None]
+            if group > 1:  # grouped heads are a fifth dimension, k and v expanded without a copy
+                q = q.unflatten(2, (-1, group))
+                k, v = (x.unsqueeze(3).expand(-1, -1, -1, group, -1) for x in (k, v))
+            out: torch.Tensor = ops.memory_efficient_attention(q, k, v, attn_bias=bias)
+            out = out.flatten(2, 3) if group > 1 else out
+            return out[0] if point.varlen else out
+
+        return call
+
+    def _bias(self, point: Point) -> Any:
+        biases = importlib.import_module("xformers.ops.fmha.attn_bias")
+        if point.varlen:
+            bias = biases.BlockDiagonalMask.from_seqlens(list(point.lengths))
+            return bias.make_causal() if point.mask == "causal" else bias
+        if point.mask == "full":
+            return None
+        square = point.seqlen_q == point.seqlen_k
+        return (
+            biases.LowerTriangularMask() if square else biases.LowerTriangularFromBottomRightMask()
+        )

@@ -1,0 +1,167 @@
+"""PyTorch's scaled_dot_product_attention, one backend pinned at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from ..inputs import Inputs
+from ..points import Bounds, Point
+from .base import BASELINE, PEER, Attention, CannotRun, Contender, needs_gpu
+from .plain import visible
+
+
+class Sdpa(Contender):
+    """scaled_dot_product_attention over transposed views of [batch, seqlen, heads, head_dim], as a
+    model whose projections write that layout calls it."""
+
+    backend: SDPBackend
+    dense_mask = True  # takes a window as a dense boolean mask
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        return sdpa_kernel(self.backend)
+
+    def refuses(self, point: Point, direction: str) -> str | None:
+        if point.softcap:
+            return "scaled_dot_product_attention has no softcap"
+        if point.varlen:
+            return f"PyTorch has no packed call that pins {self.backend.name}"
+        if not self.dense_mask and point.mask not in ("full", "causal"):
+            return f"{self.backend.name} takes no window"
+        return None
+
+    def build(self, point: Point, inputs: Inputs) -> Attention:
+        square = point.seqlen_q == point.seqlen_k
+        causal = point.mask == "causal" and square  # is_causal is aligned to the top left
+        mask: Any = None
+        if point.mask == "causal" and not square:
+            if self.dense_mask:
+                mask = visible(point.seqlen_q, point.seqlen_k, point.bounds, inputs.q.device)
+            else:
+                mask = causal_lower_right(point.seqlen_q, point.seqlen_k)
+        elif point.mask not in ("full", "causal"):
+            mask = visible(point.seqlen_q, point.seqlen_k, point.bounds, inputs.q.device)
+        gqa = point.heads != point.heads_kv
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            out = F.scaled_dot_product_attention(
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                attn_mask=mask,
+                is_causal=causal,
+                enable_gqa=gqa,
+            )
+            return out.transpose(1, 2)
+
+        return call
+
+
+class Cudnn(Sdpa):
+    name = "cudnn"
+    title = "cuDNN (SDPA)"
+    needs = "an NVIDIA GPU, fp16 or bf16"
+    backend = SDPBackend.CUDNN_ATTENTION
+
+    def missing(self, device: torch.device) -> str | None:
+        return needs_gpu(device)
+
+
+class Efficient(Sdpa):
+    name = "efficient"
+    title = "EFFICIENT (SDPA)"
+    needs = "an NVIDIA GPU"
+    backend = SDPBackend.EFFICIENT_ATTENTION
+
+    def missing(self, device: torch.device) -> str | None:
+        return needs_gpu(device)
+
+
+class Math(Sdpa):
+    """Upcasts fp16 and bf16, so it is a baseline of accuracy too and not a peer."""
+
+    name = "math"
+    title = "MATH (SDPA)"
+    role = BASELINE
+    needs = "nothing; memory grows with the square of the sequence"
+    backend = SDPBackend.MATH
+
+    def refuses(self, point: Point, direction: str) -> str | None:
+        return "scaled_dot_product_attention has no softcap" if point.softcap else None
+
+    def build(self, point: Point, inputs: Inputs) -> Attention:
+        if not point.varlen:
+            return super().build(point, inputs)
+        gqa = point.heads != point.heads_kv
+        lengths = list(point.lengths)
+        causal = point.mask == "causal"
+        masks = {}
+        if point.mask not in ("full", "causal"):
+            masks = {n: visible(n, n, point.bounds, inputs.q.device) for n in sorted(set(lengths))}
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            parts = [x.transpose(0, 1)[None].split(lengths, 2) for x in (q, k, v)]
+            documents = zip(lengths, parts[0], parts[1], parts[2], strict=True)
+            outs = [
+                F.scaled_dot_product_attention(
+                    q1, k1, v1, attn_mask=masks.get(n), is_causal=causal, enable_gqa=gqa
+                )
+                for n, q1, k1, v1 in documents
+            ]
+            return torch.cat(outs, 2)[0].transpose(0, 1)
+
+        return call
+
+
+class Flash(Sdpa):
+    """FlashAttention-2 as built into PyTorch; on a CPU, PyTorch's own blockwise kernel."""
+
+    name = "flash"
+    title = "FLASH (SDPA)"
+    role = PEER
+    needs = "fp16 or bf16 on an NVIDIA GPU; any dtype on a CPU"
+    backend = SDPBackend.FLASH_ATTENTION
+    dense_mask = False
+
+    def refuses(self, point: Point, direction: str) -> str | None:
+        if point.varlen:
+            return "scaled_dot_product_attention has no softcap" if point.softcap else None
+        return super().refuses(point, direction)
+
+    def build(self, point: Point, inputs: Inputs) -> Attention:
+        if not point.varlen:
+            return super().build(point, inputs)
+        if inputs.q.device.type != "cuda":
+            raise CannotRun("PyTorch's packed attention needs an NVIDIA GPU")
+        return _varlen_attn(point, inputs)
+
+
+def _varlen_attn(point: Point, inputs: Inputs) -> Attention:
+    """torch.nn.attention.varlen, whose mask arguments changed between releases."""
+    function = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    parameters = inspect.signature(function).parameters
+    options: dict[str, Any] = {}
+    if "window_size" in parameters:
+        options["window_size"] = tuple(-1 if x is None else x for x in point.bounds)
+    elif point.bounds == Bounds(None, 0):
+        options["is_causal"] = True
+    elif point.mask != "full":
+        raise CannotRun("varlen_attn of this PyTorch takes no window")
+    if point.heads != point.heads_kv:
+        if "enable_gqa" not in parameters:
+            raise CannotRun("varlen_attn of this PyTorch takes no grouped heads")
+        options["enable_gqa"] = True
+    cu_seqlens, longest = inputs.cu_seqlens, inputs.max_seqlen
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = function(q, k, v, cu_seqlens, cu_seqlens, longest, longest, **options)
+        return out
+
+    return call

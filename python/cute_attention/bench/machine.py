@@ -1,0 +1,158 @@
+"""The machine that is measured: its name, versions, and the peak of its tensor cores."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+# Dense bf16 multiply-adds with fp32 accumulation, counted as two operations, per SM and clock. From
+# NVIDIA's architecture whitepapers; checked against published peaks, as A100: 108 SMs * 2048 * 1.41
+# GHz = 312 TFLOP/s.
+_FLOPS_PER_SM_AND_CLOCK = {
+    (8, 0): 2048,
+    (8, 6): 1024,
+    (8, 7): 2048,
+    (8, 9): 1024,
+    (9, 0): 4096,
+    (10, 0): 8192,
+    (10, 3): 8192,
+    (12, 0): 1024,
+}
+
+
+def flops_per_sm_and_clock(capability: tuple[int, int], name: str) -> int | None:
+    """None for a compute capability that is not in the table."""
+    rate = _FLOPS_PER_SM_AND_CLOCK.get(capability)
+    if rate and "GeForce" in name:  # GeForce halves the rate of fp32 accumulation
+        return rate // 2
+    return rate
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and with what a file of results was measured."""
+
+    device: str
+    driver: str
+    compute_capability: str
+    sms: int
+    max_clock_mhz: int
+    peak_tflops: float | None  # dense bf16; None where it is not known
+    torch: str
+    cuda: str
+    cudnn: str
+    python: str
+    package: str
+    commit: str
+    peers: dict[str, str]
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    def peak_text(self) -> str:
+        """How the peak was computed, for the foot of a table."""
+        if self.peak_tflops is None:
+            return f"peak of {self.device}: not known, so no share of it is shown"
+        rate = self.peak_tflops * 1e6 / (self.sms * self.max_clock_mhz)
+        return (
+            f"peak: {self.sms} SMs x {rate:.0f} bf16 operations per clock "
+            f"x {self.max_clock_mhz} MHz = {self.peak_tflops:.0f} TFLOP/s dense"
+        )
+
+
+def _output(*command: str, cwd: Path | None = None) -> str:
+    """Standard output of a command, "" if it cannot be run."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, timeout=20, check=True
+        )
+        return done.stdout.strip()
+    return ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    """Commit of the checkout this package is imported from, with "+changes" if it has any."""
+    folder = Path(__file__).resolve().parent
+    commit = _output("git", "rev-parse", "HEAD", cwd=folder)
+    if not commit or not _output("git", "ls-files", "__main__.py", cwd=folder):
+        return ""
+    changes = _output("git", "status", "--porcelain", "--untracked-files=no", cwd=folder)
+    return commit + ("+changes" if changes else "")
+
+
+def _peers() -> dict[str, str]:
+    names = ("flash-attn", "flash-attn-3", "flash-attn-4", "xformers", "triton")
+    return {name: version for name in names if (version := _version(name))}
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe(device: torch.device) -> Environment:
+    """The environment of a device, read once per run."""
+    name, driver, capability, sms, clock = _cpu_name(), "", "", os.cpu_count() or 1, 0
+    peak, cudnn = None, ""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, sms = properties.name, properties.multi_processor_count
+        major, minor = properties.major, properties.minor
+        capability = f"{major}.{minor}"
+        query = "--query-gpu=driver_version,clocks.max.sm"
+        which = f"--id=GPU-{properties.uuid}"
+        fields = _output("nvidia-smi", which, query, "--format=csv,noheader,nounits").split(", ")
+        if len(fields) == 2 and fields[1].isdigit():
+            driver, clock = fields[0], int(fields[1])
+        else:
+            clock = getattr(properties, "clock_rate", 0) // 1000
+        rate = flops_per_sm_and_clock((major, minor), name)
+        peak = sms * rate * clock / 1e6 if rate and clock else None
+        cudnn = str(torch.backends.cudnn.version() or "")
+    return Environment(
+        device=name,
+        driver=driver,
+        compute_capability=capability,
+        sms=sms,
+        max_clock_mhz=clock,
+        peak_tflops=peak,
+        torch=torch.__version__,
+        cuda=torch.version.cuda or "",
+        cudnn=cudnn,
+        python=platform.python_version(),
+        package=_version("cute-attention"),
+        commit=_commit(),
+        peers=_peers(),
+    )
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device of the command line; without one the current GPU, else the CPU."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"--device is {name!r}, expected cuda, cuda:N or cpu")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("--device is cuda, but PyTorch sees no GPU")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    return device

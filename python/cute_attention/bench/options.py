@@ -1,0 +1,202 @@
+"""Command-line options that several subcommands share, and the points they describe."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .contenders import CONTENDERS
+from .points import DTYPES, MASKS, SETS, Bounds, Grid, Point, lengths_point, named_set, packed_point
+
+# Options that a named set settles itself.
+FIXED = [
+    "batch",
+    "heads",
+    "heads_kv",
+    "seqlen_k",
+    "head_dim_v",
+    "window",
+    "tokens",
+    "hidden",
+    "packed",
+    "lengths",
+]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The shapes of a subcommand where the command line leaves them open."""
+
+    head_dims: tuple[int, ...]
+    masks: tuple[str, ...]
+    seqlens: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    tokens: int = 16384
+    hidden: int = 2048
+    batch: int | None = None
+    heads: int | None = None
+    named: str | None = None  # the set measured when no shape is given at all
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _integers(text: str) -> list[int]:
+    return [int(word) for word in _words(text)]
+
+
+def choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    """A parser of comma-separated words out of `allowed`."""
+
+    def parse(text: str) -> list[str]:
+        words = _words(text)
+        for word in words:
+            if word not in allowed:
+                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(allowed)}")
+        return words
+
+    return parse
+
+
+def _bounds(text: str) -> Bounds:
+    words = _words(text)
+    if len(words) != 2 or not all(w == "inf" or w.isdigit() for w in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not LEFT,RIGHT, each a number or inf")
+    left, right = (None if word == "inf" else int(word) for word in words)
+    return Bounds(left, right)
+
+
+def add_shapes(parser: argparse.ArgumentParser, sets: bool = True) -> None:
+    """Options that choose points. Lists are separated by commas and combined in every way."""
+    group = parser.add_argument_group("shapes (lists are comma-separated; every combination runs)")
+    if sets:
+        described = "; ".join(f"{name}: {text}" for name, text in SETS.items())
+        group.add_argument(
+            "--set",
+            type=choices(list(SETS)),
+            metavar="NAMES",
+            help=f"named sets, which the lists below then filter. {described}",
+        )
+    group.add_argument("--batch", type=int, help="default: --tokens / seqlen")
+    group.add_argument("--heads", type=int, help="default: --hidden / head dim")
+    group.add_argument("--heads-kv", type=int, help="fewer: grouped queries; 1: multi-query")
+    group.add_argument(
+        "--seqlens",
+        "--seqlen",
+        "--seqlen-q",
+        type=_integers,
+        metavar="N,...",
+        help="tokens per sequence",
+    )
+    group.add_argument("--seqlen-k", type=int, metavar="N", help="default: as --seqlens")
+    group.add_argument("--head-dims", "--head-dim", type=_integers, metavar="N,...")
+    group.add_argument("--head-dim-v", type=int, metavar="N", help="default: as --head-dims")
+    group.add_argument("--masks", "--mask", type=choices(MASKS), metavar="full,causal")
+    group.add_argument(
+        "--window", type=_bounds, metavar="LEFT,RIGHT", help="keys seen on each side; inf: all"
+    )
+    group.add_argument("--softcap", type=float, default=0.0)
+    group.add_argument(
+        "--dtypes", "--dtype", type=choices(DTYPES), metavar="fp16,bf16,...", help="of the inputs"
+    )
+    group.add_argument("--deterministic", action="store_true", help="ask for bitwise gradients")
+    group.add_argument("--tokens", type=int, help="batch x seqlen where --batch is not given")
+    group.add_argument("--hidden", type=int, help="heads x head dim where --heads is not given")
+    group.add_argument(
+        "--packed",
+        metavar="TOTAL:MEAN[:SEED]",
+        help="packed documents of exponential lengths, TOTAL tokens in all",
+    )
+    group.add_argument(
+        "--lengths", type=_integers, metavar="N,...", help="packed documents of these lengths"
+    )
+
+
+def add_common(parser: argparse.ArgumentParser, plot: bool = True) -> None:
+    """Options about contenders, device and files."""
+    group = parser.add_argument_group("who, where, and what is kept")
+    group.add_argument(
+        "--contenders",
+        metavar="NAMES",
+        help=f"comma-separated, or all: {', '.join(CONTENDERS)}. `contenders` explains them",
+    )
+    group.add_argument("--device", help="cuda, cuda:N or cpu; default: the GPU if there is one")
+    group.add_argument("--json", type=Path, metavar="FILE", help="rewritten as rows come in")
+    group.add_argument("--csv", type=Path, metavar="FILE")
+    if plot:
+        group.add_argument("--plot", type=Path, metavar="FILE.png")
+    group.add_argument("--quiet", action="store_true", help="the tables alone, no progress")
+
+
+def build_points(args: argparse.Namespace, defaults: Defaults) -> list[Point]:
+    """The points that the options describe."""
+    names = getattr(args, "set", None)
+    if names is None and not _shaped(args) and defaults.named:
+        names = [defaults.named]
+    if names is not None:
+        points = [point for name in names for point in named_set(name)]
+        return _filtered(points, args, defaults)
+    packed = args.packed or args.lengths
+    if args.packed and args.lengths:
+        raise ValueError("--packed and --lengths exclude each other")
+    if packed and (args.batch or args.seqlens or args.seqlen_k):
+        raise ValueError("packed documents have no --batch and no --seqlens")
+    grid = Grid(
+        head_dims=args.head_dims or defaults.head_dims,
+        masks=args.masks or defaults.masks,
+        seqlens=(1,) if packed else args.seqlens or defaults.seqlens,
+        dtypes=args.dtypes or defaults.dtypes,
+        tokens=args.tokens or defaults.tokens,
+        hidden=args.hidden or defaults.hidden,
+        batch=args.batch or defaults.batch,
+        heads=args.heads or defaults.heads,
+    )
+    return [_with_options(point, args) for point in grid.points()]
+
+
+def _shaped(args: argparse.Namespace) -> bool:
+    return any(
+        getattr(args, name) is not None for name in (*FIXED, "seqlens", "head_dims", "masks")
+    )
+
+
+def _with_options(point: Point, args: argparse.Namespace) -> Point:
+    """A point of the grid with what applies to all of them."""
+    extra = {
+        "heads_kv": args.heads_kv or point.heads,
+        "head_dim_v": args.head_dim_v or point.head_dim,
+        "window": args.window,
+        "softcap": args.softcap,
+        "deterministic": args.deterministic,
+    }
+    if args.packed or args.lengths:
+        extra |= {name: getattr(point, name) for name in ("heads", "head_dim", "dtype", "causal")}
+        if args.packed:
+            return packed_point(args.packed, **extra)
+        return lengths_point(args.lengths, **extra)
+    return replace(point, seqlen_k=args.seqlen_k or point.seqlen_q, **extra)
+
+
+def _filtered(points: list[Point], args: argparse.Namespace, defaults: Defaults) -> list[Point]:
+    """Named sets keep their shapes: lists filter, and dtype and determinism apply to all."""
+    given = [name for name in FIXED if getattr(args, name) is not None]
+    if given or args.softcap:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given or ["softcap"])
+        raise ValueError(f"{flags} cannot change the shapes of a named set: leave out --set")
+    kept = [
+        point
+        for point in points
+        if (args.head_dims is None or point.head_dim in args.head_dims)
+        and (args.seqlens is None or point.seqlen_q in args.seqlens)
+        and (args.masks is None or ("causal" if point.causal else "full") in args.masks)
+    ]
+    if not kept:
+        raise ValueError("no point of the named set passes the filters")
+    return [
+        replace(point, dtype=dtype, deterministic=args.deterministic)
+        for dtype in args.dtypes or defaults.dtypes
+        for point in kept
+    ]

@@ -1,0 +1,197 @@
+"""`speed`: contenders in turn at every point, over several rounds."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .contenders import Contender
+from .contenders.base import Attention, CannotRun
+from .flops import flops
+from .inputs import Inputs, make_inputs
+from .memory import MIB, peak_bytes
+from .points import Point
+from .results import Row
+from .steps import Step, attempt, cannot_run, free_memory, make_step, measuring
+from .timing import Plan, Timer, make_timer, median, spread, turns
+
+# Two contenders that compute the same thing differ by rounding, far below this; a wrong mask or
+# scale is far above. As rms(difference) / rms(value).
+DISAGREEMENT = 0.05
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How, as opposed to what, is measured."""
+
+    device: torch.device
+    contenders: Sequence[Contender]
+    directions: Sequence[str] = ("fwd",)
+    rounds: int = 5
+    time_ms: float = 100.0
+    limit_s: float | None = None
+    peak_tflops: float | None = None
+    memory: bool = False  # also measure the peak memory of each step
+    seed: int = 0
+
+
+def command(point: Point, direction: str, settings: Settings, contenders: Iterable[str]) -> str:
+    """The command line that measures one row, or all rows of a point, again."""
+    args = ["python", "-m", "cute_attention.bench", "speed", *point.arguments()]
+    args += ["--direction", direction, "--contenders", ",".join(contenders)]
+    args += ["--rounds", str(settings.rounds), "--time-ms", f"{settings.time_ms:g}"]
+    if settings.device.type == "cpu":
+        args += ["--device", "cpu"]
+    return shlex.join(args)
+
+
+@dataclass
+class _Entry:
+    """A contender that runs at the point in hand."""
+
+    contender: Contender
+    step: Step
+    plan: Plan
+    memory_mib: float | None = None
+    rounds: list[float] = field(default_factory=list)
+    reason: str = ""
+
+
+class Bench:
+    """One run of `speed`; `measure` yields the rows of each point and direction as they are
+    finished."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.timer: Timer = make_timer(settings.device, settings.time_ms)
+        self.started = time.monotonic()
+        self._calls: dict[str, Attention] = {}  # by contender, for the point in hand
+        self._agreed: tuple[str, object] | None = None
+
+    def out_of_time(self) -> str:
+        limit = self.settings.limit_s
+        if limit is not None and time.monotonic() - self.started > limit:
+            return f"not reached within the limit of {limit:g} s"
+        return ""
+
+    def measure(self, points: Iterable[Point], done: Callable[[list[Row]], None]) -> None:
+        """Measures every point and direction; `done` receives the rows of each."""
+        for point in points:
+            device, seed = self.settings.device, self.settings.seed
+            inputs, reason = attempt(make_inputs, point, device, seed=seed)
+            for direction in self.settings.directions:
+                if inputs is None:
+                    done(self._rows(point, direction, {}, {}, default=reason))
+                else:
+                    done(self._measure_direction(point, direction, inputs))
+            self._calls = {}
+            del inputs
+            free_memory()
+
+    def _measure_direction(self, point: Point, direction: str, inputs: Inputs) -> list[Row]:
+        entries: dict[str, _Entry] = {}
+        reasons: dict[str, str] = {}
+        self._agreed = None
+        for contender in self.settings.contenders:
+            entry = None
+            reason = self.out_of_time()
+            reason = reason or cannot_run(contender, point, direction, self.settings.device)
+            if not reason:
+                with measuring(contender, point):
+                    entry, reason = attempt(self._prepare, contender, point, direction, inputs)
+            if entry is None:
+                reasons[contender.name] = reason
+            else:
+                entries[contender.name] = entry
+        self._agreed = None
+        self._run_rounds(point, list(entries.values()))
+        reasons |= {name: entry.reason for name, entry in entries.items() if entry.reason}
+        return self._rows(point, direction, entries, reasons)
+
+    def _prepare(
+        self, contender: Contender, point: Point, direction: str, inputs: Inputs
+    ) -> _Entry:
+        if contender.name not in self._calls:
+            self._calls[contender.name] = contender.build(point, inputs)
+        step = make_step(self._calls[contender.name], direction, inputs)
+        self._check_agreement(contender.name, step())
+        memory = peak_bytes(step, self.settings.device) / MIB if self.settings.memory else None
+        return _Entry(contender, step, self.timer.plan(step), memory)
+
+    def _check_agreement(self, name: str, result: object) -> None:
+        """Nobody is fast by computing something else: compares with the first contender that
+        ran."""
+        if self._agreed is None:
+            self._agreed = name, result
+            return
+        first, expected = self._agreed
+        difference = relative_difference(result, expected)
+        if not difference < DISAGREEMENT:
+            raise CannotRun(f"its result differs from that of {first} by {difference:.0%} (rms)")
+
+    def _run_rounds(self, point: Point, entries: list[_Entry]) -> None:
+        for round_index in range(self.settings.rounds):
+            for index in turns(len(entries), round_index):
+                entry = entries[index]
+                if entry.reason:
+                    continue
+                with measuring(entry.contender, point):
+                    times, entry.reason = attempt(self.timer.sample, entry.step, entry.plan)
+                if times is not None:
+                    entry.rounds.append(median(times))
+
+    def _rows(
+        self,
+        point: Point,
+        direction: str,
+        entries: dict[str, _Entry],
+        reasons: dict[str, str],
+        default: str = "",
+    ) -> list[Row]:
+        rows = []
+        for contender in self.settings.contenders:
+            reason = reasons.get(contender.name, default)
+            entry = entries.get(contender.name)
+            metrics = {} if reason or not entry else self._metrics(point, direction, entry)
+            rows.append(
+                Row(
+                    point=point,
+                    contender=contender.name,
+                    role=contender.role,
+                    what=direction,
+                    metrics=metrics,
+                    samples=tuple(entry.rounds) if entry and metrics else (),
+                    reason=reason,
+                    command=command(point, direction, self.settings, [contender.name]),
+                )
+            )
+        return rows
+
+    def _metrics(self, point: Point, direction: str, entry: _Entry) -> dict[str, float]:
+        time_ms = median(entry.rounds)
+        tflops = flops(point, direction) / time_ms / 1e9
+        metrics = {"time_ms": time_ms, "spread": spread(entry.rounds), "tflops": tflops}
+        if entry.memory_mib is not None:
+            metrics["memory_mib"] = entry.memory_mib
+        if self.settings.peak_tflops and point.dtype in ("fp16", "bf16"):
+            metrics["peak_share"] = tflops / self.settings.peak_tflops
+        return metrics
+
+
+def relative_difference(result: object, expected: object) -> float:
+    """Largest rms(a - b) / rms(b) over the tensors of two results of a step."""
+    results = result if isinstance(result, tuple) else (result,)
+    others = expected if isinstance(expected, tuple) else (expected,)
+    worst = 0.0
+    for a, b in zip(results, others, strict=True):
+        assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        if a.shape != b.shape:
+            raise CannotRun(f"its result has shape {list(a.shape)}, expected {list(b.shape)}")
+        a, b = a.detach().float(), b.detach().float()
+        size = float(b.square().mean().sqrt())
+        worst = max(worst, float((a - b).square().mean().sqrt()) / max(size, 1e-30))
+    return worst

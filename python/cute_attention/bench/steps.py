@@ -1,0 +1,75 @@
+"""What the clock surrounds: a forward call, a backward call on prepared outputs, or both in a
+row."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Literal, ParamSpec, TypeVar
+
+import torch
+
+from .contenders.base import Attention, Contender, reason_for
+from .inputs import Inputs
+from .points import Point
+
+DIRECTIONS = ("fwd", "bwd", "fwdbwd")
+
+Step = Callable[[], object]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def make_step(call: Attention, direction: str, inputs: Inputs) -> Step:
+    """A callable without arguments that does one direction of a point once.
+
+    The backward alone is autograd.grad with retain_graph=True over an output computed here, once.
+    """
+    if direction == "fwd":
+        q, k, v = inputs.detached
+        return lambda: call(q, k, v)
+    if direction == "bwd":
+        out = call(*inputs.leaves)
+        return lambda: torch.autograd.grad(out, inputs.leaves, inputs.grad_out, retain_graph=True)
+    if direction == "fwdbwd":
+        return lambda: torch.autograd.grad(call(*inputs.leaves), inputs.leaves, inputs.grad_out)
+    raise ValueError(f"direction is {direction!r}, expected one of {', '.join(DIRECTIONS)}")
+
+
+@contextlib.contextmanager
+def measuring(contender: Contender, point: Point) -> Iterator[None]:
+    """Everything that must hold while a contender runs: its backend pinned, determinism if asked
+    for."""
+    was = torch.are_deterministic_algorithms_enabled()
+    if point.deterministic:
+        torch.use_deterministic_algorithms(True)
+    try:
+        with contender.scope():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was)
+
+
+def attempt(
+    function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> tuple[T, Literal[""]] | tuple[None, str]:
+    """Calls what may fail in any way on some machine: (its value, "") or (None, the reason)."""
+    try:
+        return function(*args, **kwargs), ""
+    except Exception as error:
+        reason = reason_for(error)
+    free_memory()  # here, where the failed call's frames are gone
+    return None, reason
+
+
+def free_memory() -> None:
+    """Gives back what the allocator caches, so that contenders do not starve each other."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def cannot_run(contender: Contender, point: Point, direction: str, device: torch.device) -> str:
+    """Why a contender is not even tried on a point, or ""."""
+    return contender.missing(device) or contender.refuses(point, direction) or ""

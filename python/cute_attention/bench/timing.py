@@ -1,0 +1,127 @@
+"""Time of a step: medians over rounds in which the contenders take turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+WARMUP_MS = 25.0
+MAX_REPEATS = 1000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one step is timed, found out while it warms up."""
+
+    repeats: int
+    head_start_cycles: int = 0  # GPU idles so long before each repeat, for the host to get ahead
+
+
+class Timer(Protocol):
+    def plan(self, step: Callable[[], object]) -> Plan: ...
+
+    def sample(self, step: Callable[[], object], plan: Plan) -> list[float]:
+        """Milliseconds of each repeat."""
+        ...
+
+
+def repeats_for(one_ms: float, time_ms: float) -> int:
+    """How often a step of `one_ms` fits into `time_ms`; once at least."""
+    return max(1, min(MAX_REPEATS, int(time_ms / max(one_ms, 1e-6))))
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(round_medians: Sequence[float]) -> float:
+    """How far apart the rounds lie: (largest - smallest) / median; 0 for a single round."""
+    return (max(round_medians) - min(round_medians)) / median(round_medians)
+
+
+class CpuTimer:
+    """perf_counter around each call; caches stay warm, as they are in use."""
+
+    def __init__(self, time_ms: float) -> None:
+        self.time_ms = time_ms
+
+    def plan(self, step: Callable[[], object]) -> Plan:
+        step()
+        start = time.perf_counter()
+        step()
+        return Plan(repeats_for(1e3 * (time.perf_counter() - start), self.time_ms))
+
+    def sample(self, step: Callable[[], object], plan: Plan) -> list[float]:
+        times = []
+        for _ in range(plan.repeats):
+            start = time.perf_counter()
+            step()
+            times.append(1e3 * (time.perf_counter() - start))
+        return times
+
+
+class CudaTimer:
+    """CUDA events around each call, the L2 cache overwritten before it: the method of
+    triton.testing.do_bench, so that figures compare with those published.
+
+    One thing is added. Where the host needs longer to launch a step than the GPU to run it, events
+    measure the host; the GPU then spins before the first event until the launches are queued. What
+    the host costs is what `overhead` measures.
+    """
+
+    FLUSH_BYTES = 256 * 2**20
+
+    def __init__(self, device: torch.device, time_ms: float) -> None:
+        self.time_ms = time_ms
+        self.flush = torch.empty(self.FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+
+    def _event(self) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)
+
+    def plan(self, step: Callable[[], object]) -> Plan:
+        step()  # compiles, allocates
+        torch.cuda.synchronize()
+        start, end = self._event(), self._event()
+        trials = 5
+        host = time.perf_counter()
+        start.record()
+        for _ in range(trials):
+            self.flush.zero_()
+            step()
+        end.record()
+        host_ms = 1e3 * (time.perf_counter() - host) / trials
+        torch.cuda.synchronize()
+        one_ms = start.elapsed_time(end) / trials
+        for _ in range(min(MAX_REPEATS, int(WARMUP_MS / one_ms))):
+            step()
+        torch.cuda.synchronize()
+        cycles = 0
+        if host_ms > 0.5 * one_ms:
+            cycles = int(1.5 * host_ms * 2e6)  # at up to 2 GHz; a slower clock only spins longer
+        return Plan(repeats_for(one_ms, self.time_ms), cycles)
+
+    def sample(self, step: Callable[[], object], plan: Plan) -> list[float]:
+        events = [(self._event(), self._event()) for _ in range(plan.repeats)]
+        for start, end in events:
+            self.flush.zero_()
+            if plan.head_start_cycles:
+                torch.cuda._sleep(plan.head_start_cycles)
+            start.record()
+            step()
+            end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) for start, end in events]
+
+
+def make_timer(device: torch.device, time_ms: float) -> Timer:
+    return CudaTimer(device, time_ms) if device.type == "cuda" else CpuTimer(time_ms)
+
+
+def turns(count: int, round_index: int) -> list[int]:
+    """The order of contenders in a round: it rotates, so that none always follows the same one."""
+    return [(i + round_index) % count for i in range(count)]
