@@ -1,11 +1,12 @@
 """One dense problem of the blockwise backend: its layout, its tiles, and the scores of a tile.
 
-Inside, tensors are packed so that the query heads that share a kv head are rows of one matrix and nothing of K or V is repeated:
-`[batch, seqlen, heads, dim]` becomes `[batch * heads_kv, seqlen * group, dim]`, `group = heads // heads_kv`, a block of queries is a
-slice of rows, and a tile of scores `[batch * heads_kv, rows * group, cols]` comes from one batched matmul.
+Inside, tensors are packed: `[batch, seqlen, heads, dim]` becomes
+`[batch * heads_kv, seqlen * group, dim]` with `group = heads // heads_kv`. So the query heads that
+share a kv head are rows of one matrix, nothing of K or V is repeated, a block of queries is a slice
+of rows, and a tile of scores `[batch * heads_kv, rows * group, cols]` is one batched matmul.
 
-Scores are kept in base 2 (multiplied by log2(e) together with the scale): exp2 is the fastest exponential of PyTorch's on a CPU,
-three times exp, and is not slowed by underflow as exp is, twelve times (PyTorch 2.13, AMD Zen 4).
+Scores are kept in base 2 (multiplied by log2(e) together with the scale): exp2 takes a third of
+the time of exp on a CPU, and exp slows down twelvefold where it underflows (PyTorch 2.13, Zen 4).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .dropout import keep_mask
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 
-# Scores in a tile: 4 MB of float32 stay in the last level of cache of a CPU; a GPU wants more work in each launch.
+# Scores in a tile: 4 MB of float32 stay in the last level of cache of a CPU; a GPU wants more work
+# in each launch.
 _TILE_SCORES_CPU = 2**20
 _TILE_SCORES_GPU = 2**23
 _MIN_ROWS, _MIN_COLS = 64, 128
@@ -55,7 +57,7 @@ class Tiles:
 
     @classmethod
     def of(cls, spec: AttentionSpec, seqlen_q: int, seqlen_k: int, heads: int, gpu: bool) -> Tiles:
-        """The tiles of a problem; `heads` is how many scores a (query, key) pair has: batch * heads."""
+        """The tiles of a problem; `heads` counts those of every sequence: batch * heads."""
         everything = seqlen_q + seqlen_k
         left = spec.window_left if spec.window_left >= 0 else everything
         right = spec.window_right if spec.window_right >= 0 else everything
@@ -90,7 +92,7 @@ class Tiles:
             yield j0, min(j0 + self.cols, last)
 
     def mask(self, i0: int, i1: int, j0: int, j1: int, like: Tensor) -> Tensor | None:
-        """0 where the query sees the key and -inf elsewhere, `[rows, cols]`; None where all see all."""
+        """0 where the query sees the key, else -inf, `[rows, cols]`; None where all see all."""
         diagonal = i0 + self.shift - j0  # query i0 is opposite this column of the tile
         hides_right = j1 - 1 > i0 + self.shift + self.right
         hides_left = j0 < i1 - 1 + self.shift - self.left
@@ -106,7 +108,7 @@ class Tiles:
 
 
 def batch_of_tile(seqlen_q: int, seqlen_k: int, heads: int, gpu: bool) -> int:
-    """How many sequences to compute together: short ones share a tile, long ones fill theirs alone."""
+    """How many sequences to compute together: short ones share a tile, long ones fill theirs."""
     scores = _TILE_SCORES_GPU if gpu else _TILE_SCORES_CPU
     return max(1, scores // max(1, heads * min(seqlen_q * seqlen_k, _GOOD_TILE)))
 
@@ -187,10 +189,10 @@ class Problem:
 
 
 def pack(tensor: Tensor, heads_kv: int, dtype: torch.dtype) -> Tensor:
-    """`[batch, seqlen, heads, dim]` to `[batch * heads_kv, seqlen * group, dim]`; may share memory."""
+    """`[batch, seqlen, heads, dim]` to `[batch * heads_kv, seqlen * group, dim]`, maybe a view."""
     batch, seqlen, heads, dim = tensor.shape
     group = heads // heads_kv
-    grouped = tensor.unflatten(2, (heads_kv, group))
+    grouped = torch.unflatten(tensor, 2, (heads_kv, group))
     packed = grouped.transpose(1, 2).to(dtype)  # (batch, heads_kv, seqlen, group, dim)
     return packed.reshape(batch * heads_kv, seqlen * group, dim)
 
@@ -205,7 +207,7 @@ def split_bias_heads(bias: Tensor, heads_kv: int) -> Tensor:
     """View of `[batch | 1, heads | 1, seqlen_q | 1, seqlen_k | 1]` as `Problem.bias`."""
     heads = bias.shape[1]
     split = (heads_kv, heads // heads_kv) if heads > 1 else (1, 1)
-    return bias.unflatten(1, split).transpose(2, 3)
+    return torch.unflatten(bias, 1, split).transpose(2, 3)
 
 
 def bias_tile(bias: Tensor, i0: int, i1: int, j0: int, j1: int) -> Tensor:

@@ -1,15 +1,19 @@
-"""The `reference` backend: attention and its gradient tile by tile, in memory linear in the sequence length.
+"""The `reference` backend: attention and its gradient, tile by tile, in linear memory.
 
-Forward is the online softmax over blocks of keys; backward recomputes each tile's probabilities from the LSE. Both are plain
-functions over tensors, with no autograd inside, on any device. Tiles that the mask hides are skipped, and what no tile covers
-(keys that no query sees, packed rows outside every sequence) is not read. Results are bitwise repeatable.
+Forward is the online softmax over blocks of keys; backward recomputes each tile's probabilities
+from the LSE. Both are plain functions over tensors, with no autograd inside, on any device. Tiles
+that the mask hides are skipped, and what no tile covers (keys that no query sees, packed rows
+outside every sequence) is not read. Results are bitwise repeatable.
 
-A dense call never waits for the device, so a CUDA graph can capture it. A varlen call reads `cu_seqlens` on the host once.
+A dense call never waits for the device, so a CUDA graph can capture it. A varlen call reads
+`cu_seqlens` on the host once.
 
-    dO, dlse: gradients of the output and the LSE;  P the probabilities, D the dropout mask with its scale, O = (P * D) V
-    dV = (P * D)^T dO       dP = D * (dO V^T)       dS = P * (dP - delta)       delta = rowsum(dO * O) - dlse
-    dQ = scale * dS K       dK = scale * dS^T Q     dbias = dS summed over what was broadcast
-    dsink = -sum(exp(sink - lse) * delta)
+With dO and dlse the gradients of output and LSE, P the probabilities, and D dropout's mask times
+its scale, so that O = (P * D) V:
+
+    delta = rowsum(dO * O) - dlse     dP = D * (dO V^T)      dS = P * (dP - delta)
+    dV = (P * D)^T dO                 dQ = scale * dS K      dK = scale * dS^T Q
+    dbias = dS summed over what was broadcast                dsink = -sum(exp(sink - lse) * delta)
 """
 
 from __future__ import annotations
@@ -51,10 +55,11 @@ def blockwise_forward(
     dropout_seed: Tensor | None,
     spec: AttentionSpec,
 ) -> tuple[Tensor, Tensor]:
-    """Output and LSE of attention, as `attention_reference` and `attention_varlen_reference` define them.
+    """Output and LSE of attention, as `reference.py` defines them.
 
     Args:
-        q: `[batch, seqlen_q, heads, head_dim]`, or packed `[total_q, heads, head_dim]`; any floating dtype, any strides.
+        q: `[batch, seqlen_q, heads, head_dim]`, or packed `[total_q, heads, head_dim]`; any
+            floating dtype, any strides.
         k: `[batch, seqlen_k, heads_kv, head_dim]`, or packed.
         v: `[batch, seqlen_k, heads_kv, head_dim_v]`, or packed.
         cu_seqlens_q: `[batch + 1]` where packed, else None.
@@ -62,12 +67,13 @@ def blockwise_forward(
         bias: broadcastable to `[batch, heads, seqlen_q, seqlen_k]` (packed: the longest ones).
         alibi_slopes: `[heads]` or `[batch, heads]`.
         sink: `[heads]`.
-        dropout_seed: int64, one element, on q's device; not read where `spec.dropout_p` drops nothing.
+        dropout_seed: int64, one element, on q's device; not read where `spec.dropout_p` drops
+            nothing.
         spec: everything that is not a tensor.
 
     Returns:
-        `out` like q with v's head dim, contiguous, in q's dtype; `lse` `[batch, heads, seqlen_q]`, packed `[heads, total_q]`,
-        float32 (float64 where q is).
+        `out` like q with v's head dim, contiguous, in q's dtype; `lse` `[batch, heads, seqlen_q]`,
+        packed `[heads, total_q]`, float32 (float64 where q is).
     """
     dtype = compute_dtype(q)
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
@@ -120,8 +126,8 @@ def blockwise_backward(
         needs_sink: compute the gradient of `sink`.
 
     Returns:
-        `(dq, dk, dv, dbias, dsink)`, each with the shape and dtype of its tensor, contiguous; dbias and dsink are None where
-        not needed.
+        `(dq, dk, dv, dbias, dsink)`, each with the shape and dtype of its tensor, contiguous; dbias
+        and dsink are None where not needed.
     """
     dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dtype = compute_dtype(q)
@@ -141,7 +147,7 @@ def blockwise_backward(
             for whole, part in zip((dq, dk, dv), grads, strict=True):
                 view = piece.queries(whole) if whole is dq else piece.keys(whole)
                 group = problem.group if whole is dq else 1
-                view.unflatten(2, (problem.heads_kv, group)).copy_(
+                torch.unflatten(view, 2, (problem.heads_kv, group)).copy_(
                     unpack(part, problem.batch, group)
                 )
     if dbias is not None and bias is not None:
@@ -254,7 +260,7 @@ def _forward_piece(problem: Problem, out: Tensor, lse: Tensor, sink: Tensor | No
         peak = torch.maximum(peak, logits)
         total = torch.exp2(logits - peak)
     buffer = problem.buffer()
-    outs = out.unflatten(2, (heads_kv, group))
+    outs = torch.unflatten(out, 2, (heads_kv, group))
     for i0, i1 in problem.tiles.row_blocks():
         row_peak, row_total = problem.rows(peak, i0, i1), problem.rows(total, i0, i1)
         acc = q.new_zeros(q.shape[0], (i1 - i0) * group, out.shape[-1])
@@ -327,7 +333,7 @@ def _sink_grad(problem: Problem, saved: _Saved, sink: Tensor) -> Tensor:
 def _backward_piece(
     problem: Problem, saved: _Saved, dbias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Packed dq, still to be multiplied by the scale, dk and dv; adds to `dbias`, which is a view."""
+    """Packed dq (still to be multiplied by the scale), dk and dv; adds to the view `dbias`."""
     q, k, v = problem.q, problem.k, problem.v
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     split_dbias = None if dbias is None else split_bias_heads(dbias, problem.heads_kv)

@@ -1,14 +1,16 @@
 """Dropout bits: Philox4x32-7 as a pure function of (seed, batch, head, query, key).
 
-One Philox call serves a patch of 16 queries by 32 keys per thread of an m16n8 accumulator, so a kernel draws 16 bytes for the
-16 scores it holds in registers. With `i` the query and `j` the key, both counted from the start of their sequence:
+One Philox call serves a patch of 16 queries by 32 keys per thread of an m16n8 accumulator, so a
+kernel draws 16 bytes for the 16 scores it holds in registers. With `i` the query and `j` the key,
+both counted from the start of their sequence:
 
     key      the 64-bit seed, low word first
     counter  (8*(i//16) + i%8,  4*(j//32) + (j%8)//2,  batch*heads + head,  0)
     byte     8*((i%16)//8) + 2*((j%32)//8) + j%2          of the 16, little-endian
 
-A probability is dropped where its byte is below `k = round(256 * p)`; what is kept is multiplied by `256 / (256 - k)`. Nothing
-here depends on tile shapes, so every backend and every architecture draws the same bits.
+A probability is dropped where its byte is below `k = round(256 * p)`; what is kept is multiplied by
+`256 / (256 - k)`. Nothing here depends on tile shapes, so every backend and every architecture
+draws the same bits.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ _CALL_ROWS, _CALL_COLS = 8, 4  # Philox calls along each side of a patch
 
 
 def drop_count(dropout_p: float) -> int:
-    """How many of the 256 values of a byte mean "drop": `dropout_p` in [0, 1] rounded, halves up."""
+    """How many of the 256 values of a byte mean "drop": `256 * dropout_p` rounded, halves up."""
     return math.floor(256.0 * dropout_p + 0.5)
 
 
 def keep_scale(dropout_p: float) -> float:
-    """What kept probabilities are multiplied by, `256 / (256 - k)`; 0 where everything is dropped."""
+    """What kept probabilities are multiplied by, `256 / (256 - k)`; 0 where all are dropped."""
     kept = 256 - drop_count(dropout_p)
     return 256.0 / kept if kept else 0.0
 
@@ -56,8 +58,9 @@ def as_seed(seed: int | Tensor | None, device: torch.device | str) -> Tensor:
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: Tensor) -> Tensor:
     """Philox4x32-7 of broadcastable int64 counters, each in [0, 2**32).
 
-    Returns int64 `[..., 4]`, the four output words, each in [0, 2**32). A 32x32-bit product overflows int64, but int64
-    wraps modulo 2**64 and the masked shift drops the sign, so both halves are those of the unsigned product.
+    Returns int64 `[..., 4]`, the four output words, each in [0, 2**32). A 32x32-bit product
+    overflows int64, but int64 wraps modulo 2**64 and the masked shift drops the sign, so both
+    halves are those of the unsigned product.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = seed & _WORD, (seed >> 32) & _WORD
@@ -121,7 +124,7 @@ def keep_mask(
     rows: tuple[int, int],
     cols: tuple[int, int],
 ) -> Tensor:
-    """True where a probability is kept, bool `[batch_heads, rows, cols]`; arguments as `random_bytes`.
+    """True where a probability is kept, `[batch_heads, rows, cols]`; arguments as `random_bytes`.
 
     Only for a `dropout_p` that drops something: `drop_count(dropout_p) > 0`.
     """

@@ -1,7 +1,8 @@
 """What every argument of attention means: the direct formula, in plain differentiable PyTorch.
 
-This file is the contract in executable form. It materialises every score, so it is for understanding and for testing, not for
-speed; `blockwise.py` computes the same in memory linear in the sequence length.
+This file is the contract in executable form. It materialises every score, so it is for
+understanding and for testing, not for speed; `blockwise.py` computes the same in memory linear in
+the sequence length.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ def attention_reference(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention by the direct formula.
 
-    With query `i`, key `j`, query head `h`, kv head `g = h // (heads // heads_kv)`, `shift = seqlen_k - seqlen_q`:
+    With query `i`, key `j`, query head `h`, kv head `g = h // (heads // heads_kv)` and
+    `shift = seqlen_k - seqlen_q`:
 
         s[i, j] = scale * dot(q[i, h], k[j, g])
         s[i, j] = softcap * tanh(s[i, j] / softcap)                 where softcap is given
         s[i, j] = s[i, j] - slope[h] * abs(i + shift - j) + bias[i, j]
         s[i, j] = -inf                                              where query i does not see key j
-        lse[i]  = log(sum_j exp(s[i, j]) + exp(sink[h]))            the sink's term where sink is given
+        lse[i]  = log(sum_j exp(s[i, j]) + exp(sink[h]))            the sink where it is given
         p[i, j] = exp(s[i, j] - lse[i]) * keep[i, j] * 256 / (256 - round(256 * dropout_p))
         out[i]  = sum_j p[i, j] * v[j, g]
 
-    A causal mask is aligned to the bottom right, so that the last query sees every key (1 where query i sees key j):
+    A causal mask is aligned to the bottom right: the last query sees every key. 1 where query i
+    sees key j:
 
         seqlen_q 3, seqlen_k 5:  1 1 1 0 0      seqlen_q 5, seqlen_k 3:  0 0 0
                                  1 1 1 1 0                               0 0 0
@@ -50,30 +53,33 @@ def attention_reference(
                                                                          1 1 0
                                                                          1 1 1
 
-    A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients 0. Keys that no query
-    sees, and queries that see no key, are not read: NaN there stays there. Scores and softmax are float32, or float64
-    where q is. Differentiable in q, k, v, bias and sink, through the output and the LSE, to any order.
+    A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients
+    0. Keys that no query sees, and queries that see no key, are not read: NaN there stays there.
+    Scores and softmax are float32, or float64 where q is. Differentiable in q, k, v, bias and sink,
+    through the output and the LSE, to any order.
 
     Args:
         q: queries `[batch, seqlen_q, heads, head_dim]`, any floating dtype, any strides.
         k: keys `[batch, seqlen_k, heads_kv, head_dim]`; `heads_kv` divides `heads`.
         v: values `[batch, seqlen_k, heads_kv, head_dim_v]`.
         causal: query `i` sees keys `j <= i + shift`.
-        window: `(left, right)`: query `i` sees keys `i + shift - left <= j <= i + shift + right`; None is unbounded.
-            With `causal`, `right` is 0.
+        window: `(left, right)`: query `i` sees keys `i + shift - left <= j <= i + shift + right`;
+            None is unbounded. With `causal`, `right` is 0.
         scale: multiplies q·k; `head_dim ** -0.5` where None.
         softcap: bounds the scaled scores to `(-softcap, softcap)`; None or 0 for no bound.
         alibi_slopes: `[heads]` or `[batch, heads]`, float32; no gradient.
         bias: broadcastable to `[batch, heads, seqlen_q, seqlen_k]`, floating; added to the scores.
         sink: `[heads]`, float32: a logit that joins the softmax's denominator only.
-        dropout_p: probability of dropping a probability, rounded to 256ths; 0 draws nothing, 1 gives zeros.
-        dropout_seed: an int or an int64 tensor of one element; None draws one from PyTorch's generator. `dropout.py` defines the
-            bits as a pure function of (seed, batch, head, i, j).
+        dropout_p: probability of dropping a probability, rounded to 256ths; 0 draws nothing, 1
+            gives zeros.
+        dropout_seed: an int or an int64 tensor of one element; None draws one from PyTorch's
+            generator. `dropout.py` defines the bits as a function of (seed, batch, head, i, j).
         return_lse: also return the LSE.
 
     Returns:
-        `out [batch, seqlen_q, heads, head_dim_v]` in q's dtype; with `return_lse` the pair `(out, lse)`, `lse [batch, heads,
-        seqlen_q]` the natural log of the softmax's denominator, float32 (float64 where q is).
+        `out [batch, seqlen_q, heads, head_dim_v]` in q's dtype; with `return_lse` the pair
+        `(out, lse)`, `lse [batch, heads, seqlen_q]` the natural log of the softmax's denominator,
+        float32 (float64 where q is).
 
     Raises:
         ValueError: shapes that do not agree, a negative window, `dropout_p` outside [0, 1].
@@ -118,10 +124,11 @@ def attention_varlen_reference(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention over packed sequences by the direct formula.
 
-    Sequence `b` is the rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` of q and likewise of k and v; it attends to itself
-    only, exactly as `attention_reference` of its rows would, masks and dropout counted from its start. Reads `cu_seqlens` on
-    the host, so it waits for the device once. Rows outside every sequence are not read; their output is 0, their LSE -inf
-    and their gradients 0. The causal mask of each sequence, here with (seqlen_q, seqlen_k) of (2, 3) and (1, 1):
+    Sequence `b` is the rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` of q and likewise of k and
+    v; it attends to itself only, exactly as `attention_reference` of its rows would, masks and
+    dropout counted from its start. Reads `cu_seqlens` on the host, so it waits for the device once.
+    Rows outside every sequence are not read; their output is 0, their LSE -inf and their gradients
+    0. The causal mask of each sequence, here with (seqlen_q, seqlen_k) of (2, 3) and (1, 1):
 
         1 1 0 .
         1 1 1 .
@@ -138,16 +145,18 @@ def attention_varlen_reference(
         scale: multiplies q·k; `head_dim ** -0.5` where None.
         softcap: bounds the scaled scores to `(-softcap, softcap)`; None or 0 for no bound.
         alibi_slopes: `[heads]` or `[batch, heads]`, float32; no gradient.
-        bias: broadcastable to `[batch, heads, max_seqlen_q, max_seqlen_k]`; sequence `b` reads the first rows and columns
-            of `bias[b]`, the rest is not read.
+        bias: broadcastable to `[batch, heads, max_seqlen_q, max_seqlen_k]`; sequence `b` reads the
+            first rows and columns of `bias[b]`, the rest is not read.
         sink: `[heads]`, float32: a logit that joins the softmax's denominator only.
-        dropout_p: probability of dropping a probability, rounded to 256ths; 0 draws nothing, 1 gives zeros.
-        dropout_seed: an int or an int64 tensor of one element; None draws one from PyTorch's generator.
+        dropout_p: probability of dropping a probability, rounded to 256ths; 0 draws nothing, 1
+            gives zeros.
+        dropout_seed: an int or an int64 tensor of one element; None draws one from PyTorch's
+            generator.
         return_lse: also return the LSE.
 
     Returns:
-        `out [total_q, heads, head_dim_v]` in q's dtype; with `return_lse` the pair `(out, lse)`, `lse [heads, total_q]`,
-        float32 (float64 where q is).
+        `out [total_q, heads, head_dim_v]` in q's dtype; with `return_lse` the pair `(out, lse)`,
+        `lse [heads, total_q]`, float32 (float64 where q is).
 
     Raises:
         ValueError: shapes that do not agree, a negative window, `dropout_p` outside [0, 1].
@@ -213,9 +222,10 @@ def _dense(
     seed: Tensor | None,
     batch_start: int,
 ) -> tuple[Tensor, Tensor]:
-    """Output and LSE of sequences of one length, the first of which is sequence `batch_start` to dropout."""
+    """Output and LSE of sequences of one length; to dropout they start at `batch_start`."""
     dtype = compute_dtype(q)
-    (batch, seqlen_q, heads, head_dim), (_, seqlen_k, heads_kv, head_dim_v) = q.shape, v.shape
+    batch, seqlen_q, heads, head_dim = q.shape
+    seqlen_k, heads_kv = k.shape[1:3]
     i = torch.arange(seqlen_q, device=q.device)[:, None] + (seqlen_k - seqlen_q)
     j = torch.arange(seqlen_k, device=q.device)
     sees = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device)
@@ -226,8 +236,9 @@ def _dense(
 
     # What no mask lets through is not read: 0 * NaN would otherwise reach the output.
     blind, unseen = ~sees.any(1)[:, None, None], ~sees.any(0)[:, None, None]
-    grouped = q.to(dtype).masked_fill(blind, 0.0).unflatten(2, (heads_kv, heads // heads_kv))
+    queries = q.to(dtype).masked_fill(blind, 0.0)
     keys, values = k.to(dtype).masked_fill(unseen, 0.0), v.to(dtype).masked_fill(unseen, 0.0)
+    grouped = torch.unflatten(queries, 2, (heads_kv, heads // heads_kv))
 
     scores = torch.einsum("bigrd,bjgd->bgrij", grouped, keys).flatten(1, 2)
     scores = scores * (head_dim**-0.5 if scale is None else scale)
@@ -260,7 +271,7 @@ def _dense(
         )
         probabilities = probabilities.masked_fill(~keep.view_as(probabilities), 0.0)
         probabilities = probabilities * keep_scale(dropout_p)
-    probabilities = probabilities.unflatten(1, (heads_kv, heads // heads_kv))
+    probabilities = torch.unflatten(probabilities, 1, (heads_kv, heads // heads_kv))
     out = torch.einsum("bgrij,bjgd->bigrd", probabilities, values).flatten(2, 3)
     return out.masked_fill(blind, 0.0).to(q.dtype), lse
 
@@ -273,8 +284,8 @@ def compute_dtype(q: Tensor) -> torch.dtype:
 def narrow_bias(bias: Tensor, batch: tuple[int, int], seqlen_q: int, seqlen_k: int) -> Tensor:
     """A view of what sequences `batch[0]` to `batch[1]` of these lengths read of a bias.
 
-    The bias has up to four dimensions, broadcastable to `[batch, heads, seqlen_q, seqlen_k]`; the view has four, those of
-    length 1 kept.
+    The bias has up to four dimensions, broadcastable to `[batch, heads, seqlen_q, seqlen_k]`; the
+    view has four, those of length 1 kept.
     """
     bias = bias[(None,) * (4 - bias.dim())]
     batch_index = slice(*batch) if bias.shape[0] > 1 else slice(None)
@@ -291,7 +302,7 @@ def _window_sides(causal: bool, window: Window | None) -> Window:
 def _check(
     name: str, q: Tensor, k: Tensor, v: Tensor, dims: int, window: Window | None, dropout_p: float
 ) -> None:
-    """Raise ValueError where shapes do not agree; `dims` is 4 for dense tensors and 3 for packed ones."""
+    """Raise ValueError where shapes do not agree; `dims` is 4 for dense tensors, 3 for packed."""
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != dims:
             raise ValueError(
