@@ -10,6 +10,7 @@ constexpr double kClocksPerUs =
 constexpr double kEfficiency = 0.75;  // of the peak that a row's inner loop reaches
 constexpr double kExpsPerClock = 16;  // MUFU results a clock and SM
 constexpr double kTurnClocks = 2500;  // a CTA's prologue and epilogue: Q and the first K in, O out
+constexpr double kTileClocks = 200;   // of a key tile beside its arithmetic: barriers, row maxima
 constexpr double kLaunchUs = 3;
 constexpr int32_t kReservedSharedMemory = 1024;  // that CUDA keeps for itself, per CTA
 constexpr int32_t kSaturatingWarps = 8;          // warps that keep an SM's tensor cores busy
@@ -59,7 +60,8 @@ double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo cons
   double const tile_clocks =
       std::max(flops / flops_per_clock(row.key.arch, device.compute_capability),
                scores / kExpsPerClock) /
-      kEfficiency;
+          kEfficiency +
+      kTileClocks;
 
   int32_t const fitting =
       device.shared_memory_per_multiprocessor / (row.shared_memory_bytes + kReservedSharedMemory);

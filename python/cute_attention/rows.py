@@ -1,0 +1,105 @@
+"""The Python reader of the kernel tables: every row, whether or not it was built here."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROW = re.compile(r"^CUTE_ATTENTION_(FORWARD|BACKWARD)\((.*)\)$", re.MULTILINE)
+_DTYPES = {"Float16": "fp16", "BFloat16": "bf16"}
+_ARCHITECTURES = {
+    "sm80": "Ampere and newer (compute capability >= 8.0)",
+    "sm90": "Hopper (compute capability 9.0)",
+}
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of src/kernels/*.def, in the words of `kernels()`."""
+
+    name: str
+    arch: str
+    direction: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    mask: str
+    score_mod: str
+    tile_m: int
+    tile_n: int
+    stages: int
+    warps: int
+
+    def key_name(self) -> str:
+        """The name that the columns of the key spell; the row's own may add a suffix."""
+        head_dims = f"d{self.head_dim}"
+        if self.head_dim_v != self.head_dim:
+            head_dims += f"x{self.head_dim_v}"
+        parts = [self.arch, self.direction[:3], self.dtype, head_dims]
+        parts += [] if self.mask == "any" else [self.mask]
+        parts += [] if self.score_mod == "none" else [self.score_mod]
+        return "_".join(parts)
+
+
+def tables_folder() -> Path:
+    """Where the tables lie: in the sources where this file does, else in the installed package."""
+    sources = Path(__file__).resolve().parents[2] / "src" / "kernels"
+    folders = [sources, *(Path(path) / "kernels" for path in sys.modules[__package__].__path__)]
+    for folder in folders:
+        if (folder / "forward.def").is_file():
+            return folder
+    raise FileNotFoundError("cute_attention: the kernel tables are not installed with this package")
+
+
+def parse(text: str) -> list[TableRow]:
+    """The rows of one table."""
+    rows = []
+    for match in _ROW.finditer(text):
+        name, arch, dtype, head_dim, head_dim_v, mask, score_mod, *config = (
+            column.strip() for column in match[2].split(",")
+        )
+        rows.append(
+            TableRow(
+                name,
+                arch.lower(),
+                match[1].lower(),
+                _DTYPES[dtype],
+                int(head_dim),
+                int(head_dim_v),
+                mask.lower(),
+                score_mod.lower(),
+                *map(int, config),
+            )
+        )
+    return rows
+
+
+@functools.cache
+def table() -> tuple[TableRow, ...]:
+    """Every row of every table."""
+    files = sorted(tables_folder().glob("*.def"), reverse=True)  # forward before backward
+    return tuple(row for file in files for row in parse(file.read_text()))
+
+
+def support_matrix(rows: Iterable[TableRow]) -> str:
+    """What the rows serve, as a Markdown table."""
+    lines: dict[tuple[str, str, int, int, str, str], list[str]] = {}
+    for row in rows:
+        key = (row.arch, row.direction, row.head_dim, row.head_dim_v, row.mask, row.score_mod)
+        dtypes = lines.setdefault(key, [])
+        if row.dtype not in dtypes:
+            dtypes.append(row.dtype)
+    text = "| kernels for | pass | head_dim, head_dim_v up to | dtype | masks | softcap |\n"
+    text += "|---|---|---|---|---|---|\n"
+    for (arch, direction, head_dim, head_dim_v, mask, score_mod), dtypes in lines.items():
+        masks = "full, causal, window" if mask == "any" else mask
+        softcap = "yes" if score_mod == "softcap" else "no"
+        text += (
+            f"| {_ARCHITECTURES[arch]} | {direction} | {head_dim}, {head_dim_v} "
+            f"| {', '.join(dtypes)} | {masks} | {softcap} |\n"
+        )
+    return text
