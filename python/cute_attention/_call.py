@@ -32,14 +32,6 @@ class Options(NamedTuple):
     backend: Any
 
 
-class Lengths(NamedTuple):
-    """Of the whole batch; of packed sequences the longest ones."""
-
-    batch: int
-    seqlen_q: int
-    seqlen_k: int
-
-
 def autocast(q: Tensor, k: Tensor, v: Tensor, bias: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
     """Casts what torch.autocast casts for PyTorch's own attention: floating tensors but float64."""
     dtype = torch.get_autocast_dtype(q.device.type)
@@ -52,7 +44,7 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, bias: Any) -> tuple[Tensor, Tensor
     return cast(q), cast(k), cast(v), cast(bias)
 
 
-def check_options(name: str, q: Tensor, lengths: Lengths, options: Options) -> _check.Sides:
+def check_options(name: str, q: Tensor, shape: _check.Shape, options: Options) -> _check.Sides:
     """Raise for the first option that is wrong; returns the sides of the window."""
     causal, window, scale, softcap, slopes, bias, sink, dropout_p, seed, *rest = options
     deterministic, return_lse, backend = rest
@@ -63,10 +55,9 @@ def check_options(name: str, q: Tensor, lengths: Lengths, options: Options) -> _
     if softcap is not None:
         _check.softcap(name, softcap)
     if slopes is not None:
-        _check.alibi_slopes(name, slopes, q, lengths.batch)
+        _check.alibi_slopes(name, slopes, q, shape.batch)
     if bias is not None:
-        heads = q.shape[-2]
-        _check.bias(name, bias, q, (lengths.batch, heads, lengths.seqlen_q, lengths.seqlen_k))
+        _check.bias(name, bias, q, (shape.batch, shape.heads, shape.seqlen_q, shape.seqlen_k))
     if sink is not None:
         _check.sink(name, sink, q)
     if seed is not None or type(dropout_p) is not float or dropout_p != 0.0:
@@ -94,21 +85,21 @@ def attend(
     name: str,
     tensors: tuple[Tensor, Tensor, Tensor],
     offsets: tuple[Tensor | None, Tensor | None],
-    lengths: Lengths,
+    shape: _check.Shape,
     options: Options,
 ) -> Any:
     """`attention` or `attention_varlen` of q, k, v and cu_seqlens that are checked."""
     q, k, v = tensors
-    sides = check_options(name, q, lengths, options)
+    sides = check_options(name, q, shape, options)
     features = features_of(options, sides, offsets[0] is not None)
     requested = requested_backend(options.backend)
     # operator.index makes torch.compile specialise on head dims, which the choice depends on.
-    head_dim, head_dim_v = operator.index(q.shape[-1]), operator.index(v.shape[-1])
+    head_dim, head_dim_v = operator.index(shape.head_dim), operator.index(shape.head_dim_v)
     call = Call(
         select_forward(q.dtype, head_dim, head_dim_v, features, q.device, requested),
         requested,
-        lengths.seqlen_q,
-        lengths.seqlen_k,
+        shape.seqlen_q,
+        shape.seqlen_k,
         head_dim**-0.5 if options.scale is None else options.scale,
         options.softcap or 0.0,
         *sides,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,23 @@ _DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 Sides = tuple[int, int]  # of a window; -1 is unbounded
 
 
+class Shape(NamedTuple):
+    """The sizes of a call; of packed sequences the longest ones."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    heads_kv: int
+    head_dim: int
+    head_dim_v: int
+
+
 def tensors(name: str, **arguments: object) -> None:
     """Raise TypeError for the first argument that is no tensor."""
     for label, value in arguments.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: {label} is {_type(value)}, expected a torch.Tensor")
+            raise TypeError(f"{name}: {label} is {type_name(value)}, expected a torch.Tensor")
 
 
 def same_kind(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -55,44 +67,68 @@ def same_kind(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
         on_device(name, label, tensor, device)
 
 
-def dense_shapes(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+def dense_shapes(name: str, q: Tensor, k: Tensor, v: Tensor) -> Shape:
     """q, k and v are `[batch, seqlen, heads, head_dim]` and agree."""
     qs, ks, vs = q.shape, k.shape, v.shape
-    if len(qs) != 4 or len(ks) != 4 or len(vs) != 4:
-        _wrong_rank(name, q, k, v, "[batch, seqlen, heads, head_dim]", 4)
-    if qs[0] != ks[0]:
-        _wrong_shape(name, "k", k, [qs[0], "*", "*", qs[3]], "batch must match q")
-    if ks[:3] != vs[:3]:
-        _wrong_shape(name, "v", v, [*ks[:3], "*"], "batch, seqlen_k and heads_kv must match k")
-    _heads(name, q, k, v)
+    if len(qs) == 4 and len(ks) == 4 and len(vs) == 4:
+        batch, seqlen_q, heads, head_dim = qs
+        batch_k, seqlen_k, heads_kv, head_dim_k = ks
+        batch_v, seqlen_v, heads_v, head_dim_v = vs
+        if (
+            batch == batch_k
+            and batch == batch_v
+            and seqlen_k == seqlen_v
+            and heads_kv == heads_v
+            and head_dim == head_dim_k
+            and heads_kv != 0
+            and heads % heads_kv == 0
+            and head_dim != 0
+            and head_dim_v != 0
+        ):
+            return Shape(batch, seqlen_q, seqlen_k, heads, heads_kv, head_dim, head_dim_v)
+    raise _shapes_error(name, q, k, v, "[batch, seqlen, heads, head_dim]", 4)
 
 
-def packed_shapes(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """q, k and v are `[total, heads, head_dim]` and agree."""
+def packed_shapes(name: str, q: Tensor, k: Tensor, v: Tensor) -> Shape:
+    """q, k and v are `[total, heads, head_dim]` and agree; totals stand for the lengths."""
     qs, ks, vs = q.shape, k.shape, v.shape
-    if len(qs) != 3 or len(ks) != 3 or len(vs) != 3:
-        _wrong_rank(name, q, k, v, "[total, heads, head_dim]", 3)
-    if ks[:2] != vs[:2]:
-        _wrong_shape(name, "v", v, [*ks[:2], "*"], "total_k and heads_kv must match k")
-    _heads(name, q, k, v)
+    if len(qs) == 3 and len(ks) == 3 and len(vs) == 3:
+        total_q, heads, head_dim = qs
+        total_k, heads_kv, head_dim_k = ks
+        total_v, heads_v, head_dim_v = vs
+        if (
+            total_k == total_v
+            and heads_kv == heads_v
+            and head_dim == head_dim_k
+            and heads_kv != 0
+            and heads % heads_kv == 0
+            and head_dim != 0
+            and head_dim_v != 0
+        ):
+            return Shape(1, total_q, total_k, heads, heads_kv, head_dim, head_dim_v)
+    raise _shapes_error(name, q, k, v, "[total, heads, head_dim]", 3)
 
 
-def _heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    (heads, head_dim), (heads_kv, head_dim_k) = q.shape[-2:], k.shape[-2:]
-    if head_dim != head_dim_k:
-        expected = [q.shape[0] if q.dim() == 4 else "*", *["*"] * (q.dim() - 2), head_dim]
-        if q.dim() == 4:
-            expected[2] = heads_kv
-        _wrong_shape(name, "k", k, expected, "head_dim must match q")
+def _shapes_error(name: str, q: Tensor, k: Tensor, v: Tensor, layout: str, rank: int) -> ValueError:
+    for label, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != rank:
+            return ValueError(
+                f"{name}: {label} has shape {_shape(tensor)}, expected {rank} dimensions {layout}"
+            )
+    (*batch, _, heads, head_dim), (*rows_kv, heads_kv, head_dim_k) = q.shape, k.shape
+    if rows_kv[:-1] != batch or head_dim_k != head_dim:
+        why = "head_dim" if rows_kv[:-1] == batch else "batch"
+        return _shape_error(name, "k", k, [*batch, "*", heads_kv, head_dim], f"{why} must match q")
+    if v.shape[:-1] != k.shape[:-1]:
+        why = "batch, seqlen_k and heads_kv" if rank == 4 else "total_k and heads_kv"
+        return _shape_error(name, "v", v, [*rows_kv, heads_kv, "*"], f"{why} must match k")
     if heads_kv == 0 or heads % heads_kv != 0:
-        raise ValueError(
+        return ValueError(
             f"{name}: q has {heads} heads and k has {heads_kv}, expected heads_kv to divide heads "
             "(query head h reads kv head h // (heads // heads_kv))"
         )
-    if head_dim == 0:
-        raise ValueError(f"{name}: q has shape {_shape(q)}, expected head_dim >= 1")
-    if v.shape[-1] == 0:
-        raise ValueError(f"{name}: v has shape {_shape(v)}, expected head_dim_v >= 1")
+    label, tensor = ("q", q) if head_dim == 0 else ("v", v)
+    return ValueError(f"{name}: {label} has shape {_shape(tensor)}, expected a head dim >= 1")
 
 
 def cu_seqlens(
@@ -151,7 +187,7 @@ def size(name: str, label: str, value: object) -> None:
         hint = (
             " (call .item() on it once, outside of the model)" if isinstance(value, Tensor) else ""
         )
-        raise TypeError(f"{name}: {label} is {_type(value)}, expected an int{hint}")
+        raise TypeError(f"{name}: {label} is {type_name(value)}, expected an int{hint}")
     if value < 0:
         raise ValueError(f"{name}: {label} is {value}, expected an int >= 0")
 
@@ -159,13 +195,13 @@ def size(name: str, label: str, value: object) -> None:
 def flags(name: str, **arguments: object) -> None:
     for label, value in arguments.items():
         if not isinstance(value, bool):
-            raise TypeError(f"{name}: {label} is {_type(value)}, expected a bool")
+            raise TypeError(f"{name}: {label} is {type_name(value)}, expected a bool")
 
 
 def number(name: str, label: str, value: object) -> None:
     """A finite Python number."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"{name}: {label} is {_type(value)}, expected a float or None")
+        raise TypeError(f"{name}: {label} is {type_name(value)}, expected a float or None")
     if not -math.inf < value < math.inf:
         raise ValueError(f"{name}: {label} is {value}, expected a finite number")
 
@@ -174,7 +210,9 @@ def softcap(name: str, value: object) -> None:
     number(name, "softcap", value)
     assert isinstance(value, (int, float))
     if value < 0:
-        raise ValueError(f"{name}: softcap is {value}, expected a number > 0 (None for no cap)")
+        raise ValueError(
+            f"{name}: softcap is {value}, expected a number >= 0 (None or 0 for no cap)"
+        )
 
 
 def window_sides(name: str, causal: bool, window: object) -> Sides:
@@ -182,7 +220,7 @@ def window_sides(name: str, causal: bool, window: object) -> Sides:
     if window is None:
         return (-1, 0) if causal else (-1, -1)
     if not isinstance(window, (tuple, list)):
-        raise TypeError(f"{name}: window is {_type(window)}, expected (left, right) or None")
+        raise TypeError(f"{name}: window is {type_name(window)}, expected (left, right) or None")
     if len(window) != 2:
         raise ValueError(f"{name}: window has {len(window)} sides, expected (left, right)")
     left, right = window
@@ -191,7 +229,7 @@ def window_sides(name: str, causal: bool, window: object) -> Sides:
             continue
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(
-                f"{name}: window's {side} side is {_type(value)}, expected an int or None"
+                f"{name}: window's {side} side is {type_name(value)}, expected an int or None"
             )
         if value < 0:
             raise ValueError(
@@ -204,14 +242,13 @@ def bias(name: str, value: object, q: Tensor, shape: tuple[int, ...]) -> None:
     """Floating, on q's device, broadcastable to `shape`, [batch, heads, seqlen_q, seqlen_k]."""
     tensors(name, bias=value)
     assert isinstance(value, Tensor)
-    if value.dtype == torch.bool:
-        raise TypeError(
-            f"{name}: bias has dtype torch.bool, expected {q.dtype} or torch.float32; "
-            "a mask becomes a bias with torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)"
-        )
     if value.dtype not in (q.dtype, torch.float32):
         expected = " or ".join(dict.fromkeys((str(q.dtype), "torch.float32")))
-        raise TypeError(f"{name}: bias has dtype {value.dtype}, expected {expected}")
+        mask = "; a mask becomes a bias with torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)"
+        raise TypeError(
+            f"{name}: bias has dtype {value.dtype}, expected {expected}"
+            f"{mask if value.dtype == torch.bool else ''}"
+        )
     on_device(name, "bias", value, q.device)
     fits = value.dim() <= 4
     for have, want in zip(reversed(value.shape), reversed(shape), strict=False):
@@ -256,14 +293,14 @@ def sink(name: str, value: object, q: Tensor) -> None:
 
 def dropout(name: str, dropout_p: object, seed: object, q: Tensor) -> None:
     if not isinstance(dropout_p, (int, float)) or isinstance(dropout_p, bool):
-        raise TypeError(f"{name}: dropout_p is {_type(dropout_p)}, expected a float")
+        raise TypeError(f"{name}: dropout_p is {type_name(dropout_p)}, expected a float")
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"{name}: dropout_p is {dropout_p}, expected 0 <= dropout_p <= 1")
     if seed is None or (isinstance(seed, int) and not isinstance(seed, bool)):
         return
     if not isinstance(seed, Tensor):
         raise TypeError(
-            f"{name}: dropout_seed is {_type(seed)}, expected an int, an int64 tensor of one "
+            f"{name}: dropout_seed is {type_name(seed)}, expected an int, an int64 tensor of one "
             "element or None"
         )
     if seed.dtype != torch.int64:
@@ -291,27 +328,19 @@ def _vector(name: str, label: str, value: object, q: Tensor) -> None:
     on_device(name, label, value, q.device)
 
 
-def _wrong_rank(name: str, q: Tensor, k: Tensor, v: Tensor, layout: str, rank: int) -> NoReturn:
-    for label, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != rank:
-            raise ValueError(
-                f"{name}: {label} has shape {_shape(tensor)}, expected {rank} dimensions {layout}"
-            )
-    raise AssertionError("unreachable: a rank differs")
-
-
-def _wrong_shape(name: str, label: str, tensor: Tensor, expected: list[Any], why: str) -> NoReturn:
+def _shape_error(
+    name: str, label: str, tensor: Tensor, expected: list[Any], why: str
+) -> ValueError:
     wanted = ", ".join(str(item) for item in expected)
-    raise ValueError(f"{name}: {label} has shape {_shape(tensor)}, expected [{wanted}] ({why})")
+    return ValueError(f"{name}: {label} has shape {_shape(tensor)}, expected [{wanted}] ({why})")
 
 
 def _shape(tensor: Tensor) -> list[int]:
     return list(tensor.shape)
 
 
-def _type(value: object) -> str:
-    return (
-        "None"
-        if value is None
-        else f"a {type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
-    )
+def type_name(value: object) -> str:
+    """The type of an argument, for a message: "a list", "None"."""
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return "None" if value is None else f"a {module}{kind.__qualname__}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ._check import type_name
 from .errors import BackendError, FallbackWarning
 from .survey import BACKENDS, Features, Question, Report, survey, table
 
@@ -75,7 +76,7 @@ def requested_backend(argument: str) -> str:
 
 def check_name(name: str, label: str, backend: object) -> None:
     if not isinstance(backend, str):
-        raise TypeError(f"{name}: {label} is a {type(backend).__qualname__}, expected a str")
+        raise TypeError(f"{name}: {label} is {type_name(backend)}, expected a str")
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"{name}: {label} is {backend!r}, expected one of {('auto', *BACKENDS)}")
 

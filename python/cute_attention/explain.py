@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _check
-from ._call import Lengths, Options, autocast, check_options, features_of
+from ._call import Options, autocast, check_options, features_of
 from .backend import ENVIRONMENT, check_name, requested_backend, select_backward
 from .survey import DTYPE_NAMES, Question, Report, Sizes, survey, table
 
@@ -122,24 +122,22 @@ def explain(
         q, k, v, bias = autocast(q, k, v, bias)
     _check.same_kind(name, q, k, v)
     if packed:
-        _check.packed_shapes(name, q, k, v)
+        totals = _check.packed_shapes(name, q, k, v)
         _check.cu_seqlens(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         assert cu_seqlens_q is not None and max_seqlen_q is not None and max_seqlen_k is not None
-        lengths = Lengths(cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k)
+        batch = cu_seqlens_q.shape[0] - 1
+        shape = _check.Shape(batch, max_seqlen_q, max_seqlen_k, *totals[3:])
     else:
-        _check.dense_shapes(name, q, k, v)
-        lengths = Lengths(q.shape[0], q.shape[1], k.shape[1])
+        shape = _check.dense_shapes(name, q, k, v)
     options = Options(
         causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
         deterministic, return_lse, backend,
     )  # fmt: skip
-    sides = check_options(name, q, lengths, options)
+    sides = check_options(name, q, shape, options)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    sizes = Sizes(*lengths, q.shape[-2], k.shape[-2], *sides, options.softcap or 0.0)
+    sizes = Sizes(*shape[:5], *sides, options.softcap or 0.0)
     features = features_of(options, sides, packed)
-    question = Question(
-        "forward", q.dtype, q.shape[-1], v.shape[-1], features, q.device, sizes, deterministic
-    )
+    question = Question("forward", q.dtype, *shape[5:], features, q.device, sizes, deterministic)
     return explain_question(question, backend)
 
 

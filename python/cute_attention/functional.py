@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _check
-from ._call import Lengths, Options, attend, autocast
+from ._call import Options, attend, autocast
 
 Window = tuple[int | None, int | None]
 
@@ -163,13 +163,12 @@ def attention(
     if torch.is_autocast_enabled(q.device.type):
         q, k, v, bias = autocast(q, k, v, bias)
     _check.same_kind("attention", q, k, v)
-    _check.dense_shapes("attention", q, k, v)
+    shape = _check.dense_shapes("attention", q, k, v)
     options = Options(
         causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
         deterministic, return_lse, backend,
     )  # fmt: skip
-    lengths = Lengths(q.shape[0], q.shape[1], k.shape[1])
-    return attend("attention", (q, k, v), (None, None), lengths, options)
+    return attend("attention", (q, k, v), (None, None), shape, options)
 
 
 @overload
@@ -332,11 +331,11 @@ def attention_varlen(
     if torch.is_autocast_enabled(q.device.type):
         q, k, v, bias = autocast(q, k, v, bias)
     _check.same_kind("attention_varlen", q, k, v)
-    _check.packed_shapes("attention_varlen", q, k, v)
+    totals = _check.packed_shapes("attention_varlen", q, k, v)
     offsets = _check.cu_seqlens(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    shape = _check.Shape(cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k, *totals[3:])
     options = Options(
         causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
         deterministic, return_lse, backend,
     )  # fmt: skip
-    lengths = Lengths(cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k)
-    return attend("attention_varlen", (q, k, v), offsets, lengths, options)
+    return attend("attention_varlen", (q, k, v), offsets, shape, options)
