@@ -341,6 +341,10 @@ def _shape(tensor: Tensor) -> list[int]:
 
 def type_name(value: object) -> str:
     """The type of an argument, for a message: "a list", "None"."""
+    if value is None:
+        return "None"
     kind = type(value)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return "None" if value is None else f"a {module}{kind.__qualname__}"
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
