@@ -9,15 +9,15 @@ ONLY ?= bf16
 BUILD_REQUIREMENTS := "$(TORCH)" "scikit-build-core>=0.11" "cmake>=3.28" ninja
 SOURCES := $(shell find src include cmake third_party -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: demo test cpp-test lint format audit wheel clean
+.PHONY: demo test cpp-test install lint format readme audit wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py
 
-test: $(VENV)/installed cpp-test
+test: cpp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-cpp-test: $(VENV)/requirements
+cpp-test: $(VENV)/installed
 	$(BIN)/cmake -G Ninja -S . -B build/cpp -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \
 	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="" \
 	  -DCUTE_ATTENTION_TORCH=OFF -DCUTE_ATTENTION_TESTS=ON
@@ -44,6 +44,13 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	git ls-files '*.h' '*.cpp' '*.cu' | xargs $(BIN)/clang-format -i
+
+readme: $(VENV)/installed
+	$(BIN)/python tools/support_matrix.py
+
+install:
+	rm -f $(VENV)/installed
+	$(MAKE) $(VENV)/installed
 
 wheel: $(VENV)/requirements
 	$(BIN)/pip wheel --no-build-isolation --no-deps --wheel-dir dist .

@@ -68,6 +68,9 @@ class DeviceScope {
 
 void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
   check(p);
+  if (arch != kAnyArch && arch != int32_t(Arch::Sm80) && arch != int32_t(Arch::Sm90)) {
+    throw std::invalid_argument("arch is " + std::to_string(arch) + ", expected 0 (any), 80 or 90");
+  }
   if (p.batch == 0 || p.seqlen_q == 0 || p.heads == 0) return;
   Problem const problem{Direction::Forward,
                         dtype,

@@ -35,12 +35,6 @@ def test_name_spells_the_key(row):
     assert row.name == key or row.name.startswith(key + "_")
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_rows_that_share_a_key_have_suffixes(row):
-    sharing = [other.name for other in TABLE if other.key_name() == row.key_name()]
-    assert len(sharing) == 1 or row.name != row.key_name() or sharing[0] == row.name
-
-
 def test_every_line_that_looks_like_a_row_is_one():
     for file in rows.tables_folder().glob("*.def"):
         text = file.read_text()

@@ -210,5 +210,7 @@ def explain(problem: Problem, device: int | None) -> list[Candidate]:
         sum(1 << bit for bit, present in enumerate(features) if present),
     )
     ordinal = NO_DEVICE if device is None else device
-    entries = _read(core().cute_attention_explain_json, ctypes.byref(question), ctypes.c_int32(ordinal))
+    entries = _read(
+        core().cute_attention_explain_json, ctypes.byref(question), ctypes.c_int32(ordinal)
+    )
     return [Candidate(**entry) for entry in entries]

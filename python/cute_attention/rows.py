@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ROW = re.compile(r"^CUTE_ATTENTION_(FORWARD|BACKWARD)\((.*)\)$", re.MULTILINE)
+_PASSES = {"forward": "fwd", "backward": "bwd"}
 _DTYPES = {"Float16": "fp16", "BFloat16": "bf16"}
 _ARCHITECTURES = {
     "sm80": "Ampere and newer (compute capability >= 8.0)",
@@ -39,7 +40,7 @@ class TableRow:
         head_dims = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             head_dims += f"x{self.head_dim_v}"
-        parts = [self.arch, self.direction[:3], self.dtype, head_dims]
+        parts = [self.arch, _PASSES[self.direction], self.dtype, head_dims]
         parts += [] if self.mask == "any" else [self.mask]
         parts += [] if self.score_mod == "none" else [self.score_mod]
         return "_".join(parts)

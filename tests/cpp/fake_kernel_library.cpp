@@ -1,0 +1,115 @@
+// fake_kernel_library.cpp: a kernel library without CUDA, for tests of what the core makes of one.
+// Its device is what FAKE_CAPABILITY and FAKE_SHARED_MEMORY say; a launch writes what it was given
+// where lse points.
+#include <cstdlib>
+#include <cstring>
+
+#include "cute_attention/kernel_library.h"
+
+#ifndef FAKE_ABI
+#define FAKE_ABI kKernelLibraryAbi
+#endif
+#ifndef FAKE_SUFFIX
+#define FAKE_SUFFIX ""
+#endif
+
+namespace cute_attention {
+namespace {
+
+constexpr int32_t kFailingHeadDim = 8;
+constexpr int32_t kFakeError = 7;
+int32_t current_device = 0;
+
+int32_t from_environment(char const* name, int32_t fallback) {
+  char const* const text = std::getenv(name);
+  return text == nullptr ? fallback : std::atoi(text);
+}
+
+int32_t launch(int32_t row, void const* params, LaunchContext const* context) {
+  auto const& forward = *static_cast<ForwardParams const*>(params);
+  if (forward.head_dim == kFailingHeadDim) return kFakeError;
+  forward.lse[0] = static_cast<float>(row);
+  forward.lse[1] = static_cast<float>(current_device);
+  forward.lse[2] = static_cast<float>(context->device->ordinal);
+  std::memcpy(forward.lse + 3, &context->stream, sizeof(context->stream));
+  return 0;
+}
+
+template <int32_t kRow>
+int32_t launch_row(void const* params, LaunchContext const* context) {
+  return launch(kRow, params, context);
+}
+
+KernelKey key(Arch arch, DType dtype, int32_t head_dim, Mask mask, ScoreMod mod) {
+  return {arch, Direction::Forward, dtype, head_dim, head_dim, mask, mod};
+}
+
+constexpr int32_t kSmall = 48 * 1024;
+constexpr int32_t kLarge = 72 * 1024;
+
+KernelRow const kRows[] = {
+    {"fake_sm80_d64_small" FAKE_SUFFIX,
+     key(Arch::Sm80, DType::Float16, 64, Mask::Any, ScoreMod::None),
+     {64, 64, 1, 4},
+     128,
+     kSmall,
+     &launch_row<0>},
+    {"fake_sm80_d64_large" FAKE_SUFFIX,
+     key(Arch::Sm80, DType::Float16, 64, Mask::Any, ScoreMod::None),
+     {128, 128, 1, 4},
+     128,
+     kLarge,
+     &launch_row<1>},
+    {"fake_sm80_d128_causal" FAKE_SUFFIX,
+     key(Arch::Sm80, DType::Float16, 128, Mask::Causal, ScoreMod::None),
+     {128, 64, 1, 4},
+     128,
+     kLarge,
+     &launch_row<2>},
+    {"fake_sm80_d128_full_softcap" FAKE_SUFFIX,
+     key(Arch::Sm80, DType::Float16, 128, Mask::Full, ScoreMod::Softcap),
+     {128, 64, 1, 4},
+     128,
+     kLarge,
+     &launch_row<3>},
+    {"fake_sm90_d64" FAKE_SUFFIX,
+     key(Arch::Sm90, DType::Float16, 64, Mask::Any, ScoreMod::None),
+     {128, 128, 2, 12},
+     384,
+     kLarge,
+     &launch_row<4>},
+};
+
+int32_t device_count() { return 2; }
+
+int32_t device_info(int32_t ordinal, DeviceInfo* out) {
+  *out = {ordinal,    from_environment("FAKE_CAPABILITY", 80),
+          108,        from_environment("FAKE_SHARED_MEMORY", 163 * 1024),
+          164 * 1024, 40 << 20,
+          "fake GPU"};
+  return 0;
+}
+
+int32_t set_device(int32_t ordinal, int32_t* previous) {
+  *previous = current_device;
+  current_device = ordinal;
+  return 0;
+}
+
+char const* error_string(int32_t error) { return error == kFakeError ? "fake failure" : "unknown"; }
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) KernelLibrary const*
+CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY() {
+  static KernelLibrary const library{
+      FAKE_ABI, "fake", "g++", 5, kRows, &device_count, &device_info, &set_device, &error_string};
+  return &library;
+}
+
+// The device that is current for this library, for tests to ask.
+extern "C" __attribute__((visibility("default"))) int32_t fake_current_device() {
+  return current_device;
+}
+
+}  // namespace cute_attention

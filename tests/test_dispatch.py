@@ -1,0 +1,280 @@
+"""Dispatch and plug-ins, with kernel libraries that need no GPU, compiled here from tests/cpp/fake_kernel_library.cpp.
+
+A process loads its kernel libraries once, so each question is asked in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cute_attention
+from cute_attention import _core
+
+ROOT = Path(__file__).resolve().parents[1]
+FAKE = ROOT / "tests" / "cpp" / "fake_kernel_library.cpp"
+SMALL, LARGE = "fake_sm80_d64_small", "fake_sm80_d64_large"
+
+# The core needs no torch: without the package's __init__, such a process starts in no time.
+PREAMBLE = f"""
+import json, sys, types
+package = sys.modules["cute_attention"] = types.ModuleType("cute_attention")
+package.__path__ = {list(cute_attention.__path__)}
+from cute_attention import _core
+from cute_attention._core import *
+"""
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="the core library is not installed")
+
+
+def build(folder: Path, name: str = "fake", **macros: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"libcute_attention_{name}.so"
+    defines = [f"-D{macro}={value}" for macro, value in macros.items()]
+    command = ["c++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", *defines]
+    subprocess.run([*command, f"-I{ROOT}/include", FAKE, "-o", path], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("plugins")).parent
+
+
+def ask(code: str, *folders: Path, **environment: str):
+    """What `code` assigns to `answer`, in a process that searches `folders` for kernel libraries."""
+    variables = dict(os.environ) | environment
+    variables["CUTE_ATTENTION_KERNEL_PATH"] = os.pathsep.join(map(str, folders))
+    command = [sys.executable, "-c", f"{PREAMBLE}\n{code}\nprint(json.dumps(answer))"]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def explain(problem: str, *folders: Path, device: int | None = 0, **environment: str):
+    """{row: (chosen, estimate_us, reasons)} of the fake rows."""
+    code = (
+        f"answer = {{c.name: (c.chosen, c.estimate_us, c.reasons) "
+        f"for c in explain(Problem({problem}), {device}) if c.name.startswith('fake')}}"
+    )
+    return ask(code, *folders, **environment)
+
+
+D64 = "dtype='fp16', head_dim=64, head_dim_v=64, heads=16, heads_kv=4"
+SHORT = D64 + ", seqlen_q=64, seqlen_k=64"
+LONG = D64 + ", seqlen_q=8192, seqlen_k=8192"
+
+
+def test_library_is_found_with_its_rows(plugins):
+    answer = ask("answer = [(l.name, l.build, l.rows, l.error) for l in libraries()]", plugins)
+    assert answer[0] == ["fake", "g++", 5, ""]
+    names = ask("answer = [(r.name, r.arch, r.mask, r.threads) for r in kernels()]", plugins)
+    assert [SMALL, "sm80", "any", 128] in names
+    assert ["fake_sm90_d64", "sm90", "any", 384] in names
+
+
+def test_library_built_later_plugs_in(plugins, tmp_path):
+    names = "answer = [r.name for r in kernels() if r.name.startswith('fake')]"
+    before = ask(names, plugins, tmp_path)
+    build(tmp_path, "later", FAKE_SUFFIX='"_later"')
+    after = ask(names, plugins, tmp_path)
+    assert len(before) == 5
+    assert after == before + [name + "_later" for name in before]
+
+
+def test_first_folder_wins_where_rows_share_a_name(plugins, tmp_path):
+    build(tmp_path, "again")
+    paths = ask("answer = [l.path for l in libraries()]", tmp_path, plugins)
+    assert [Path(path).name for path in paths[:2]] == ["libcute_attention_again.so"] + [
+        "libcute_attention_fake.so"
+    ]
+    rows = ask("answer = [r.name for r in kernels() if r.name.startswith('fake')]", tmp_path, plugins)
+    assert len(rows) == len(set(rows)) == 5
+
+
+def test_other_abi_is_refused(tmp_path):
+    build(tmp_path, "old", FAKE_ABI=12345)
+    rows, errors = ask(
+        "answer = [[r.name for r in kernels()], [l.error for l in libraries()]]", tmp_path
+    )
+    assert not [name for name in rows if name.startswith("fake")]
+    assert "kernel ABI 12345" in errors[0]
+    assert "rebuild it" in errors[0]
+
+
+def test_files_that_are_no_kernel_library_are_refused(tmp_path):
+    (tmp_path / "libcute_attention_text.so").write_text("not a library")
+    source = tmp_path / "empty.cpp"
+    source.write_text("")
+    other = tmp_path / "libcute_attention_unrelated.so"
+    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", other], check=True)
+    (tmp_path / "libcute_attention_torch.so").write_text("the binding's name is not looked at")
+    errors = ask(
+        "answer = {l.path.rsplit('/', 1)[1]: l.error for l in libraries()}",
+        tmp_path,
+        tmp_path / "absent",
+    )
+    assert "file too short" in errors["libcute_attention_text.so"]
+    assert "does not export cute_attention_kernel_library" in errors["libcute_attention_unrelated.so"]
+    assert "libcute_attention_torch.so" not in errors
+
+
+def test_devices_come_from_the_kernel_library(plugins):
+    devices = ask(
+        "answer = [(d.ordinal, d.name, d.compute_capability, d.multiprocessors) for d in devices()]",
+        plugins,
+    )
+    assert devices == [[0, "fake GPU", 80, 108], [1, "fake GPU", 80, 108]]
+
+
+def test_short_sequences_take_small_tiles_and_long_ones_large(plugins):
+    short = explain(SHORT, plugins)
+    long = explain(LONG, plugins)
+    assert (short[SMALL][0], short[LARGE][0]) == (True, False)
+    assert (long[SMALL][0], long[LARGE][0]) == (False, True)
+    assert 0 < short[SMALL][1] < short[LARGE][1]
+    assert 0 < long[LARGE][1] < long[SMALL][1]
+
+
+@pytest.mark.parametrize(
+    ("problem", "row", "reason"),
+    [
+        (SHORT.replace("fp16", "fp32"), SMALL, "dtype is not the row's fp16"),
+        (SHORT.replace("fp16", "bf16"), SMALL, "dtype is not the row's fp16"),
+        (SHORT + ", direction='backward'", SMALL, "it computes the forward pass"),
+        (SHORT.replace("head_dim=64", "head_dim=72"), SMALL, "head_dim 72 is above the row's 64"),
+        (SHORT.replace("head_dim=64", "head_dim=60"), SMALL, "head_dim 60 is not a multiple of 8"),
+        (SHORT.replace("_v=64", "_v=96"), SMALL, "head_dim_v 96 is above the row's 64"),
+        (SHORT + ", softcap=30.0", SMALL, "softcap is set, the row has none"),
+        (SHORT, "fake_sm80_d128_full_softcap", "softcap is not set, the row has one"),
+        (SHORT, "fake_sm80_d128_causal", "the mask is not causal, the row's is"),
+        (SHORT + ", window_left=3, window_right=0", "fake_sm80_d128_causal", "the mask is not causal"),
+        (SHORT + ", window_right=0", "fake_sm80_d128_full_softcap", "some keys are masked"),
+        (SHORT + ", window_left=62", "fake_sm80_d128_full_softcap", "some keys are masked"),
+        (SHORT + ", bias=True", SMALL, "no sm80 row has bias"),
+        (SHORT + ", alibi=True", SMALL, "no sm80 row has alibi_slopes"),
+        (SHORT + ", sink=True", SMALL, "no sm80 row has sink"),
+        (SHORT + ", dropout=True", "fake_sm90_d64", "no sm90 row has dropout"),
+        (SHORT, "fake_sm90_d64", "it runs on compute capability 9.0 alone, the device has 8.0"),
+    ],
+)
+def test_reasons(plugins, problem, row, reason):
+    chosen, estimate, reasons = explain(problem, plugins)[row]
+    assert not chosen
+    assert estimate is None
+    assert any(text.startswith(reason) for text in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("problem", "row"),
+    [
+        (SHORT + ", window_left=3, window_right=5, varlen=True", SMALL),
+        (SHORT + ", window_right=0", "fake_sm80_d128_causal"),
+        (SHORT + ", window_left=63, window_right=0", "fake_sm80_d128_causal"),
+        (SHORT + ", softcap=30.0", "fake_sm80_d128_full_softcap"),
+        (SHORT + ", softcap=30.0, window_left=63, window_right=63", "fake_sm80_d128_full_softcap"),
+    ],
+)
+def test_rows_that_serve(plugins, problem, row):
+    _, estimate, reasons = explain(problem, plugins)[row]
+    assert reasons == []
+    assert estimate > 0
+
+
+def test_device_limits(plugins):
+    hopper = explain(SHORT, plugins, FAKE_CAPABILITY="90")
+    assert hopper["fake_sm90_d64"][0]
+    assert hopper[SMALL][0], "the best of each backend is chosen"
+    turing = explain(SHORT, plugins, FAKE_CAPABILITY="75")
+    assert turing[SMALL][2] == ["it needs compute capability 8.0 or newer, the device has 7.5"]
+    ada = explain(LONG, plugins, FAKE_CAPABILITY="89", FAKE_SHARED_MEMORY="60000")
+    assert ada[LARGE][2] == ["it needs 73728 bytes of shared memory, the device has 60000"]
+    assert ada[SMALL][0]
+    absent = explain(SHORT, plugins, device=None)
+    assert absent[SMALL][2] == ["the tensors are not on a CUDA device"]
+
+
+LAUNCH = """
+import ctypes, struct
+class Params(ctypes.Structure):
+    _fields_ = ([(name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse", "cu_q", "cu_k")]
+        + [(name, ctypes.c_int64 * 3) for name in ("q_stride", "k_stride", "v_stride", "o_stride")]
+        + [(name, ctypes.c_int32) for name in ("batch", "seqlen_q", "seqlen_k")]
+        + [("total_q", ctypes.c_int64)]
+        + [(name, ctypes.c_int32) for name in ("heads", "heads_kv", "head_dim", "head_dim_v")]
+        + [(name, ctypes.c_float) for name in ("scale", "softcap")]
+        + [(name, ctypes.c_int32) for name in ("window_left", "window_right")])
+def call(device=1, arch=0, dtype=0, **changes):
+    lse = (ctypes.c_float * 8)(*[-1.0] * 8)
+    params = Params(lse=ctypes.addressof(lse), batch=1, seqlen_q=64, seqlen_k=64, heads=4,
+        heads_kv=2, head_dim=64, head_dim_v=64, window_left=UNBOUNDED, window_right=UNBOUNDED)
+    for name, value in changes.items():
+        setattr(params, name, (ctypes.c_int64 * 3)(*value) if name.endswith("stride") else value)
+    error = _core.core().cute_attention_forward(
+        ctypes.byref(params), dtype, arch, device, ctypes.c_void_p(0x1234))
+    message = _core.core().cute_attention_last_error().decode() if error else ""
+    return message, list(lse)
+"""
+
+
+def call(arguments: str, *folders: Path, **environment: str):
+    return ask(LAUNCH + f"answer = call({arguments})", *folders, **environment)
+
+
+def test_launch_gets_row_device_and_stream(plugins):
+    current = (
+        "path = libraries()[0].path\nanswer = [call(), call(device=0), call(), "
+        "ctypes.CDLL(path).fake_current_device()]"
+    )
+    first, second, third, device_after = ask(LAUNCH + current, plugins)
+    assert first == third, "the second time the answer is remembered"
+    for (message, lse), device in ((first, 1), (second, 0)):
+        assert message == ""
+        assert lse[:3] == [0, device, device]  # the small row, the current device, its ordinal
+    assert device_after == 0, "the device that was current before is current again"
+
+
+def test_nothing_to_do_launches_nothing(plugins):
+    for empty in ("batch=0", "seqlen_q=0", "heads=0"):
+        message, lse = call(empty, plugins)
+        assert message == ""
+        assert lse == [-1.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("heads=3", "heads must be a multiple of heads_kv"),
+        ("batch=-1", "a size is negative"),
+        ("head_dim=0", "head_dim and head_dim_v must be positive"),
+        ("window_left=-1", "window_left and window_right must not be negative"),
+        ("q=0x1008", "must be multiples of 16 bytes"),
+        ("k_stride=(0, 4, 8)", "must be multiples of 16 bytes"),
+        ("arch=120", "arch is 120, expected 0 (any), 80 or 90"),
+        ("device=2", "device 2: the kernel libraries see 2 devices"),
+        ("head_dim=8", "fake_sm80_d64_small: fake failure (CUDA error 7)"),
+    ],
+)
+def test_errors_of_a_call(plugins, arguments, message):
+    text, lse = call(arguments, plugins)
+    assert message in text
+    assert lse == [-1.0] * 8
+
+
+def test_a_miss_says_what_was_asked_and_the_nearest_rows(plugins):
+    text, _ = call("arch=80, head_dim=256, window_right=0", plugins)
+    lines = text.splitlines()
+    assert lines[0] == (
+        "no sm80 kernel serves forward, fp16, batch 1, seqlen 64 x 64, heads 4 over 2, head_dim 256, "
+        "head_dim_v 64, window (None, 0), softcap 0.000000, on fake GPU (compute capability 8.0)"
+    )
+    assert lines[1] == f"  {SMALL}: head_dim 256 is above the row's 64"
+    assert not [line for line in lines if "sm90" in line.split(":")[0]], "only what was asked"
+    assert len(lines) == 5
+
+
