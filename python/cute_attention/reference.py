@@ -180,10 +180,13 @@ def attention_varlen_reference(
     starts_q, starts_k = torch.stack([cu_seqlens_q, cu_seqlens_k]).tolist()
     heads, head_dim_v = q.shape[1], v.shape[2]
     outs, lses = [], []
+    # Zero, but part of the graph of every input even where there is no sequence.
+    inputs = [t for t in (q, k, v, bias, sink) if t is not None]
+    zero = torch.stack([t.reshape(-1)[:0].sum().to(compute_dtype(q)) for t in inputs]).sum()
 
     def gap(rows: int) -> None:
-        outs.append(q.new_zeros(rows, heads, head_dim_v))
-        lses.append(q.new_full((heads, rows), -torch.inf, dtype=compute_dtype(q)))
+        outs.append(zero.to(q.dtype).expand(rows, heads, head_dim_v))
+        lses.append((zero - torch.inf).expand(heads, rows))
 
     with torch.autocast(q.device.type, enabled=False):
         gap(starts_q[0])
