@@ -13,7 +13,7 @@ from rich.text import Text
 from . import accuracy, ladder, memory_curve, overhead
 from .against import joining, read_recorded
 from .compare import compare, print_comparison
-from .contenders import CONTENDERS, default_names, select
+from .contenders import CONTENDERS, Contender, default_names, select
 from .machine import Environment, describe, pick_device
 from .options import Defaults, build_points
 from .points import MASKS, POWERS, Point
@@ -37,6 +37,21 @@ def _machine(args: argparse.Namespace, console: Console) -> tuple[torch.device, 
     if device.type == "cuda":
         console.print(environment.peak_text())
     return device, environment
+
+
+def _absent(
+    contenders: Sequence[Contender],
+    device: torch.device,
+    args: argparse.Namespace,
+    console: Console,
+) -> dict[str, str]:
+    """Contenders that this machine cannot run at all, told once: name -> why."""
+    absent = {c.name: why for c in contenders if (why := c.missing(device))}
+    if not args.quiet:
+        for reason in dict.fromkeys(absent.values()):
+            who = ", ".join(name for name, why in absent.items() if why == reason)
+            console.print(f"not measured: {who}: {reason}")
+    return absent
 
 
 def _speed_settings(
@@ -64,12 +79,8 @@ def _run_speed(
     console: Console,
 ) -> list[Row]:
     """The measurement that `speed` and `ladder` share."""
-    absent = {c.name: why for c in settings.contenders if (why := c.missing(settings.device))}
+    absent = _absent(settings.contenders, settings.device, args, console)
     names = [c.name for c in settings.contenders if c.name not in absent]
-    if not args.quiet:
-        for reason in dict.fromkeys(absent.values()):
-            who = ", ".join(name for name, why in absent.items() if why == reason)
-            console.print(f"not measured: {who}: {reason}")
     with Report(kind, args, environment, console, len(points) * len(settings.directions)) as report:
 
         def done(rows: list[Row]) -> None:
@@ -150,12 +161,13 @@ def run_memory(args: argparse.Namespace) -> int:
     names = args.contenders or ",".join(dict.fromkeys([*default_names(device), "plain"]))
     contenders = select(names, device)
     total = len(points) * len(args.direction) * len(contenders)
+    absent = _absent(contenders, device, args, console)
     with Report("memory", args, environment, console, total) as report:
 
         def done(row: Row) -> None:
             figure = f"{row.metrics['memory_mib']:.1f} MiB" if row.metrics else f"- {row.reason}"
             text = f"{row.what:7} {row.point.text()}  {titled(row.contender)}: {figure}"
-            report.add([row], [f"{report.heading()} {text}"])
+            report.add([row], [] if row.contender in absent else [f"{report.heading()} {text}"])
 
         memory_curve.measure(points, contenders, args.direction, device, done)
     memory_curve.print_memory(console, report.rows)
@@ -170,7 +182,7 @@ def run_accuracy(args: argparse.Namespace) -> int:
     if device.type == "cuda":
         defaults = Defaults((64, 128), MASKS, (1024,), ("fp16", "bf16"), batch=2, heads=4)
     else:
-        defaults = Defaults((64,), MASKS, (256,), ("fp32", "bf16"), batch=1, heads=2)
+        defaults = Defaults((64,), MASKS, (256,), ("fp16", "bf16"), batch=1, heads=2)
     points = build_points(args, defaults)
     contenders = select(args.contenders or "all", device)
     total = len(points) * len(args.inputs)
@@ -199,12 +211,13 @@ def run_overhead(args: argparse.Namespace) -> int:
     points = build_points(args, defaults)
     contenders = select(args.contenders, device)
     total = len(points) * len(contenders) * len(args.modes) * len(overhead.KINDS)
+    absent = _absent(contenders, device, args, console)
     with Report("overhead", args, environment, console, total) as report:
 
         def done(row: Row) -> None:
             figure = f"{row.metrics['host_us']:.1f} us" if row.metrics else f"- {row.reason}"
             text = f"{row.case:8} {overhead.KINDS[row.what]:27} {titled(row.contender)}: {figure}"
-            report.add([row], [f"{report.heading()} {text}"])
+            report.add([row], [] if row.contender in absent else [f"{report.heading()} {text}"])
 
         for each in points:
             overhead.measure(each, contenders, args.modes, device, args.calls, args.rounds, done)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,9 +34,23 @@ def _cuda_peak(step: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Standard error closed at its file descriptor: the profiler announces itself on every use."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    os.close(nothing)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _cpu_peak(step: Callable[[], object]) -> int:
     """The CPU allocator keeps no statistics, but the profiler sees each allocation and release."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _silenced(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = step()
     del kept
     session: Any = profiler.profiler

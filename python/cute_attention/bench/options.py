@@ -11,7 +11,7 @@ from .contenders import CONTENDERS
 from .points import DTYPES, MASKS, SETS, Bounds, Grid, Point, lengths_point, named_set, packed_point
 
 # Options that a named set settles itself.
-FIXED = [
+FIXED: tuple[str, ...] = (
     "batch",
     "heads",
     "heads_kv",
@@ -20,9 +20,8 @@ FIXED = [
     "window",
     "tokens",
     "hidden",
-    "packed",
-    "lengths",
-]
+)
+FIXED += ("packed", "lengths")
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ def default_point(device: torch.device) -> Point:
 
 
 def make_step(call: Attention, kind: str, inputs: Inputs) -> Step:
-    if kind == "fwd":
-        return lambda: call(*inputs.detached)
-    if kind == "fwd+tape":
-        return lambda: call(*inputs.leaves)
-    return lambda: torch.autograd.grad(call(*inputs.leaves), inputs.leaves, inputs.grad_out)
+    q, k, v = leaves = inputs.detached if kind == "fwd" else inputs.leaves
+    if kind != "fwdbwd":
+        return lambda: call(q, k, v)
+    grad_out = inputs.grad_out
+    return lambda: torch.autograd.grad(call(q, k, v), leaves, grad_out)
 
 
 def _captured(step: Step) -> Step:
@@ -65,7 +65,8 @@ def _captured(step: Step) -> Step:
 
 
 def build(contender: Contender, point: Point, kind: str, mode: str, inputs: Inputs) -> Step:
-    call: Any = contender.build(point, inputs)
+    native, inputs = contender.native(point, inputs)
+    call: Any = native
     if mode == "compiled":
         torch.compiler.reset()
         call = torch.compile(call, fullgraph=True)

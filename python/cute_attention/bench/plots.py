@@ -1,5 +1,4 @@
-"""Plots as PNG (or any suffix matplotlib writes): ours in strong colours and thick lines, peers in
-thin ones."""
+"""Plots as PNG: ours in warm colours and thick lines, everybody else thin and cool."""
 
 from __future__ import annotations
 
@@ -12,18 +11,21 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from .contenders import OURS
+from .contenders import OURS, PEER
 from .points import Point
+from .ratios import best, by_point, geometric_mean
 from .results import Row
-from .tables import WHAT, measured_columns, titled
+from .tables import WHAT, titled
 
 # Ours warm, peers cool or neutral; each contender keeps its colour and marker in every plot.
 _STYLES = {
     "sm90": ("#d62728", "o"),
     "sm80": ("#ff7f0e", "s"),
     "reference": ("#b8860b", "D"),
-    "fa4": ("#17607a", "^"),
+    "fa4": ("#12305f", "^"),
     "fa3": ("#1f77b4", "v"),
     "fa2": ("#7fb8e6", "<"),
     "cudnn": ("#2ca02c", "P"),
@@ -53,8 +55,13 @@ def _style(contender: str, role: str) -> dict[str, Any]:
 def _lengths_axis(axis: Any, lengths: Sequence[int]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [_length(n) for n in lengths])
-    axis.minorticks_off()
-    axis.grid(True, color="#dddddd", linewidth=0.7)
+    axis.tick_params(axis="x", which="minor", bottom=False)
+    axis.set_xlabel("sequence length, tokens")
+    _clean(axis, "both")
+
+
+def _clean(axis: Any, grid: str) -> None:
+    axis.grid(True, axis=grid, color="#dddddd", linewidth=0.7)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -63,179 +70,197 @@ def _length(n: int) -> str:
     return f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n)
 
 
-def _save(figure: Any, path: Path, title: str, names: dict[str, str]) -> None:
+def _save(figure: Any, path: Path, title: str, handles: Sequence[Any]) -> None:
     """Title above, one legend below for all panels, and the file."""
-    handles = [
-        Line2D([], [], label=titled(name), **_style(name, role)) for name, role in names.items()
-    ]
     width, height = figure.get_size_inches()
     columns = max(1, min(len(handles), int(width / 1.7)))
     lines = -(-len(handles) // columns)
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left", y=1 - 0.08 / height, va="top")
-    below = (0.16 + 0.24 * lines) / height if handles else 0.0
-    figure.tight_layout(rect=(0, below, 1, 1 - 0.32 / height))
-    if handles:
-        figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.tight_layout(rect=(0, (0.12 + 0.22 * lines) / height, 1, 1 - 0.06 / height))
+    figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
     plt.close(figure)
+
+
+def _line_handles(roles: dict[str, str]) -> list[Any]:
+    return [
+        Line2D([], [], label=titled(name), **_style(name, role)) for name, role in roles.items()
+    ]
 
 
 def _roles(rows: Iterable[Row]) -> dict[str, str]:
     return {row.contender: row.role for row in rows if row.metrics}
 
 
-def _panel_name(point: Point) -> str:
-    dim = str(point.head_dim)
-    if point.head_dim_v != point.head_dim:
-        dim += f"/{point.head_dim_v}"
-    return f"head dim {dim}, {point.mask}, {point.dtype}"
+def _against(rows: Sequence[Row]) -> tuple[str, str]:
+    """What a panel says about our best against the best peer, and its colour."""
+    ratios = []
+    for group in by_point(rows).values():
+        ours, peer = best(group, OURS), best(group, PEER)
+        if ours and peer:
+            ratios.append(ours.metrics["tflops"] / peer.metrics["tflops"])
+    if not ratios:
+        return "", "black"
+    mean = geometric_mean(ratios)
+    colour = "#1a7f37" if mean >= 1.02 else "#b3261e" if mean <= 0.98 else "black"
+    return f"ours / best peer: {mean:.2f}x", colour
 
 
 def plot_speed(path: Path, rows: Sequence[Row], machine: str) -> None:
-    """TFLOP/s against the sequence length, a panel per head dim, mask and direction; bars per point where the
-    points do not form such lines."""
+    """TFLOP/s against the sequence length, a panel per direction, mask and head dim.
+
+    Points that do not form such lines (named models, packed documents) become bars.
+    """
     measured = [row for row in rows if row.metrics]
-    panels = list(dict.fromkeys(_panel_name(row.point) for row in measured))
     lengths = {row.point.seqlen_q for row in measured}
     named = any(row.point.varlen or row.point.label for row in measured)
     if named or len(lengths) < 3:
         _plot_bars(path, measured, machine)
     else:
-        _plot_lines(path, measured, panels, machine)
+        _plot_lines(path, measured, machine)
 
 
-def _plot_lines(path: Path, rows: Sequence[Row], panels: Sequence[str], machine: str) -> None:
-    directions = list(dict.fromkeys(row.what for row in rows))
-    columns = min(len(panels), 3)
-    lines_per_direction = -(-len(panels) // columns)
-    count = lines_per_direction * len(directions)
-    figure, axes = plt.subplots(
-        count, columns, figsize=(4.4 * columns + 0.4, 2.9 * count + 0.8), squeeze=False
-    )
-    for index, direction in enumerate(directions):
-        for number, panel in enumerate(panels):
-            axis = axes[index * lines_per_direction + number // columns][number % columns]
-            part = [r for r in rows if r.what == direction and _panel_name(r.point) == panel]
-            _lines(axis, part)
-            axis.set_title(f"{WHAT[direction]}: {panel}", fontsize=9, loc="left")
-            if number % columns == 0:
-                axis.set_ylabel("TFLOP/s")
-            axis.set_xlabel("sequence length, tokens")
-        for number in range(len(panels), lines_per_direction * columns):
-            axes[index * lines_per_direction + number // columns][number % columns].axis("off")
-    _save(figure, path, f"Speed on {machine}: higher is better", _roles(rows))
+def _panel_row(row: Row, by_tokens: bool) -> str:
+    tokens = f", {_length(row.point.batch * row.point.seqlen_q)} tokens" if by_tokens else ""
+    return f"{WHAT[row.what]}, {row.point.mask}{tokens}"
 
 
-def _lines(axis: Any, rows: Sequence[Row]) -> None:
-    """One line per contender; points that share a length (several batch sizes) are separate lines'
-    points."""
+def _panel_column(row: Row) -> str:
+    dim_v = "" if row.point.head_dim == row.point.head_dim_v else f"/{row.point.head_dim_v}"
+    return f"head dim {row.point.head_dim}{dim_v}, {row.point.dtype}"
+
+
+def _plot_lines(path: Path, rows: Sequence[Row], machine: str) -> None:
+    def panel(row: Row, by_tokens: bool) -> tuple[str, str]:
+        return _panel_row(row, by_tokens), _panel_column(row)
+
+    places = {(*panel(row, False), row.contender, row.point.seqlen_q) for row in rows}
+    by_tokens = len(places) < len(rows)  # several batch sizes share a length
+    in_order = sorted(rows, key=lambda row: list(WHAT).index(row.what))
+    lines = list(dict.fromkeys(_panel_row(row, by_tokens) for row in in_order))
+    columns = list(dict.fromkeys(_panel_column(row) for row in rows))
+    size = (4.4 * len(columns) + 0.4, 2.9 * len(lines) + 0.8)
+    figure, axes = plt.subplots(len(lines), len(columns), figsize=size, squeeze=False)
+    for line, row_of_axes in zip(lines, axes, strict=True):
+        for column, axis in zip(columns, row_of_axes, strict=True):
+            part = [row for row in rows if panel(row, by_tokens) == (line, column)]
+            if not part:
+                axis.axis("off")
+                continue
+            _speed_panel(axis, part)
+            axis.set_title(f"{line}, {column}", fontsize=9, loc="left")
+        row_of_axes[0].set_ylabel("TFLOP/s")
+    title = f"Attention on {machine}: TFLOP/s, higher is better"
+    _save(figure, path, title, _line_handles(_roles(rows)))
+
+
+def _speed_panel(axis: Any, rows: Sequence[Row]) -> None:
     for name, role in _roles(rows).items():
-        part = [row for row in rows if row.contender == name]
-        by_tokens: dict[int, list[tuple[int, float]]] = {}
-        for row in part:
-            tokens = row.point.batch * row.point.seqlen_q
-            by_tokens.setdefault(tokens, []).append((row.point.seqlen_q, row.metrics["tflops"]))
-        single = all(len(values) == 1 for values in by_tokens.values())
-        groups = [[v for vs in by_tokens.values() for v in vs]] if single else by_tokens.values()
-        for values in groups:
-            xs, ys = zip(*sorted(values), strict=True)
-            axis.plot(xs, ys, **_style(name, role))
+        values = sorted(
+            (r.point.seqlen_q, r.metrics["tflops"]) for r in rows if r.contender == name
+        )
+        axis.plot(*zip(*values, strict=True), **_style(name, role))
     _lengths_axis(axis, sorted({row.point.seqlen_q for row in rows}))
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(bottom=0, top=1.12 * axis.get_ylim()[1])
+    text, colour = _against(rows)
+    place = {"xy": (0.02, 0.98), "xycoords": "axes fraction", "va": "top"}
+    axis.annotate(text, color=colour, fontsize=8.5, fontweight="bold", **place)
 
 
 def _plot_bars(path: Path, rows: Sequence[Row], machine: str) -> None:
     directions = list(dict.fromkeys(row.what for row in rows))
     points = list(dict.fromkeys(row.point for row in rows))
-    names = measured_columns(rows)
     roles = _roles(rows)
-    height = len(points) * (0.17 * len(names) + 0.25) + 1.2
-    figure, axes = plt.subplots(
-        1,
-        len(directions),
-        figsize=(5.2 * len(directions) + 2.4, height),
-        squeeze=False,
-        sharey=True,
-    )
-    thick = 0.86 / max(1, len(names))
+    height = len(points) * (0.17 * len(roles) + 0.22) + 1.3
+    size = (5.2 * len(directions) + 2.4, height)
+    figure, axes = plt.subplots(1, len(directions), figsize=size, squeeze=False, sharey=True)
     for axis, direction in zip(axes[0], directions, strict=True):
-        found = {(r.point, r.contender): r.metrics["tflops"] for r in rows if r.what == direction}
-        for i, name in enumerate(names):
-            places = [p + (i - (len(names) - 1) / 2) * thick for p in range(len(points))]
-            values = [found.get((point, name), 0.0) for point in points]
-            colour = _style(name, roles[name])["color"]
-            bars = axis.barh(places, values, thick * 0.92, color=colour)
-            labels = [f"{v:.3g}" if v else "" for v in values]
-            weight = "bold" if roles[name] == OURS else "normal"
-            axis.bar_label(bars, labels, padding=2, fontsize=7, fontweight=weight)
+        part = [row for row in rows if row.what == direction]
+        _bars(axis, points, part, roles)
+        text, colour = _against(part)
         axis.set_title(WHAT[direction], fontsize=9, loc="left")
-        axis.set_xlabel("TFLOP/s")
-        axis.margins(x=0.12)
-        axis.grid(True, axis="x", color="#dddddd", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-    names_of_points = [
+        axis.set_title(text, fontsize=9, loc="right", color=colour, fontweight="bold")
+    names = [
         f"{p.label}\n{p.mask} {p.shape_text()}" if p.label else f"{p.mask}\n{p.shape_text()}"
         for p in points
     ]
-    axes[0][0].set_yticks(range(len(points)), names_of_points, fontsize=8)
-    axes[0][0].invert_yaxis()
-    _save(figure, path, f"Speed on {machine}: longer is better", roles)
+    axes[0][0].set_yticks(range(len(points)), names, fontsize=8)
+    axes[0][0].set_ylim(len(points) - 0.4, -0.6)
+    handles = [
+        Patch(label=titled(name), color=_style(name, role)["color"]) for name, role in roles.items()
+    ]
+    _save(figure, path, f"Attention on {machine}: TFLOP/s, longer is better", handles)
+
+
+def _bars(axis: Any, points: Sequence[Point], rows: Sequence[Row], roles: dict[str, str]) -> None:
+    """A group of bars per point; those of ours say how they stand to the best peer."""
+    thick = 0.86 / len(roles)
+    found = {(row.point, row.contender): row.metrics["tflops"] for row in rows}
+    peers = {point: best(group, PEER) for (_, point), group in by_point(rows).items()}
+    for i, (name, role) in enumerate(roles.items()):
+        places = [p + (i - (len(roles) - 1) / 2) * thick for p in range(len(points))]
+        values = [found.get((point, name), 0.0) for point in points]
+        bars = axis.barh(places, values, 0.92 * thick, color=_style(name, role)["color"])
+        labels = []
+        for point, value in zip(points, values, strict=True):
+            peer = peers.get(point)
+            ratio = f" ({value / peer.metrics['tflops']:.2f}x)" if role == OURS and peer else ""
+            labels.append(f"{value:.3g}{ratio}" if value else "")
+        weight = "bold" if role == OURS else "normal"
+        axis.bar_label(bars, labels, padding=2, fontsize=7, fontweight=weight)
+    axis.set_xlabel("TFLOP/s")
+    axis.margins(x=0.16)
+    axis.tick_params(axis="y", length=0)
+    _clean(axis, "x")
 
 
 def plot_growth(
     path: Path, rows: Sequence[Row], metrics: dict[str, str], machine: str, title: str
 ) -> None:
-    """Figures against the sequence length, both axes logarithmic: a row per direction, a column per
-    metric.
-
-    `metrics` maps a metric to the label of its axis. A grey line shows what linear growth looks
-    like.
-    """
+    """Figures against the sequence length, both axes logarithmic: a row per direction, a column
+    per metric. `metrics` maps each to the label of its axis."""
     measured = [row for row in rows if row.metrics]
     directions = list(dict.fromkeys(row.what for row in measured))
-    figure, axes = plt.subplots(
-        max(1, len(directions)),
-        len(metrics),
-        figsize=(5.0 * len(metrics) + 0.6, 3.4 * max(1, len(directions)) + 0.8),
-        squeeze=False,
-    )
-    for line, direction in zip(axes, directions, strict=False):
+    size = (5.6 * len(metrics) + 0.6, 3.4 * len(directions) + 0.9)
+    figure, axes = plt.subplots(len(directions), len(metrics), figsize=size, squeeze=False)
+    for line, direction in zip(axes, directions, strict=True):
         for axis, (metric, label) in zip(line, metrics.items(), strict=True):
             part = [r for r in measured if r.what == direction and r.metrics.get(metric, 0) > 0]
-            for name, role in _roles(part).items():
-                values = sorted(
-                    (r.point.seqlen_q, r.metrics[metric]) for r in part if r.contender == name
-                )
-                axis.plot(*zip(*values, strict=True), **_style(name, role))
-            axis.set_yscale("log")
-            _lengths_axis(axis, sorted({row.point.seqlen_q for row in part}))
-            _guides(axis, part, metric)
+            _growth_panel(axis, part, metric)
             axis.set_title(f"{WHAT[direction]}: {label}", fontsize=9, loc="left")
             axis.set_ylabel(label)
-            axis.set_xlabel("sequence length, tokens")
-    _save(figure, path, f"{title} on {machine}: lower is better", _roles(measured))
+    title = (
+        f"{title}\n{machine}, {measured[0].point.dtype}, {measured[0].point.mask}: lower is better"
+    )
+    _save(figure, path, title, _line_handles(_roles(measured)))
 
 
-def _guides(axis: Any, rows: Sequence[Row], metric: str) -> None:
-    """Slopes of linear and quadratic growth, from the smallest figure of the shortest sequence."""
+def _growth_panel(axis: Any, rows: Sequence[Row], metric: str) -> None:
+    for name, role in _roles(rows).items():
+        values = sorted((r.point.seqlen_q, r.metrics[metric]) for r in rows if r.contender == name)
+        axis.plot(*zip(*values, strict=True), **_style(name, role))
+    axis.set_yscale("log")
     lengths = sorted({row.point.seqlen_q for row in rows})
-    if len(lengths) < 2:
-        return
-    base = min(row.metrics[metric] for row in rows if row.point.seqlen_q == lengths[0])
-    low, high = axis.get_ylim()
+    _lengths_axis(axis, lengths)
+    figures = [row.metrics[metric] for row in rows]
+    axis.set_ylim(min(figures) / 1.6, max(figures) * 1.6)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    base = min(r.metrics[metric] for r in rows if r.point.seqlen_q == lengths[0])
     for power, text in ((1, "linear"), (2, "quadratic")):
-        ys = [base * (n / lengths[0]) ** power for n in lengths]
-        axis.plot(lengths, ys, color="#aaaaaa", linewidth=0.9, linestyle="--", zorder=1)
-        axis.annotate(
-            text,
-            (lengths[-1], ys[-1]),
-            xytext=(-2, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=7,
-            color="#888888",
-        )
-    axis.set_ylim(low, max(high, base * lengths[-1] / lengths[0] * 1.5))
+        _guide(axis, lengths, base, power, text)
+
+
+def _guide(axis: Any, lengths: Sequence[int], base: float, power: int, text: str) -> None:
+    """The slope of s^power from the smallest figure of the shortest sequence, named at its end."""
+    top = axis.get_ylim()[1]
+    last = min(lengths[-1], lengths[0] * (top / base) ** (1 / power))
+    if last <= lengths[0]:
+        return
+    ends = (lengths[0], last), (base, base * (last / lengths[0]) ** power)
+    axis.plot(*ends, color="#aaaaaa", linewidth=0.9, linestyle="--", zorder=1)
+    place = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+    end = ends[0][1], ends[1][1]
+    axis.annotate(text, end, fontsize=7, color="#888888", annotation_clip=False, **place)

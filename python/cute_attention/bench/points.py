@@ -257,7 +257,7 @@ def named_set(name: str) -> list[Point]:
 
 
 SETS = {
-    "paper": "16k tokens, hidden 2048; head dims 64/128/256, full and causal, 512 to 16k (36 points)",
+    "paper": "16k tokens, hidden 2048; dims 64, 128, 256; full, causal; 512 to 16k (36 points)",
     "short": "sequences of 128 to 1024 at 4k and 16k tokens, head dims 64 and 128 (32 points)",
     "gqa": "the attention of Llama 3 8B and 70B, Qwen3, DeepSeek-V3 (192/128), and one MQA shape",
     "varlen": "32k tokens of packed documents, exponential lengths of mean 512, 2048 and 8192",

@@ -89,8 +89,10 @@ def speed_lines(report: Report, rows: Sequence[Row], skip: Container[str] = ()) 
         metrics = row.metrics
         text = (
             f"    {titled(row.contender):22} {number(metrics['tflops']):>8} TFLOP/s"
-            f" {number(metrics['time_ms']):>9} ms  spread {metrics['spread']:.1%}"
+            f" {number(metrics['time_ms']):>9} ms"
         )
+        if "spread" in metrics:
+            text += f"  spread {metrics['spread']:.1%}"
         if "peak_share" in metrics:
             text += f"  {metrics['peak_share']:.0%} of peak"
         if "memory_mib" in metrics:

@@ -174,7 +174,9 @@ class Bench:
     def _metrics(self, point: Point, direction: str, entry: _Entry) -> dict[str, float]:
         time_ms = median(entry.rounds)
         tflops = flops(point, direction) / time_ms / 1e9
-        metrics = {"time_ms": time_ms, "spread": spread(entry.rounds), "tflops": tflops}
+        metrics = {"time_ms": time_ms, "tflops": tflops}
+        if len(entry.rounds) > 1:
+            metrics["spread"] = spread(entry.rounds)
         if entry.memory_mib is not None:
             metrics["memory_mib"] = entry.memory_mib
         if self.settings.peak_tflops and point.dtype in ("fp16", "bf16"):

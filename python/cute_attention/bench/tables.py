@@ -77,7 +77,8 @@ def speed_table(what: str, rows: Sequence[Row], dtype: str) -> Table:
         table.add_column(name, justify="left" if name in ("model", "mask") else "right")
     for name in columns:
         table.add_column(titled(name), justify="right")
-    for name in ("ours, ms", "of peak", "ours / best peer"):
+    shared = any("peak_share" in row.metrics for row in rows)
+    for name in ("ours, ms", *(["of peak"] if shared else []), "ours / best peer"):
         table.add_column(name, justify="right")
     section = None
     for (_, point), group in by_point(rows).items():
@@ -86,11 +87,11 @@ def speed_table(what: str, rows: Sequence[Row], dtype: str) -> Table:
         section = point.head_dim, point.mask
         cells: list[str | Text] = [point.label] if labelled else []
         cells += _point_cells(point)
-        table.add_row(*cells, *_figures(columns, group))
+        table.add_row(*cells, *_figures(columns, group, shared))
     return table
 
 
-def _figures(columns: Sequence[str], group: Sequence[Row]) -> list[str | Text]:
+def _figures(columns: Sequence[str], group: Sequence[Row], shared: bool) -> list[str | Text]:
     found = {row.contender: row for row in group if row.metrics}
     top = max((row.metrics["tflops"] for row in found.values()), default=0.0)
     cells: list[str | Text] = []
@@ -105,9 +106,11 @@ def _figures(columns: Sequence[str], group: Sequence[Row]) -> list[str | Text]:
         cells.append(Text(text, style="bold" if metrics["tflops"] == top else ""))
     ours, peer = best(group, OURS), best(group, PEER)
     if ours is None:
-        return [*cells, "-", "-", "-"]
-    share = ours.metrics.get("peak_share")
-    cells += [number(ours.metrics["time_ms"]), f"{share:.0%}" if share else "-"]
+        return [*cells, "-", "-", *(["-"] if shared else [])]
+    cells.append(number(ours.metrics["time_ms"]))
+    if shared:
+        share = ours.metrics.get("peak_share")
+        cells.append(f"{share:.0%}" if share else "-")
     ratio = ours.metrics["tflops"] / peer.metrics["tflops"] if peer else None
     return [*cells, ratio_text(ratio) if ratio else "-"]
 

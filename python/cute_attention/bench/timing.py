@@ -40,7 +40,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(round_medians: Sequence[float]) -> float:
-    """How far apart the rounds lie: (largest - smallest) / median; 0 for a single round."""
+    """How far apart the rounds lie: (largest - smallest) / median."""
     return (max(round_medians) - min(round_medians)) / median(round_medians)
 
 

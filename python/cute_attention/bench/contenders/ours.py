@@ -8,7 +8,7 @@ import torch
 
 import cute_attention
 
-from ..inputs import Inputs
+from ..inputs import TORCH_DTYPES, Inputs
 from ..points import Point
 from .base import OURS, Attention, AttentionWithLse, Contender, needs_gpu, reason_for
 
@@ -26,16 +26,18 @@ class Ours(Contender):
         call: AttentionWithLse = self._build(point, inputs, want_lse=True)
         return call
 
-    def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
-        options: dict[str, Any] = {
+    def _options(self, point: Point, **extra: Any) -> dict[str, Any]:
+        return {
             "causal": point.causal,
             "window": tuple(point.window) if point.window else None,
             "softcap": point.softcap or None,
-            "return_lse": want_lse,
+            "deterministic": point.deterministic,
             "backend": self.name,
+            **extra,
         }
-        if point.deterministic:
-            options["deterministic"] = True
+
+    def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
+        options = self._options(point, return_lse=want_lse)
         cu_seqlens, longest = inputs.cu_seqlens, inputs.max_seqlen
         if cu_seqlens is None:
             return lambda q, k, v: cute_attention.attention(q, k, v, **options)
@@ -54,25 +56,51 @@ class KernelBackend(Ours):
     """A backend of compiled kernels: it needs a GPU and rows."""
 
     def missing(self, device: torch.device) -> str | None:
-        return needs_gpu(device) or self._no_rows("forward")
-
-    def refuses(self, point: Point, direction: str) -> str | None:
-        if direction == "fwd":
-            return None
-        missing = self._no_rows("backward")
-        return missing and f"{missing}: its gradient is the reference backend's"
-
-    def _no_rows(self, direction: str) -> str | None:
+        gpu = needs_gpu(device)
+        if gpu:
+            return gpu
         try:
             rows = cute_attention.kernels()
-        except (
-            Exception
-        ) as error:  # a kernel library that cannot be loaded is a reason like any other
+        except Exception as error:  # a kernel library that does not load is a reason like any other
             return f"the kernel libraries cannot be read: {reason_for(error)}"
-        prefix = f"{self.name}_{direction[:3]}_"
-        if any(row.name.startswith(prefix) for row in rows):
+        if any(row.arch == self.name for row in rows):
             return None
-        return f"no {self.name} {direction} kernel is loaded"
+        return f"no {self.name} kernel is loaded"
+
+    def refuses(self, point: Point, direction: str) -> str | None:
+        """What `explain` says of the call, and of the backend its gradient would run on: a figure
+        under the name of a backend is the figure of that backend alone."""
+        try:
+            answer = self._explain(point)
+        except Exception as error:
+            return reason_for(error)
+        report = next(report for report in answer.forward if report.backend == self.name)
+        if not report.serves:
+            return "; ".join(report.reasons)
+        if direction != "fwd" and answer.chosen_backward != self.name:
+            return f"its backward would run on the {answer.chosen_backward} backend"
+        return None
+
+    def _explain(self, point: Point) -> cute_attention.Explanation:
+        lead = (point.seqlen_q,) if point.varlen else (point.batch, point.seqlen_q)
+        lead_k = (point.seqlen_k,) if point.varlen else (point.batch, point.seqlen_k)
+        dtype = TORCH_DTYPES[point.dtype]
+
+        def hollow(*shape: int) -> torch.Tensor:  # the shape, without memory for it
+            row = torch.empty(shape[-1], dtype=dtype, device="cuda")
+            return row.expand(shape).requires_grad_()
+
+        options = self._options(point)
+        if point.varlen:
+            cu_seqlens = torch.tensor((0, *point.lengths)).cumsum(0).to("cuda", torch.int32)
+            options["cu_seqlens_q"] = options["cu_seqlens_k"] = cu_seqlens
+            options["max_seqlen_q"] = options["max_seqlen_k"] = max(point.lengths)
+        return cute_attention.explain(
+            hollow(*lead, point.heads, point.head_dim),
+            hollow(*lead_k, point.heads_kv, point.head_dim),
+            hollow(*lead_k, point.heads_kv, point.head_dim_v),
+            **options,
+        )
 
 
 class Sm90(KernelBackend):

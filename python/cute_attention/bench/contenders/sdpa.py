@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,21 @@ class Sdpa(Contender):
         return None
 
     def build(self, point: Point, inputs: Inputs) -> Attention:
+        call = self._heads_first(point, inputs)
+        return lambda q, k, v: call(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        ).transpose(1, 2)
+
+    def native(self, point: Point, inputs: Inputs) -> tuple[Attention, Inputs]:
+        if point.varlen:
+            return super().native(point, inputs)
+        q, k, v = (x.transpose(1, 2).requires_grad_() for x in inputs.detached)
+        grad_out = inputs.grad_out.transpose(1, 2)
+        turned = replace(inputs, q=q, k=k, v=v, grad_out=grad_out)
+        return self._heads_first(point, inputs), turned
+
+    def _heads_first(self, point: Point, inputs: Inputs) -> Attention:
+        """The call on [batch, heads, seqlen, dim]."""
         square = point.seqlen_q == point.seqlen_k
         causal = point.mask == "causal" and square  # is_causal is aligned to the top left
         mask: Any = None
@@ -50,18 +66,8 @@ class Sdpa(Contender):
             mask = visible(point.seqlen_q, point.seqlen_k, point.bounds, inputs.q.device)
         gqa = point.heads != point.heads_kv
 
-        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            out = F.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                k.transpose(1, 2),
-                v.transpose(1, 2),
-                attn_mask=mask,
-                is_causal=causal,
-                enable_gqa=gqa,
-            )
-            return out.transpose(1, 2)
-
-        return call
+        options: dict[str, Any] = {"attn_mask": mask, "is_causal": causal, "enable_gqa": gqa}
+        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)
 
 
 class Cudnn(Sdpa):
