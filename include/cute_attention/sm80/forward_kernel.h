@@ -1,0 +1,191 @@
+// sm80/forward_kernel.h: the sm80 forward kernel: one CTA computes one tile of queries of one head.
+//
+// One buffer each for K and V, and every copy hides behind a product:
+//
+//   cp.async   Q K(n)  | V(n)      | K(n-1)            | V(n-1) ...
+//   MMA                | S = Q K^T | softmax, O += P V | S = Q K^T ...
+#pragma once
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/kv_tiles.h"
+#include "cute_attention/core/mask.h"
+#include "cute_attention/core/opaque.h"
+#include "cute_attention/core/online_softmax.h"
+#include "cute_attention/core/sequence.h"
+#include "cute_attention/core/work_tile.h"
+#include "cute_attention/sm80/copy.h"
+#include "cute_attention/sm80/forward_traits.h"
+#include "cute_attention/sm80/gemm.h"
+
+namespace cute_attention::sm80 {
+
+// Global memory of one head's tile: (rows, cols) at `pointer` with rows `row_stride` apart.
+template <int kRows, int kCols, class Element>
+CUTE_DEVICE auto gmem_tile(Element* pointer, int64_t row_stride) {
+  using namespace cute;
+  return make_tensor(make_gmem_ptr(pointer), make_shape(Int<kRows>{}, Int<kCols>{}), make_stride(row_stride, _1{}));
+}
+
+template <class Row>
+struct ForwardKernel {
+  using Traits = ForwardTraits<Row>;
+  using Element = typename Traits::Element;
+  using SharedMemory = typename Traits::SharedMemory;
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kHeadDimV = Traits::kHeadDimV;
+
+  ForwardParams const& params;
+  SharedMemory& shared;
+  WorkTile const work;
+  Sequence const sequence;
+  int const m_begin;  // first query of the tile
+  int const thread;
+
+  CUTE_DEVICE ForwardKernel(ForwardParams const& params, SharedMemory& shared, WorkTile const& work)
+      : params(params),
+        shared(shared),
+        work(work),
+        sequence(make_sequence(params, work.batch)),
+        m_begin(work.m_block * kTileM),
+        thread(int(threadIdx.x)) {}
+
+  CUTE_DEVICE void run() {
+    using namespace cute;
+    if (m_begin >= sequence.seqlen_q) {
+      return;  // a shorter sequence than the grid was made for
+    }
+    typename Traits::TiledMma mma;
+    auto tOrO = partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
+    clear(tOrO);
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale);
+    KvTiles const tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
+    if (tiles.begin < tiles.end) {
+      compute(mma, tiles, tOrO, softmax);
+    }
+    store(mma, tOrO, softmax);
+  }
+
+  // Walks the KV tiles: O += softmax(Q K^T) V.
+  template <class TiledMma, class Output, class Softmax>
+  CUTE_DEVICE void compute(TiledMma const& mma, KvTiles const& tiles, Output& tOrO, Softmax& softmax) {
+    using namespace cute;
+    int const head_kv = work.head / (params.heads / params.heads_kv);
+    auto const* q = static_cast<Element const*>(params.q) + work.batch * params.q_stride.batch +
+                    work.head * params.q_stride.head + (sequence.row_q + m_begin) * params.q_stride.row;
+    auto const* k = static_cast<Element const*>(params.k) + work.batch * params.k_stride.batch +
+                    head_kv * params.k_stride.head + sequence.row_k * params.k_stride.row;
+    auto const* v = static_cast<Element const*>(params.v) + work.batch * params.v_stride.batch +
+                    head_kv * params.v_stride.head + sequence.row_k * params.v_stride.row;
+
+    Tensor sQ = make_tensor(make_smem_ptr(shared.q.data()), typename Traits::SmemLayoutQ{});    // (M, D)
+    Tensor sK = make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});    // (N, D)
+    Tensor sV = make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});    // (N, DV)
+    Tensor sVt = make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutVt{});  // (DV, N)
+
+    // Global to shared. Only the last KV tile, where the walk begins, may reach past the end of the sequence.
+    typename Traits::GmemCopyQK gmem_copy_qk;
+    typename Traits::GmemCopyV gmem_copy_v;
+    auto const load_k = [&](int n_block, auto check_rows) {
+      load_tile<decltype(check_rows)::value>(
+          gmem_copy_qk, gmem_tile<kTileN, kHeadDim>(k + n_block * kTileN * params.k_stride.row, params.k_stride.row),
+          sK, sequence.seqlen_k - n_block * kTileN, params.head_dim, opaque(thread));
+      cp_async_fence();
+    };
+    auto const load_v = [&](int n_block, auto check_rows) {
+      load_tile<decltype(check_rows)::value>(
+          gmem_copy_v, gmem_tile<kTileN, kHeadDimV>(v + n_block * kTileN * params.v_stride.row, params.v_stride.row),
+          sV, sequence.seqlen_k - n_block * kTileN, params.head_dim_v, opaque(thread));
+      cp_async_fence();
+    };
+
+    // Shared to registers.
+    typename Traits::SmemCopyQ smem_copy_q;
+    typename Traits::SmemCopyK smem_copy_k;
+    typename Traits::SmemCopyV smem_copy_v;
+
+    load_tile<true>(gmem_copy_qk, gmem_tile<kTileM, kHeadDim>(q, params.q_stride.row), sQ,
+                    sequence.seqlen_q - m_begin, params.head_dim, thread);
+    load_k(tiles.end - 1, true_type{});
+
+    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
+    for_each_kv_tile(tiles, [&](int n_block, auto masked) {
+      constexpr bool kMasked = decltype(masked)::value;
+      cp_async_wait<0>();  // K(n), and at the first tile Q, have landed for this thread
+      __syncthreads();     // ... for all; and all are done with V(n+1)
+      load_v(n_block, masked);
+
+      auto tSrS = partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
+      clear(tSrS);
+      gemm_smem(mma, smem_copy_q, smem_copy_k, sQ, sK, tSrS, thread);
+      cp_async_wait<0>();  // V(n) has landed for this thread
+      __syncthreads();     // ... for all; and all are done with K(n)
+      if (n_block > tiles.begin) {
+        load_k(n_block - 1, false_type{});
+      }
+
+      Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
+      if constexpr (kMasked) {
+        Tensor tScS = mma.get_slice(opaque(thread)).partition_C(                // (MMA, MMA_M, MMA_N)
+            make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
+        Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
+        mask_scores(rS, cS, sequence, m_begin, n_block * kTileN);
+      }
+      scale_rows(rO, softmax.template update_max<kMasked>(rS));
+      Tensor tOrS = make_tensor(tSrS.data(), as_a_operand(tSrS.layout()));  // (MMA, MMA_M, MMA_N / 2)
+      auto const probabilities = [&](int k) {
+        Tensor block = tOrS(_, _, k);  // (MMA, MMA_M)
+        softmax.exponentiate(make_tensor(block.data(), operand_rows_and_columns(block.layout())));
+        return convert<Element>(block);
+      };
+      gemm_register_a(mma, smem_copy_v, probabilities, sVt, tOrO, thread);
+    });
+  }
+
+  // Normalises O and writes it through shared memory in whole 16-byte vectors; writes the LSE.
+  template <class TiledMma, class Output, class Softmax>
+  CUTE_DEVICE void store(TiledMma const& mma, Output& tOrO, Softmax& softmax) {
+    using namespace cute;
+    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
+    scale_rows(rO, softmax.finish());
+
+    Tensor sO = make_tensor(make_smem_ptr(shared.o.data()), typename Traits::SmemLayoutO{});  // (M, DV)
+    typename Traits::SmemCopyO smem_copy_o;
+    auto const thread_smem_o = smem_copy_o.get_slice(thread);
+    Tensor rO16 = convert<Element>(tOrO);  // (MMA, MMA_M, MMA_DV)
+    __syncthreads();                       // all are done with Q, whose place O takes
+    copy(smem_copy_o, thread_smem_o.retile_S(rO16), thread_smem_o.partition_D(sO));
+    store_lse(mma, softmax);
+    __syncthreads();
+
+    auto* o = static_cast<Element*>(params.o) + work.batch * params.o_stride.batch +
+              work.head * params.o_stride.head + (sequence.row_q + m_begin) * params.o_stride.row;
+    Tensor gO = gmem_tile<kTileM, kHeadDimV>(o, params.o_stride.row);
+    typename Traits::GmemCopyO gmem_copy_o;
+    store_tile(gmem_copy_o, sO, gO, sequence.seqlen_q - m_begin, params.head_dim_v, thread);
+  }
+
+  template <class TiledMma, class Softmax>
+  CUTE_DEVICE void store_lse(TiledMma const& mma, Softmax const& softmax) {
+    using namespace cute;
+    if (params.lse == nullptr) {
+      return;
+    }
+    Tensor tOcO = mma.get_slice(thread).partition_C(                        // (MMA, MMA_M, MMA_DV)
+        make_identity_tensor(Shape<Int<kTileM>, Int<kHeadDimV>>{}));
+    Tensor cO = make_tensor(tOcO.data(), rows_and_columns(tOcO.layout()));  // (ROWS, COLS)
+    float* const lse = params.lse + lse_offset(params, work, sequence) + m_begin;
+    if (int(get<1>(cO(0, 0))) == 0) {  // one of the threads of each row
+      CUTE_UNROLL
+      for (int row = 0; row < size<0>(cO); ++row) {
+        int const query = int(get<0>(cO(row, 0)));
+        if (m_begin + query < sequence.seqlen_q) {
+          lse[query] = softmax.row_max(row);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace cute_attention::sm80

@@ -1,0 +1,42 @@
+// sm80/forward_launch.h: launches the sm80 forward kernel of one row.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cute_attention/kernel_library.h"
+#include "cute_attention/sm80/forward_kernel.h"
+
+namespace cute_attention::sm80 {
+
+template <class Row>
+__global__ void __launch_bounds__(Row::kConfig.warps * 32)
+    forward(CUTE_GRID_CONSTANT ForwardParams const params) {
+  using Kernel = ForwardKernel<Row>;
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
+  Kernel(params, shared, work_tile(params, Kernel::kTileM, int(blockIdx.x))).run();
+}
+
+template <class Row>
+struct ForwardLaunch {
+  static constexpr int kThreads = ForwardTraits<Row>::kThreads;
+  static constexpr int kSharedMemoryBytes = int(sizeof(typename ForwardTraits<Row>::SharedMemory));
+
+  // A LaunchFunction; `params` is a ForwardParams with at least one query.
+  static int32_t launch(void const* params, LaunchContext const* context) {
+    auto const& forward_params = *static_cast<ForwardParams const*>(params);
+    if constexpr (kSharedMemoryBytes > 48 * 1024) {  // above this a kernel has to ask
+      cudaError_t const error =
+          cudaFuncSetAttribute(forward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryBytes);
+      if (error != cudaSuccess) {
+        return error;
+      }
+    }
+    auto const tiles = work_tiles(forward_params, ForwardTraits<Row>::kTileM);
+    forward<Row><<<unsigned(tiles), kThreads, kSharedMemoryBytes, static_cast<cudaStream_t>(context->stream)>>>(
+        forward_params);
+    return cudaGetLastError();
+  }
+};
+
+}  // namespace cute_attention::sm80

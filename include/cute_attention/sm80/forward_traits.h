@@ -1,0 +1,106 @@
+// sm80/forward_traits.h: every layout, copy and MMA of the sm80 forward kernel, for one row of the table.
+//
+// To change how the kernel moves or multiplies, change this file (or the row's tile in src/kernels/forward.def); the
+// kernel follows. It compiles for the host too.
+#pragma once
+
+#include <cute/atom/copy_atom.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+
+#include "cute_attention/element.h"
+
+namespace cute_attention::sm80 {
+
+// The MMA of all sm80 kernels: 16x8x16, fp32 accumulators, both operands K-major.
+template <class Element>
+using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, cute::SM80_16x8x16_F32F16F16F32_TN,
+                                   cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+
+// One 16-byte vector of 16-bit elements: the unit of cp.async, of ldmatrix rows and of every swizzle here.
+constexpr int kVector = 8;
+
+// Columns of a swizzled block: 64 elements (128 bytes, all 32 banks) where the head dim allows, else 32.
+template <int kCols>
+constexpr int kSwizzleCols = kCols % 64 == 0 ? 64 : 32;
+
+// 8 rows x kSwizzleCols, row-major, the 16-byte vectors of row r moved to column v ^ r: the 8 rows that one ldmatrix
+// phase reads lie in 8 different groups of 4 banks. With 32 columns two rows share 128 bytes, and the XOR takes r / 2.
+template <int kCols>
+using SwizzledAtom = decltype(cute::composition(
+    cute::Swizzle<kSwizzleCols<kCols> == 64 ? 3 : 2, 3, 3>{},
+    cute::Layout<cute::Shape<cute::_8, cute::Int<kSwizzleCols<kCols>>>,
+                 cute::Stride<cute::Int<kSwizzleCols<kCols>>, cute::_1>>{}));
+
+// A row-major tile of kRows x kCols in shared memory.
+template <int kRows, int kCols>
+using SmemTile = decltype(cute::tile_to_shape(SwizzledAtom<kCols>{},
+                                              cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
+
+// The same memory read as its transpose, (kCols, kRows).
+template <int kRows, int kCols>
+using SmemTileTransposed = decltype(cute::composition(
+    SmemTile<kRows, kCols>{}, cute::Layout<cute::Shape<cute::Int<kCols>, cute::Int<kRows>>,
+                                           cute::Stride<cute::Int<kRows>, cute::_1>>{}));
+
+// Copies between global and shared memory: each thread one 16-byte vector, neighbouring threads along a row, so that a
+// row of kSwizzleCols is read in whole 32-byte sectors.
+template <class CopyOperation, class Element, int kCols, int kThreads>
+using GmemTiledCopy = decltype(cute::make_tiled_copy(
+    cute::Copy_Atom<CopyOperation, Element>{},
+    cute::Layout<cute::Shape<cute::Int<kThreads / (kSwizzleCols<kCols> / kVector)>,
+                             cute::Int<kSwizzleCols<kCols> / kVector>>,
+                 cute::Stride<cute::Int<kSwizzleCols<kCols> / kVector>, cute::_1>>{},
+    cute::Layout<cute::Shape<cute::_1, cute::Int<kVector>>>{}));
+
+template <class Row>
+struct ForwardTraits {
+  static constexpr KernelKey kKey = Row::kKey;
+  static constexpr KernelConfig kConfig = Row::kConfig;
+  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kHeadDim = kKey.head_dim;
+  static constexpr int kHeadDimV = kKey.head_dim_v;
+  static constexpr int kThreads = kConfig.warps * 32;
+  using Element = ElementOf<kKey.dtype>;
+
+  // Warps divide the rows of S = Q K^T and O = P V, and each owns whole rows: softmax needs no other warp.
+  using TiledMma = decltype(cute::make_tiled_mma(cute::MMA_Atom<MmaAtom<Element>>{},
+                                                 cute::Layout<cute::Shape<cute::Int<kConfig.warps>, cute::_1, cute::_1>>{},
+                                                 cute::Tile<cute::Int<16 * kConfig.warps>, cute::_16, cute::_16>{}));
+
+  using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
+  using SmemLayoutK = SmemTile<kTileN, kHeadDim>;
+  using SmemLayoutV = SmemTile<kTileN, kHeadDimV>;
+  using SmemLayoutVt = SmemTileTransposed<kTileN, kHeadDimV>;
+  using SmemLayoutO = SmemTile<kTileM, kHeadDimV>;
+
+  // Zero-filling: a vector outside the tensor becomes zeros, so that no garbage meets an MMA.
+  using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
+  using GmemCopyQK = GmemTiledCopy<CpAsync, Element, kHeadDim, kThreads>;
+  using GmemCopyV = GmemTiledCopy<CpAsync, Element, kHeadDimV, kThreads>;
+  using GmemCopyO = GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDimV, kThreads>;
+
+  // ldmatrix: four 8x8 matrices an instruction; V transposed on the way, as its MMA wants keys along K.
+  using SmemCopyQ = decltype(cute::make_tiled_copy_A(cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
+  using SmemCopyK = decltype(cute::make_tiled_copy_B(cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
+  using SmemCopyV = decltype(cute::make_tiled_copy_B(cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>{}, TiledMma{}));
+  using SmemCopyO = decltype(cute::make_tiled_copy_C(cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>{}, TiledMma{}));
+
+  // O takes Q's place once the last S is computed.
+  struct SharedMemory {
+    union {
+      cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 128> q;
+      cute::array_aligned<Element, cute::cosize_v<SmemLayoutO>, 128> o;
+    };
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
+  };
+
+  static_assert(kTileM % (16 * kConfig.warps) == 0, "each warp owns whole 16-row MMA tiles");
+  static_assert(kTileN % 16 == 0 && kHeadDim % 32 == 0 && kHeadDimV % 32 == 0, "MMA and swizzle block sizes");
+  static_assert(kConfig.stages == 1, "K and V have one buffer each");
+  static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
+};
+
+}  // namespace cute_attention::sm80
