@@ -15,7 +15,7 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py
 
 test: cpp-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 cpp-test: $(VENV)/installed
 	$(BIN)/cmake -G Ninja -S . -B build/cpp -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \

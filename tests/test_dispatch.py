@@ -93,7 +93,9 @@ def test_first_folder_wins_where_rows_share_a_name(plugins, tmp_path):
     assert [Path(path).name for path in paths[:2]] == ["libcute_attention_again.so"] + [
         "libcute_attention_fake.so"
     ]
-    rows = ask("answer = [r.name for r in kernels() if r.name.startswith('fake')]", tmp_path, plugins)
+    rows = ask(
+        "answer = [r.name for r in kernels() if r.name.startswith('fake')]", tmp_path, plugins
+    )
     assert len(rows) == len(set(rows)) == 5
 
 
@@ -120,7 +122,9 @@ def test_files_that_are_no_kernel_library_are_refused(tmp_path):
         tmp_path / "absent",
     )
     assert "file too short" in errors["libcute_attention_text.so"]
-    assert "does not export cute_attention_kernel_library" in errors["libcute_attention_unrelated.so"]
+    assert (
+        "does not export cute_attention_kernel_library" in errors["libcute_attention_unrelated.so"]
+    )
     assert "libcute_attention_torch.so" not in errors
 
 
@@ -153,7 +157,11 @@ def test_short_sequences_take_small_tiles_and_long_ones_large(plugins):
         (SHORT + ", softcap=30.0", SMALL, "softcap is set, the row has none"),
         (SHORT, "fake_sm80_d128_full_softcap", "softcap is not set, the row has one"),
         (SHORT, "fake_sm80_d128_causal", "the mask is not causal, the row's is"),
-        (SHORT + ", window_left=3, window_right=0", "fake_sm80_d128_causal", "the mask is not causal"),
+        (
+            SHORT + ", window_left=3, window_right=0",
+            "fake_sm80_d128_causal",
+            "the mask is not causal",
+        ),
         (SHORT + ", window_right=0", "fake_sm80_d128_full_softcap", "some keys are masked"),
         (SHORT + ", window_left=62", "fake_sm80_d128_full_softcap", "some keys are masked"),
         (SHORT + ", bias=True", SMALL, "no sm80 row has bias"),
@@ -276,5 +284,3 @@ def test_a_miss_says_what_was_asked_and_the_nearest_rows(plugins):
     assert lines[1] == f"  {SMALL}: head_dim 256 is above the row's 64"
     assert not [line for line in lines if "sm90" in line.split(":")[0]], "only what was asked"
     assert len(lines) == 5
-
-

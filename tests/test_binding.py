@@ -1,0 +1,93 @@
+"""The built libraries: what they need of the machine, and the torch binding in this torch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_attention import _core
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = [_core.library_folder(), ROOT / "build" / "audit" / "lib"]
+LIBRARIES = sorted({path for folder in FOLDERS if folder for path in folder.glob("*.so")})
+BINDING = _core.torch_library()
+
+each_library = pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+needs_binding = pytest.mark.skipif(BINDING is None, reason="the torch binding is not installed")
+
+
+def undefined_symbols(library: Path) -> list[str]:
+    """Lines of `nm`: a kind and a demangled name."""
+    command = ["nm", "--dynamic", "--undefined-only", "--demangle", library]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def dynamic_section(library: Path, tag: str) -> list[str]:
+    command = ["readelf", "--dynamic", "--wide", library]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return re.findall(rf"\({tag}\).*\[(.*)\]", text)
+
+
+def test_there_are_libraries():
+    assert "libcute_attention.so" in {library.name for library in LIBRARIES}
+
+
+@each_library
+def test_no_symbol_of_libtorch_cxx_or_python(library):
+    symbols = undefined_symbols(library)
+    assert len(symbols) > 5
+    unstable = re.compile(r"\b(c10|at|torch)::|\b_?Py[A-Z_]\w*")
+    assert [symbol for symbol in symbols if unstable.search(symbol)] == []
+
+
+@each_library
+def test_needs_neither_cuda_nor_python(library):
+    needed = dynamic_section(library, "NEEDED")
+    assert "libc.so.6" in needed
+    assert [name for name in needed if re.match(r"lib(cuda|python|nv|c10|torch_)", name)] == []
+
+
+@each_library
+def test_no_path_of_the_build_machine(library):
+    paths = dynamic_section(library, "RUNPATH") + dynamic_section(library, "RPATH")
+    assert set(paths) <= {"$ORIGIN"}
+
+
+@needs_binding
+def test_cuda_stream_symbol_is_weak():
+    assert "w aoti_torch_get_current_cuda_stream" in [
+        symbol.strip() for symbol in undefined_symbols(BINDING)
+    ]
+
+
+@needs_binding
+def test_binding_loads_and_has_its_schema():
+    _core.core()
+    torch.ops.load_library(BINDING)
+    assert str(torch.ops.cute_attention.forward.default._schema) == (
+        "cute_attention::forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, "
+        "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, "
+        "float softcap, SymInt window_left, SymInt window_right, str backend) "
+        "-> (Tensor out, Tensor lse)"
+    )
+    q = torch.zeros(1, 2, 3, 64, dtype=torch.float16)
+    with pytest.raises(NotImplementedError, match="'CPU' backend"):
+        torch.ops.cute_attention.forward(q, q, q, None, None, 2, 2, 1.0, 0.0, -1, -1, "sm80")
+
+
+@needs_binding
+def test_loading_everything_leaves_cuda_alone():
+    program = (
+        "import torch\nfrom cute_attention import _core\n_core.kernels()\n"
+        f"torch.ops.load_library({str(BINDING)!r})\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "print(open('/proc/self/maps').read().count('libcuda.so'))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "0"

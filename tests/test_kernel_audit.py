@@ -1,0 +1,123 @@
+"""What the compiler made of every kernel row in a build folder: its resources and its instructions. No GPU needed.
+
+`make audit` builds a folder and runs this; CUTE_ATTENTION_BUILD names another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from cute_attention import rows
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = Path(os.environ.get("CUTE_ATTENTION_BUILD", ROOT / "build" / "audit")).resolve()
+OBJECTS = {path.name.removesuffix(".cu.o"): path for path in BUILD.rglob("kernels/*/*.cu.o")}
+ROWS = [row for row in rows.table() if row.name in OBJECTS]
+
+REGISTERS_OF_A_MULTIPROCESSOR = 65536
+# Instructions that a family's kernels are made of: asynchronous copies, loads of MMA operands, MMAs.
+INSTRUCTIONS = {"sm80": ("LDGSTS", "LDSM", "HMMA"), "sm90": ("UTMALDG", "HGMMA")}
+
+pytestmark = pytest.mark.skipif(not ROWS, reason=f"no kernels built in {BUILD}: make audit")
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+
+def cuobjdump(*arguments: str | Path) -> str:
+    """PyPI's cuobjdump, which finds nvdisasm beside it."""
+    folder = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
+    environment = dict(os.environ, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    command = ["cuobjdump", *arguments]
+    result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return result.stdout
+
+
+@functools.cache
+def resources(name: str) -> list[tuple[str, str, dict[str, int]]]:
+    """(chip, kernel, resources) of every piece of machine code in a row's object file."""
+    found = []
+    chip = ""
+    function = None
+    for line in cuobjdump("--dump-resource-usage", OBJECTS[name]).splitlines():
+        if match := re.match(r"arch = (\w+)", line):
+            chip = match[1]
+        elif match := re.match(r"\s*Function (\w+):", line):
+            function = match[1]
+        elif function:
+            numbers = re.findall(r"([A-Z]+)(?:\[\d+\])?:(\d+)", line)
+            found.append((chip, function, {key: int(number) for key, number in numbers}))
+            function = None
+    return found
+
+
+@functools.cache
+def loaded_rows() -> dict[str, dict]:
+    """The rows as the built libraries report them, from a process that loads them."""
+    program = (
+        "import json\nfrom dataclasses import asdict\nfrom cute_attention import kernels\n"
+        "print(json.dumps([asdict(row) for row in kernels()]))"
+    )
+    environment = dict(os.environ, CUTE_ATTENTION_KERNEL_PATH=str(BUILD / "lib"))
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+    return {row["name"]: row for row in json.loads(output)}
+
+
+def computed_shared_memory(row: rows.TableRow) -> int:
+    """Q, in whose place O goes at the end, and the buffers of K and V; two bytes an element."""
+    q_or_o = row.tile_m * max(row.head_dim, row.head_dim_v)
+    k_and_v = row.stages * row.tile_n * (row.head_dim + row.head_dim_v)
+    return 2 * (q_or_o + k_and_v)
+
+
+@each_row
+def test_object_file_holds_one_kernel(row):
+    kernels = {function for _, function, _ in resources(row.name)}
+    assert len(kernels) == 1
+    assert row.name in kernels.pop()
+
+
+@each_row
+def test_no_spills_and_registers_fit(row):
+    for chip, _, used in resources(row.name):
+        assert used["REG"] * row.warps * 32 <= REGISTERS_OF_A_MULTIPROCESSOR, chip
+        assert (used["STACK"], used["LOCAL"]) == (0, 0), chip
+
+
+@each_row
+def test_shared_memory_is_as_computed(row):
+    assert loaded_rows()[row.name]["shared_memory_bytes"] == computed_shared_memory(row)
+    assert {used["SHARED"] for _, _, used in resources(row.name)} == {0}, "all of it is dynamic"
+
+
+@each_row
+def test_library_reports_the_table(row):
+    reported = loaded_rows()[row.name]
+    columns = row.__dataclass_fields__
+    assert {name: reported[name] for name in columns} == {
+        name: getattr(row, name) for name in columns
+    }
+    assert reported["threads"] == row.warps * 32
+
+
+@each_row
+def test_instructions(row):
+    opcodes = set(
+        re.findall(r"\b([A-Z][A-Z0-9]+)(?:\.[A-Z0-9_.]+)?\b", cuobjdump("-sass", OBJECTS[row.name]))
+    )
+    assert set(INSTRUCTIONS[row.arch]) <= opcodes
+    assert not {"LDL", "STL"} & opcodes, "registers spilled to local memory"
+
+
+def test_sm80_kernels_carry_ptx_for_newer_chips():
+    names = [row.name for row in ROWS if row.arch == "sm80"]
+    for name in names:
+        assert "sm_80.ptx" in cuobjdump("--list-ptx", OBJECTS[name])
