@@ -32,6 +32,12 @@ class Options(NamedTuple):
     backend: Any
 
 
+def autocasts(q: Tensor) -> bool:
+    """Whether torch.autocast is on for q's device."""
+    kind = q.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
 def autocast(q: Tensor, k: Tensor, v: Tensor, bias: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
     """Casts what torch.autocast casts for PyTorch's own attention: floating tensors but float64."""
     dtype = torch.get_autocast_dtype(q.device.type)
@@ -103,7 +109,7 @@ def attend(
         head_dim**-0.5 if options.scale is None else options.scale,
         options.softcap or 0.0,
         *sides,
-        options.dropout_p,
+        options.dropout_p if features.dropout else 0.0,
         options.deterministic,
         options.return_lse,
     )
@@ -119,6 +125,8 @@ def attend(
         or (bias is not None and bias.requires_grad)
         or (sink is not None and sink.requires_grad)
     ):
+        if torch.compiler.is_compiling():  # refuses a tensor that comes twice: attention(x, x, x)
+            inputs = Tensors(*[t if t is None else t.view_as(t) for t in inputs])
         out, lse = AttentionFunction.apply(call, *inputs)
     else:
         out, lse = run_forward(call, inputs)

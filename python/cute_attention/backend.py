@@ -144,10 +144,10 @@ def choose(requested: str, reports: tuple[Report, ...]) -> str:
 
 
 def select_backward(requested: str, deterministic: bool) -> str:
-    """The backend of a backward call: `reference`, whose every result is bitwise repeatable.
+    """The backend of a backward call, a key of `_BACKWARD_OPS` in ops.py.
 
-    Args: requested: what the forward call asked for. deterministic: the argument of the call, or
-        torch.use_deterministic_algorithms at the backward.
+    There are no backward kernels: `reference` serves what was requested of any backend, and repeats
+    bitwise whether or not `deterministic` (the call's argument, or PyTorch's setting) asks for it.
     """
     return "reference"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _check
-from ._call import Options, autocast, check_options, features_of
+from ._call import Options, autocast, autocasts, check_options, features_of
 from .backend import ENVIRONMENT, check_name, requested_backend, select_backward
 from .survey import DTYPE_NAMES, Question, Report, Sizes, survey, table
 
@@ -118,7 +118,7 @@ def explain(
     packed = cu_seqlens_q is not None
     name = "attention_varlen" if packed else "attention"
     _check.tensors(name, q=q, k=k, v=v)
-    if torch.is_autocast_enabled(q.device.type):
+    if autocasts(q):
         q, k, v, bias = autocast(q, k, v, bias)
     _check.same_kind(name, q, k, v)
     if packed:

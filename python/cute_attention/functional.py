@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from . import _check
-from ._call import Options, attend, autocast
+from ._call import Options, attend, autocast, autocasts
 
 Window = tuple[int | None, int | None]
 
@@ -111,11 +110,11 @@ def attention(
     implemented. Under `torch.autocast` q, k, v and bias are cast, as those of
     `torch.nn.functional.scaled_dot_product_attention` are.
 
-    Args: q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64.
-        Any strides; those that a kernel
-            cannot read are copied.
+    Args:
+        q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any
+            strides; those that a kernel cannot read are copied.
         k: keys `[batch, seqlen_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv`
-        divides `heads`.
+            divides `heads`.
         v: values `[batch, seqlen_k, heads_kv, head_dim_v]`, likewise.
         causal: query `i` sees keys `j <= i + seqlen_k - seqlen_q`.
         window: `(left, right)`, in keys: query `i` sees keys `j` with `-left <= j - (i + seqlen_k -
@@ -125,10 +124,10 @@ def attention(
         alibi_slopes: float32 `[heads]` or `[batch, heads]`: adds `-slope * abs(i + seqlen_k -
             seqlen_q - j)` to the scores. No gradient.
         bias: added to the scores; broadcastable to `[batch, heads, seqlen_q, seqlen_k]`, of q's
-        dtype or float32.
+            dtype or float32.
         sink: float32 `[heads]`: a logit that joins the denominator of the softmax only.
         dropout_p: share of the probabilities to drop, rounded to 256ths, the others scaled up; 0
-        draws nothing.
+            draws nothing.
         dropout_seed: an int, or an int64 tensor of one element on q's device: the same seed drops
             the same. None draws one from PyTorch's generator of q's device, so that
             `torch.manual_seed` governs it.
@@ -139,8 +138,9 @@ def attention(
             environment variable CUTE_ATTENTION_BACKEND says, or else the fastest that serves the
             call.
 
-    Returns: `out [batch, seqlen_q, heads, head_dim_v]` in q's dtype, contiguous. With `return_lse`
-        the pair `(out, lse)`, where `lse [batch, heads, seqlen_q]` is the natural logarithm of the
+    Returns:
+        `out [batch, seqlen_q, heads, head_dim_v]` in q's dtype, contiguous. With `return_lse` the
+        pair `(out, lse)`, where `lse [batch, heads, seqlen_q]` is the natural logarithm of the
         softmax's denominator, float32 (float64 where q is).
 
     Raises:
@@ -160,7 +160,7 @@ def attention(
     """
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         _check.tensors("attention", q=q, k=k, v=v)
-    if torch.is_autocast_enabled(q.device.type):
+    if autocasts(q):
         q, k, v, bias = autocast(q, k, v, bias)
     _check.same_kind("attention", q, k, v)
     shape = _check.dense_shapes("attention", q, k, v)
@@ -279,11 +279,11 @@ def attention_varlen(
         1 1 1 .
         . . . 1
 
-    Args: q: queries `[total_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any
-        strides; those that a kernel cannot
-            read are copied.
+    Args:
+        q: queries `[total_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any strides;
+            those that a kernel cannot read are copied.
         k: keys `[total_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv` divides
-        `heads`.
+            `heads`.
         v: values `[total_k, heads_kv, head_dim_v]`, likewise.
         cu_seqlens_q: int32 `[batch + 1]` on q's device: 0, then where each sequence ends, the last
             at `total_q`. Lengths of zero are legal. The values are checked on the CPU only; reading
@@ -292,9 +292,9 @@ def attention_varlen(
         max_seqlen_q: the longest sequence of q, or any larger number.
         max_seqlen_k: the longest sequence of k, or any larger number.
         causal: query `i` of a sequence sees its keys `j <= i + seqlen_k - seqlen_q`, with the
-        lengths of the sequence.
+            lengths of the sequence.
         window: `(left, right)`, in keys: as in `attention`, per sequence; None is unbounded. With
-        `causal`, `right` is 0.
+            `causal`, `right` is 0.
         scale: multiplies q·k; `head_dim ** -0.5` where None.
         softcap: scaled scores become `softcap * tanh(scores / softcap)`; None or 0 for no cap.
         alibi_slopes: float32 `[heads]` or `[batch, heads]`, as in `attention`. No gradient.
@@ -302,14 +302,15 @@ def attention_varlen(
             float32; sequence `b` reads the first rows and columns of `bias[b]`.
         sink: float32 `[heads]`: a logit that joins the denominator of the softmax only.
         dropout_p: share of the probabilities to drop, rounded to 256ths, the others scaled up; 0
-        draws nothing.
+            draws nothing.
         dropout_seed: an int, or an int64 tensor of one element on q's device; None draws one, as in
-        `attention`.
+            `attention`.
         deterministic: ask for a backward that is bitwise repeatable, as in `attention`.
         return_lse: return `(out, lse)`.
         backend: as in `attention`.
 
-    Returns: `out [total_q, heads, head_dim_v]` in q's dtype, contiguous. With `return_lse` the pair
+    Returns:
+        `out [total_q, heads, head_dim_v]` in q's dtype, contiguous. With `return_lse` the pair
         `(out, lse)`, where `lse [heads, total_q]` is the natural logarithm of the softmax's
         denominator, float32 (float64 where q is).
 
@@ -328,7 +329,7 @@ def attention_varlen(
     """
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         _check.tensors("attention_varlen", q=q, k=k, v=v)
-    if torch.is_autocast_enabled(q.device.type):
+    if autocasts(q):
         q, k, v, bias = autocast(q, k, v, bias)
     _check.same_kind("attention_varlen", q, k, v)
     totals = _check.packed_shapes("attention_varlen", q, k, v)

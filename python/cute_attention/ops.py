@@ -130,6 +130,9 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
 torch.library.register_fake("cute_attention::reference_forward", fake_forward, lib=_library)
 torch.library.register_fake("cute_attention::reference_backward", _fake_backward, lib=_library)
 
+# By the backend that `select_backward` names.
+_BACKWARD_OPS = {"reference": torch.ops.cute_attention.reference_backward.default}
+
 
 def run_forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """Output and LSE by the backend of `call`, without autograd."""
@@ -209,13 +212,10 @@ def run_backward(
         needs: whether bias and sink need their gradients.
     """
     deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
-    backend = select_backward(call.requested, deterministic)
-    assert backend == "reference"
+    op = _BACKWARD_OPS[select_backward(call.requested, deterministic)]
     grad_out, grad_lse, out, lse = results
     q, k, v, *extras = tensors
-    return torch.ops.cute_attention.reference_backward.default(
-        grad_out, grad_lse, q, k, v, out, lse, *extras, *call[2:9], *needs
-    )
+    return op(grad_out, grad_lse, q, k, v, out, lse, *extras, *call[2:9], *needs)
 
 
 class _Once(torch.autograd.Function):
