@@ -1,6 +1,7 @@
-"""Dispatch and plug-ins, with kernel libraries that need no GPU, compiled here from tests/cpp/fake_kernel_library.cpp.
+"""Dispatch and plug-ins, with kernel libraries that need no GPU.
 
-A process loads its kernel libraries once, so each question is asked in a process of its own.
+They are compiled here from tests/cpp/fake_kernel_library.cpp. A process loads its kernel
+libraries once, so each question is asked in a process of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def plugins(tmp_path_factory) -> Path:
 
 
 def ask(code: str, *folders: Path, **environment: str):
-    """What `code` assigns to `answer`, in a process that searches `folders` for kernel libraries."""
+    """What `code` assigns to `answer`, in a process that finds the libraries in `folders`."""
     variables = dict(os.environ) | environment
     variables["CUTE_ATTENTION_KERNEL_PATH"] = os.pathsep.join(map(str, folders))
     command = [sys.executable, "-c", f"{PREAMBLE}\n{code}\nprint(json.dumps(answer))"]
@@ -90,9 +91,8 @@ def test_library_built_later_plugs_in(plugins, tmp_path):
 def test_first_folder_wins_where_rows_share_a_name(plugins, tmp_path):
     build(tmp_path, "again")
     paths = ask("answer = [l.path for l in libraries()]", tmp_path, plugins)
-    assert [Path(path).name for path in paths[:2]] == ["libcute_attention_again.so"] + [
-        "libcute_attention_fake.so"
-    ]
+    names = [Path(path).name for path in paths[:2]]
+    assert names == ["libcute_attention_again.so", "libcute_attention_fake.so"]
     rows = ask(
         "answer = [r.name for r in kernels() if r.name.startswith('fake')]", tmp_path, plugins
     )
@@ -130,7 +130,8 @@ def test_files_that_are_no_kernel_library_are_refused(tmp_path):
 
 def test_devices_come_from_the_kernel_library(plugins):
     devices = ask(
-        "answer = [(d.ordinal, d.name, d.compute_capability, d.multiprocessors) for d in devices()]",
+        "answer = [(d.ordinal, d.name, d.compute_capability, d.multiprocessors) "
+        "for d in devices()]",
         plugins,
     )
     assert devices == [[0, "fake GPU", 80, 108], [1, "fake GPU", 80, 108]]
@@ -278,8 +279,9 @@ def test_a_miss_says_what_was_asked_and_the_nearest_rows(plugins):
     text, _ = call("arch=80, head_dim=256, window_right=0", plugins)
     lines = text.splitlines()
     assert lines[0] == (
-        "no sm80 kernel serves forward, fp16, batch 1, seqlen 64 x 64, heads 4 over 2, head_dim 256, "
-        "head_dim_v 64, window (None, 0), softcap 0.000000, on fake GPU (compute capability 8.0)"
+        "no sm80 kernel serves forward, fp16, batch 1, seqlen 64 x 64, heads 4 over 2, "
+        "head_dim 256, head_dim_v 64, window (None, 0), softcap 0.000000, "
+        "on fake GPU (compute capability 8.0)"
     )
     assert lines[1] == f"  {SMALL}: head_dim 256 is above the row's 64"
     assert not [line for line in lines if "sm90" in line.split(":")[0]], "only what was asked"

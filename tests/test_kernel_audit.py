@@ -1,6 +1,7 @@
-"""What the compiler made of every kernel row in a build folder: its resources and its instructions. No GPU needed.
+"""What the compiler made of every kernel row in a build folder: its resources and instructions.
 
-`make audit` builds a folder and runs this; CUTE_ATTENTION_BUILD names another one.
+`make audit` builds a folder and runs this, without a GPU; CUTE_ATTENTION_BUILD names another
+folder.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OBJECTS = {path.name.removesuffix(".cu.o"): path for path in BUILD.rglob("kernel
 ROWS = [row for row in rows.table() if row.name in OBJECTS]
 
 REGISTERS_OF_A_MULTIPROCESSOR = 65536
-# Instructions that a family's kernels are made of: asynchronous copies, loads of MMA operands, MMAs.
+# What a family's kernels are made of: asynchronous copies, loads of MMA operands, MMAs.
 INSTRUCTIONS = {"sm80": ("LDGSTS", "LDSM", "HMMA"), "sm90": ("UTMALDG", "HGMMA")}
 
 pytestmark = pytest.mark.skipif(not ROWS, reason=f"no kernels built in {BUILD}: make audit")

@@ -1,4 +1,4 @@
-"""The wheel, built and installed as a user would, and a C++ program compiled against the installed package."""
+"""The wheel, built and installed as a user would, and a C++ program compiled against it."""
 
 from __future__ import annotations
 

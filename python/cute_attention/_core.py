@@ -1,4 +1,4 @@
-"""The C++ core from Python: kernel libraries, rows, devices and dispatch, through ctypes; no torch."""
+"""The C++ core from Python, through ctypes: kernel libraries, rows, devices, dispatch. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER_DTYPE = -1
 
 @dataclass(frozen=True)
 class LibraryInfo:
-    """A kernel library that was found; `error` says why it was refused, and is empty where it was not."""
+    """A kernel library that was found; `error` says why it was refused, "" that it was not."""
 
     path: str
     name: str
@@ -66,7 +66,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Problem:
-    """The shape of one call. A window bound of -1 is unbounded; varlen sequence lengths are the longest."""
+    """The shape of one call.
+
+    A window bound of -1 is unbounded; the sequence lengths of varlen are the longest.
+    """
 
     direction: str = "forward"
     dtype: str = "bf16"
@@ -90,7 +93,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row's answer to a problem: `chosen` is the fastest of its backend, `reasons` say why it cannot serve."""
+    """One row's answer to a problem.
+
+    `chosen` is the fastest of its backend; `reasons` say why it cannot serve, if it cannot.
+    """
 
     name: str
     backend: str
@@ -122,8 +128,8 @@ class _Problem(ctypes.Structure):
 def library_folder() -> Path | None:
     """The folder of libcute_attention.so, or None where the package was not built.
 
-    An editable install keeps its libraries beside the installed package, not beside these sources: both are in the
-    package's search path.
+    An editable install keeps its libraries beside the installed package, not beside these sources:
+    both are in the package's search path.
     """
     for folder in sys.modules[__package__].__path__:
         if (Path(folder) / "lib" / "libcute_attention.so").is_file():
@@ -137,7 +143,7 @@ def available() -> bool:
 
 
 def torch_library() -> Path | None:
-    """The torch binding, to be loaded with torch.ops.load_library after core(); None where it was not built."""
+    """The torch binding, for torch.ops.load_library after core(); None where it was not built."""
     folder = library_folder()
     path = folder / "libcute_attention_torch.so" if folder else None
     return path if path and path.is_file() else None
