@@ -36,7 +36,7 @@ def read_recorded(path: Path) -> list[Row]:
     for index, record in enumerate(data):
         try:
             rows += _from_record(record)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: record {index} cannot be read: {error!r}") from error
     return rows
 

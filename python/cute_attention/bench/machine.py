@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,9 +148,9 @@ def pick_device(name: str | None) -> torch.device:
     """The device of the command line; without one the current GPU, else the CPU."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type not in ("cuda", "cpu"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"--device is {name!r}, expected cuda, cuda:N or cpu")
+    device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("--device is cuda, but PyTorch sees no GPU")

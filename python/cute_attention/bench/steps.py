@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal, ParamSpec, TypeVar
 
@@ -55,10 +56,16 @@ def attempt(
     function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> tuple[T, Literal[""]] | tuple[None, str]:
     """Calls what may fail in any way on some machine: (its value, "") or (None, the reason)."""
-    try:
-        return function(*args, **kwargs), ""
-    except Exception as error:
-        reason = reason_for(error)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            return function(*args, **kwargs), ""
+        except Exception as error:
+            reason = reason_for(error)
+    if "No available kernel" in reason:  # why not is in PyTorch's warnings
+        texts = [str(warning.message).split(" (Triggered internally")[0] for warning in warned]
+        reasons = [text for text in texts if not text.endswith("because:")]
+        reason = "; ".join(dict.fromkeys(reasons)) or reason
     free_memory()  # here, where the failed call's frames are gone
     return None, reason
 
