@@ -9,6 +9,19 @@ from .explain import Explanation, explain, kernels
 from .functional import attention, attention_varlen
 from .reference import attention_reference, attention_varlen_reference
 
+
+def __getattr__(name: str) -> str:
+    """`__version__`, of the installed package; "unknown" where it is imported from its sources."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import metadata
+
+    try:
+        return metadata.version("cute-attention")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 __all__ = [
     "BackendError",
     "Explanation",

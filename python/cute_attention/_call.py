@@ -126,7 +126,8 @@ def attend(
         or (sink is not None and sink.requires_grad)
     ):
         if torch.compiler.is_compiling():  # refuses a tensor that comes twice: attention(x, x, x)
-            inputs = Tensors(*[t if t is None else t.view_as(t) for t in inputs])
+            views = [t if t is None else t.view_as(t) for t in inputs]
+            inputs = Tensors(*views)  # type: ignore[arg-type]
         out, lse = AttentionFunction.apply(call, *inputs)
     else:
         out, lse = run_forward(call, inputs)

@@ -81,14 +81,18 @@ def _kernel_report(backend: str, question: Question) -> Report:
     on_gpu = question.device.type == "cuda"
     if not _core.available():
         return Report(backend, False, ("the package was installed without its kernel libraries",))
-    candidates = _core.explain(_problem(question), question.device.index if on_gpu else None)
+    try:
+        candidates = _core.explain(_problem(question), question.device.index if on_gpu else None)
+    except RuntimeError as error:  # CUDA that torch can use and the kernel libraries cannot
+        return Report(backend, False, (str(error),))
     rows = tuple(row for row in candidates if row.backend == backend)
     if not rows:
-        return Report(backend, False, (f"no {backend} {question.direction} kernel is loaded",))
+        refused = [f"{entry.path}: {entry.error}" for entry in _core.libraries() if entry.error]
+        return Report(backend, False, (f"no {backend} kernel is loaded", *refused))
     if not on_gpu:
         return Report(backend, False, (f"q is on {question.device}, not on a CUDA device",), rows)
-    if error := binding_error():
-        return Report(backend, False, (error,), rows)
+    if unbound := binding_error():
+        return Report(backend, False, (unbound,), rows)
     if any(not row.reasons for row in rows):
         return Report(backend, True, (), rows)
     nearest = min(rows, key=lambda row: len(row.reasons))
