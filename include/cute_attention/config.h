@@ -1,4 +1,5 @@
-// config.h: the question a kernel answers (KernelKey), how it answers it (KernelConfig), and what fits on a chip.
+// config.h: the question a kernel answers (KernelKey), how it answers it (KernelConfig), and what
+// fits on a chip.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ enum class Direction : int32_t { Forward, Backward };
 
 enum class DType : int32_t { Float16, BFloat16 };
 
-// Which masks a row serves. Every mask is the one interval test of core/mask.h; a row is narrower than
-// `Any` only where a measured gain pays for a separate kernel.
+// Which masks a row serves. Every mask is the one interval test of core/mask.h; a row is narrower
+// than `Any` only where a measured gain pays for a separate kernel.
 enum class Mask : int32_t {
   Any,     // no mask, causal, or a window with either bound
   Full,    // every key of the sequence is visible
@@ -31,7 +32,8 @@ struct KernelKey {
   Arch arch;
   Direction direction;
   DType dtype;
-  int32_t head_dim;    // the largest head_dim it serves; smaller multiples of 8 are zero-filled on chip
+  int32_t
+      head_dim;  // the largest head_dim it serves; smaller multiples of 8 are zero-filled on chip
   int32_t head_dim_v;  // likewise for v and the output
   Mask mask;
   ScoreMod score_mod;
@@ -45,8 +47,9 @@ struct KernelConfig {
   int32_t warps;   // warps of a CTA, producers included
 };
 
-// Shared memory that one CTA may use, in bytes (CUDA C++ Programming Guide, "Technical Specifications per
-// Compute Capability"). Chips of 8.6, 8.9 and 12.0 stop at 99 KB; the device's own limit decides at run time.
+// Shared memory that one CTA may use, in bytes (CUDA C++ Programming Guide, "Technical
+// Specifications per Compute Capability"). Chips of 8.6, 8.9 and 12.0 stop at 99 KB; the device's
+// own limit decides at run time.
 constexpr int32_t max_shared_memory(Arch arch) {
   return arch == Arch::Sm90 ? 227 * 1024 : 163 * 1024;
 }

@@ -10,6 +10,7 @@
 namespace cute_attention {
 
 template <DType kDType>
-using ElementOf = std::conditional_t<kDType == DType::Float16, cutlass::half_t, cutlass::bfloat16_t>;
+using ElementOf =
+    std::conditional_t<kDType == DType::Float16, cutlass::half_t, cutlass::bfloat16_t>;
 
 }  // namespace cute_attention

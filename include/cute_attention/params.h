@@ -5,8 +5,8 @@
 
 namespace cute_attention {
 
-// Strides of a [batch, seqlen, heads, head_dim] tensor, in elements; head_dim has stride 1. A packed
-// [total, heads, head_dim] tensor has batch = 0 and is offset by cu_seqlens.
+// Strides of a [batch, seqlen, heads, head_dim] tensor, in elements; head_dim has stride 1. A
+// packed [total, heads, head_dim] tensor has batch = 0 and is offset by cu_seqlens.
 struct Strides {
   int64_t batch;
   int64_t row;
@@ -19,9 +19,10 @@ constexpr int32_t kUnbounded = INT32_MAX;
 struct ForwardParams {
   void const* q;  // [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]
   void const* k;  // [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim]
-  void const* v;  // [batch, seqlen_k, heads_kv, head_dim_v], or packed [total_k, heads_kv, head_dim_v]
-  void* o;        // [batch, seqlen_q, heads, head_dim_v], or packed [total_q, heads, head_dim_v]
-  float* lse;     // [batch, heads, seqlen_q], or packed [heads, total_q], contiguous; may be null
+  void const*
+      v;       // [batch, seqlen_k, heads_kv, head_dim_v], or packed [total_k, heads_kv, head_dim_v]
+  void* o;     // [batch, seqlen_q, heads, head_dim_v], or packed [total_q, heads, head_dim_v]
+  float* lse;  // [batch, heads, seqlen_q], or packed [heads, total_q], contiguous; may be null
 
   // int32 [batch + 1] on the device, or null where every sequence is seqlen_q (seqlen_k) long.
   int32_t const* cu_seqlens_q;

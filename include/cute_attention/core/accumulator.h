@@ -1,12 +1,14 @@
-// core/accumulator.h: MMA accumulators seen as rows and columns of scores, and as the A operand of the next MMA.
+// core/accumulator.h: MMA accumulators seen as rows and columns of scores, and as the A operand of
+// the next MMA.
 //
-// mma.sync m16n8 and WGMMA m64nN give a thread the same pattern: pairs of adjacent columns, in two rows that lie eight
-// apart, and four neighbouring threads share a row. Only the nesting of the modes differs, and it ends here.
+// mma.sync m16n8 and WGMMA m64nN give a thread the same pattern: pairs of adjacent columns, in two
+// rows that lie eight apart, and four neighbouring threads share a row. Only the nesting of the
+// modes differs, and it ends here.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include <cutlass/numeric_conversion.h>
+
+#include <cute/tensor.hpp>
 
 namespace cute_attention {
 
@@ -23,7 +25,8 @@ CUTE_HOST_DEVICE constexpr auto rows_and_columns(AccumulatorLayout const& accumu
   if constexpr (decltype(rank<0>(accumulator))::value == 2) {
     return make_layout(rows, make_layout(get<0, 0>(accumulator), get<2>(accumulator)));
   } else {
-    return make_layout(rows, make_layout(get<0, 0>(accumulator), get<0, 2>(accumulator), get<2>(accumulator)));
+    return make_layout(
+        rows, make_layout(get<0, 0>(accumulator), get<0, 2>(accumulator), get<2>(accumulator)));
   }
 }
 
@@ -42,13 +45,6 @@ CUTE_HOST_DEVICE constexpr auto as_a_operand(AccumulatorLayout const& accumulato
     return make_layout(make_layout(get<0, 0>(accumulator), get<0, 1>(accumulator), get<0>(pairs)),
                        get<1>(accumulator), make_layout(get<1>(pairs), get<2>(accumulator)));
   }
-}
-
-// One K block of such an operand, ((2 cols, 2 rows, 2 col blocks), MMA_M), as rows and columns.
-template <class OperandLayout>
-CUTE_HOST_DEVICE constexpr auto operand_rows_and_columns(OperandLayout const& block) {
-  using namespace cute;
-  return make_layout(make_layout(get<0, 1>(block), get<1>(block)), make_layout(get<0, 0>(block), get<0, 2>(block)));
 }
 
 // A register tensor rounded to Element, same layout.

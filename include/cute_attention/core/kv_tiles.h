@@ -8,8 +8,9 @@
 
 namespace cute_attention {
 
-// Tiles [begin, end) hold at least one key that some query of the tile sees, or lie between two that do. Inside it,
-// every query of the tile sees every key of [full_begin, full_end). Empty ranges have begin == end.
+// Tiles [begin, end) hold at least one key that some query of the tile sees, or lie between two
+// that do. Inside it, every query of the tile sees every key of [full_begin, full_end). Empty
+// ranges have begin == end.
 //
 //     begin        full_begin            full_end        end
 //       | left-masked  |   full (no mask)    | right-masked |
@@ -23,8 +24,8 @@ struct KvTiles {
 CUTE_HOST_DEVICE constexpr int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
 // The KV tiles of `tile_n` keys that queries [m_begin, m_begin + tile_m) of the sequence need.
-CUTE_HOST_DEVICE constexpr KvTiles kv_tiles(Sequence const& sequence, int32_t m_begin, int32_t tile_m,
-                                            int32_t tile_n) {
+CUTE_HOST_DEVICE constexpr KvTiles kv_tiles(Sequence const& sequence, int32_t m_begin,
+                                            int32_t tile_m, int32_t tile_n) {
   int32_t const m_last = min_of(m_begin + tile_m, sequence.seqlen_q) - 1;
   // Keys that some query sees: from the first query's first to the last query's last.
   int32_t const key_begin = max_of(m_begin + sequence.first_offset, 0);
@@ -36,14 +37,16 @@ CUTE_HOST_DEVICE constexpr KvTiles kv_tiles(Sequence const& sequence, int32_t m_
   int32_t const end = ceil_div(key_end, tile_n);
   // Keys that every query sees: from the last query's first to the first query's last.
   int32_t const shared_begin = max_of(m_last + sequence.first_offset, 0);
-  int32_t const shared_end = max_of(min_of(m_begin + sequence.last_offset + 1, sequence.seqlen_k), 0);
+  int32_t const shared_end =
+      max_of(min_of(m_begin + sequence.last_offset + 1, sequence.seqlen_k), 0);
   int32_t const full_end = max_of(shared_end / tile_n, begin);
   int32_t const full_begin = min_of(ceil_div(shared_begin, tile_n), full_end);
   return {begin, max_of(full_begin, begin), full_end, end};
 }
 
-// Calls step(n_block, masked) for every tile, right to left; `masked` is a bool constant. The first tile of the walk counts
-// as masked whatever it holds: it alone may reach past the end of the sequence, and no row has a maximum before it.
+// Calls step(n_block, masked) for every tile, right to left; `masked` is a bool constant. The first
+// tile of the walk counts as masked whatever it holds: it alone may reach past the end of the
+// sequence, and no row has a maximum before it.
 template <class Step>
 CUTE_HOST_DEVICE constexpr void for_each_kv_tile(KvTiles const& tiles, Step&& step) {
   for (int32_t n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {

@@ -11,15 +11,16 @@ namespace cute_attention {
 //   scores  (ROWS, COLS)  this thread's scores
 //   coords  (ROWS, COLS)  their (row, column) in the tile
 template <class Scores, class Coords>
-CUTE_DEVICE void mask_scores(Scores& scores, Coords const& coords, Sequence const& sequence, int32_t m_begin,
-                             int32_t n_begin) {
+CUTE_DEVICE void mask_scores(Scores& scores, Coords const& coords, Sequence const& sequence,
+                             int32_t m_begin, int32_t n_begin) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(scores) == size<0>(coords));
   CUTE_STATIC_ASSERT_V(size<1>(scores) == size<1>(coords));
   CUTE_UNROLL
   for (int row = 0; row < size<0>(scores); ++row) {
     int32_t const query = m_begin + int32_t(get<0>(coords(row, 0)));
-    // The visible interval, relative to this thread's first column, so that a score costs one compare a side.
+    // The visible interval, relative to this thread's first column, so that a score costs one
+    // compare a side.
     int32_t const origin = n_begin + int32_t(get<1>(coords(row, 0)));
     int32_t const first = query + sequence.first_offset - origin;
     int32_t const last = min_of(query + sequence.last_offset, sequence.seqlen_k - 1) - origin;

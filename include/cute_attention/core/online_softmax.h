@@ -1,7 +1,8 @@
 // core/online_softmax.h: softmax over tiles of scores that arrive one after the other.
 //
-// Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); in base 2, with the scale folded into the
-// exponent: exp(scale * (s - max)) = exp2(scale_log2 * s - scale_log2 * max), one FFMA and one MUFU a score.
+// Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); in base 2, with the
+// scale folded into the exponent: exp(scale * (s - max)) = exp2(scale_log2 * s - scale_log2 * max),
+// one FFMA and one MUFU a score.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -34,7 +35,8 @@ struct OnlineSoftmax {
 
   Rows row_max;      // over all keys so far, of unscaled scores; the same in all threads of a row
   Rows row_sum;      // this thread's part of the sum of exp(scale * (score - row_max))
-  Rows reference;    // what exponents are relative to: row_max in base 2, finite where no key was visible so far
+  Rows reference;    // what exponents are relative to: row_max in base 2, finite where no key was
+                     // visible so far
   float scale_log2;  // scale * log2(e)
 
   CUTE_DEVICE explicit OnlineSoftmax(float scale) : scale_log2(scale * float(M_LOG2E)) {
@@ -42,8 +44,8 @@ struct OnlineSoftmax {
     cute::clear(row_sum);
   }
 
-  // Takes a tile's scores (ROWS, COLS) into the maximum. Returns the factors (ROWS) that the output so far must be
-  // multiplied by. kMasked: a row may hold nothing but -infinity, now and before.
+  // Takes a tile's scores (ROWS, COLS) into the maximum. Returns the factors (ROWS) that the output
+  // so far must be multiplied by. kMasked: a row may hold nothing but -infinity, now and before.
   template <bool kMasked, class Scores>
   CUTE_DEVICE Rows update_max(Scores const& scores) {
     using namespace cute;
@@ -66,7 +68,8 @@ struct OnlineSoftmax {
     return factors;
   }
 
-  // Turns scores (ROWS, COLS), a tile's or a part of its columns, into probabilities relative to the maximum.
+  // Turns scores (ROWS, COLS), a tile's or a part of its columns, into probabilities relative to
+  // the maximum.
   template <class Scores>
   CUTE_DEVICE void exponentiate(Scores&& scores) {
     using namespace cute;
@@ -81,8 +84,8 @@ struct OnlineSoftmax {
     }
   }
 
-  // After the last tile. Returns the factors (ROWS) that normalise the output, and replaces row_max by the LSE in
-  // natural logarithm. A row without keys has factor 0 and LSE -infinity.
+  // After the last tile. Returns the factors (ROWS) that normalise the output, and replaces row_max
+  // by the LSE in natural logarithm. A row without keys has factor 0 and LSE -infinity.
   CUTE_DEVICE Rows finish() {
     Rows factors;
     CUTE_UNROLL

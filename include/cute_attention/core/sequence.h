@@ -1,4 +1,5 @@
-// core/sequence.h: one sequence of the batch: where its rows start, how long it is, and which keys a query sees.
+// core/sequence.h: one sequence of the batch: where its rows start, how long it is, and which keys
+// a query sees.
 #pragma once
 
 #include <cute/config.hpp>
@@ -21,35 +22,18 @@ struct Sequence {
 CUTE_HOST_DEVICE constexpr int32_t min_of(int32_t a, int32_t b) { return a < b ? a : b; }
 CUTE_HOST_DEVICE constexpr int32_t max_of(int32_t a, int32_t b) { return a < b ? b : a; }
 
-CUTE_HOST_DEVICE constexpr Sequence make_sequence(int32_t seqlen_q, int32_t seqlen_k, int64_t row_q, int64_t row_k,
-                                                  int32_t window_left, int32_t window_right) {
+CUTE_HOST_DEVICE constexpr Sequence make_sequence(int32_t seqlen_q, int32_t seqlen_k, int64_t row_q,
+                                                  int64_t row_k, int32_t window_left,
+                                                  int32_t window_right) {
   int32_t const shift = seqlen_k - seqlen_q;  // causal masks are aligned at the bottom right
-  int32_t const widest = seqlen_q + seqlen_k;  // an unbounded side reaches past both ends without overflow
+  int32_t const widest =
+      seqlen_q + seqlen_k;  // an unbounded side reaches past both ends without overflow
   return {seqlen_q,
           seqlen_k,
           row_q,
           row_k,
           shift - min_of(window_left, widest),
           shift + min_of(window_right, widest)};
-}
-
-// A value that all threads of a warp hold alike, told so to the compiler: it can live in a uniform register.
-CUTE_DEVICE int32_t warp_uniform(int32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
-
-// Sequence `batch` of the problem.
-template <class Params>
-CUTE_DEVICE Sequence make_sequence(Params const& params, int32_t batch) {
-  int32_t row_q = 0, row_k = 0;
-  int32_t seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-  if (params.cu_seqlens_q != nullptr) {
-    row_q = warp_uniform(params.cu_seqlens_q[batch]);
-    seqlen_q = warp_uniform(params.cu_seqlens_q[batch + 1]) - row_q;
-  }
-  if (params.cu_seqlens_k != nullptr) {
-    row_k = warp_uniform(params.cu_seqlens_k[batch]);
-    seqlen_k = warp_uniform(params.cu_seqlens_k[batch + 1]) - row_k;
-  }
-  return make_sequence(seqlen_q, seqlen_k, row_q, row_k, params.window_left, params.window_right);
 }
 
 }  // namespace cute_attention

@@ -20,8 +20,9 @@ CUTE_HOST_DEVICE constexpr int64_t work_tiles(Params const& params, int32_t tile
   return int64_t(ceil_div(params.seqlen_q, tile_m)) * params.heads * params.batch;
 }
 
-// Tile `index` of them. The tiles of a head follow each other, so that CTAs that run together share its K and V in L2;
-// the last queries, which see most keys under a causal mask, come first, so that the short tiles fill the tail.
+// Tile `index` of them. The tiles of a head follow each other, so that CTAs that run together share
+// its K and V in L2; the last queries, which see most keys under a causal mask, come first, so that
+// the short tiles fill the tail.
 template <class Params>
 CUTE_HOST_DEVICE constexpr WorkTile work_tile(Params const& params, int32_t tile_m, int32_t index) {
   int32_t const m_blocks = ceil_div(params.seqlen_q, tile_m);
@@ -31,9 +32,11 @@ CUTE_HOST_DEVICE constexpr WorkTile work_tile(Params const& params, int32_t tile
 
 // Where the LSE of a head begins: [batch, heads, seqlen_q], or packed [heads, total_q].
 template <class Params>
-CUTE_HOST_DEVICE constexpr int64_t lse_offset(Params const& params, WorkTile const& work, Sequence const& sequence) {
-  return params.cu_seqlens_q == nullptr ? (int64_t(work.batch) * params.heads + work.head) * params.seqlen_q
-                                        : work.head * params.total_q + sequence.row_q;
+CUTE_HOST_DEVICE constexpr int64_t lse_offset(Params const& params, WorkTile const& work,
+                                              Sequence const& sequence) {
+  return params.cu_seqlens_q == nullptr
+             ? (int64_t(work.batch) * params.heads + work.head) * params.seqlen_q
+             : work.head * params.total_q + sequence.row_q;
 }
 
 }  // namespace cute_attention

@@ -12,10 +12,12 @@ CUTE_DEVICE auto tile_coordinates(Tile const& tile) {
   return make_identity_tensor(make_shape(size<0>(tile), size<1>(tile)));
 }
 
-// Starts the copy of a tile from global memory (ROWS, COLS) to shared memory (ROWS, COLS); what lies outside the tensor is
-// filled with zeros. Columns from `cols` on are outside, and with kCheckRows rows from `rows` on.
+// Starts the copy of a tile from global memory (ROWS, COLS) to shared memory (ROWS, COLS); what
+// lies outside the tensor is filled with zeros. Columns from `cols` on are outside, and with
+// kCheckRows rows from `rows` on.
 template <bool kCheckRows, class TiledCopy, class Gmem, class Smem>
-CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Gmem const& gX, Smem&& sX, int rows, int cols, int thread) {
+CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Gmem const& gX, Smem&& sX, int rows,
+                           int cols, int thread) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(gX) == size<0>(sX));
   CUTE_STATIC_ASSERT_V(size<1>(gX) == size<1>(sX));
@@ -34,9 +36,11 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Gmem const& gX, Smem&& s
   }
 }
 
-// Writes a tile from shared memory (ROWS, COLS) to global memory (ROWS, COLS), and nothing outside the tensor.
+// Writes a tile from shared memory (ROWS, COLS) to global memory (ROWS, COLS), and nothing outside
+// the tensor.
 template <class TiledCopy, class Smem, class Gmem>
-CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy, Smem const& sX, Gmem&& gX, int rows, int cols, int thread) {
+CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy, Smem const& sX, Gmem&& gX, int rows,
+                            int cols, int thread) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(gX) == size<0>(sX));
   CUTE_STATIC_ASSERT_V(size<1>(gX) == size<1>(sX));

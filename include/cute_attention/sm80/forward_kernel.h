@@ -8,10 +8,10 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/kv_tiles.h"
+#include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
-#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/online_softmax.h"
-#include "cute_attention/core/sequence.h"
+#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/forward_traits.h"
@@ -23,7 +23,8 @@ namespace cute_attention::sm80 {
 template <int kRows, int kCols, class Element>
 CUTE_DEVICE auto gmem_tile(Element* pointer, int64_t row_stride) {
   using namespace cute;
-  return make_tensor(make_gmem_ptr(pointer), make_shape(Int<kRows>{}, Int<kCols>{}), make_stride(row_stride, _1{}));
+  return make_tensor(make_gmem_ptr(pointer), make_shape(Int<kRows>{}, Int<kCols>{}),
+                     make_stride(row_stride, _1{}));
 }
 
 template <class Row>
@@ -47,7 +48,7 @@ struct ForwardKernel {
       : params(params),
         shared(shared),
         work(work),
-        sequence(make_sequence(params, work.batch)),
+        sequence(load_sequence(params, work.batch)),
         m_begin(work.m_block * kTileM),
         thread(int(threadIdx.x)) {}
 
@@ -57,7 +58,8 @@ struct ForwardKernel {
       return;  // a shorter sequence than the grid was made for
     }
     typename Traits::TiledMma mma;
-    auto tOrO = partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
+    auto tOrO =
+        partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
     clear(tOrO);
     OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale);
     KvTiles const tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
@@ -69,33 +71,44 @@ struct ForwardKernel {
 
   // Walks the KV tiles: O += softmax(Q K^T) V.
   template <class TiledMma, class Output, class Softmax>
-  CUTE_DEVICE void compute(TiledMma const& mma, KvTiles const& tiles, Output& tOrO, Softmax& softmax) {
+  CUTE_DEVICE void compute(TiledMma const& mma, KvTiles const& tiles, Output& tOrO,
+                           Softmax& softmax) {
     using namespace cute;
     int const head_kv = work.head / (params.heads / params.heads_kv);
     auto const* q = static_cast<Element const*>(params.q) + work.batch * params.q_stride.batch +
-                    work.head * params.q_stride.head + (sequence.row_q + m_begin) * params.q_stride.row;
+                    work.head * params.q_stride.head +
+                    (sequence.row_q + m_begin) * params.q_stride.row;
     auto const* k = static_cast<Element const*>(params.k) + work.batch * params.k_stride.batch +
                     head_kv * params.k_stride.head + sequence.row_k * params.k_stride.row;
     auto const* v = static_cast<Element const*>(params.v) + work.batch * params.v_stride.batch +
                     head_kv * params.v_stride.head + sequence.row_k * params.v_stride.row;
 
-    Tensor sQ = make_tensor(make_smem_ptr(shared.q.data()), typename Traits::SmemLayoutQ{});    // (M, D)
-    Tensor sK = make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});    // (N, D)
-    Tensor sV = make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});    // (N, DV)
-    Tensor sVt = make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutVt{});  // (DV, N)
+    Tensor sQ =
+        make_tensor(make_smem_ptr(shared.q.data()), typename Traits::SmemLayoutQ{});  // (M, D)
+    Tensor sK =
+        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});  // (N, D)
+    Tensor sV =
+        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV)
+    Tensor sVt =
+        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutVt{});  // (DV, N)
 
-    // Global to shared. Only the last KV tile, where the walk begins, may reach past the end of the sequence.
+    // Global to shared. Only the last KV tile, where the walk begins, may reach past the end of the
+    // sequence.
     typename Traits::GmemCopyQK gmem_copy_qk;
     typename Traits::GmemCopyV gmem_copy_v;
     auto const load_k = [&](int n_block, auto check_rows) {
       load_tile<decltype(check_rows)::value>(
-          gmem_copy_qk, gmem_tile<kTileN, kHeadDim>(k + n_block * kTileN * params.k_stride.row, params.k_stride.row),
+          gmem_copy_qk,
+          gmem_tile<kTileN, kHeadDim>(k + n_block * kTileN * params.k_stride.row,
+                                      params.k_stride.row),
           sK, sequence.seqlen_k - n_block * kTileN, params.head_dim, opaque(thread));
       cp_async_fence();
     };
     auto const load_v = [&](int n_block, auto check_rows) {
       load_tile<decltype(check_rows)::value>(
-          gmem_copy_v, gmem_tile<kTileN, kHeadDimV>(v + n_block * kTileN * params.v_stride.row, params.v_stride.row),
+          gmem_copy_v,
+          gmem_tile<kTileN, kHeadDimV>(v + n_block * kTileN * params.v_stride.row,
+                                       params.v_stride.row),
           sV, sequence.seqlen_k - n_block * kTileN, params.head_dim_v, opaque(thread));
       cp_async_fence();
     };
@@ -116,7 +129,8 @@ struct ForwardKernel {
       __syncthreads();     // ... for all; and all are done with V(n+1)
       load_v(n_block, masked);
 
-      auto tSrS = partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
+      auto tSrS =
+          partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
       gemm_smem(mma, smem_copy_q, smem_copy_k, sQ, sK, tSrS, thread);
       cp_async_wait<0>();  // V(n) has landed for this thread
@@ -127,19 +141,17 @@ struct ForwardKernel {
 
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
       if constexpr (kMasked) {
-        Tensor tScS = mma.get_slice(opaque(thread)).partition_C(                // (MMA, MMA_M, MMA_N)
-            make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
+        Tensor tScS = mma.get_slice(opaque(thread))
+                          .partition_C(  // (MMA, MMA_M, MMA_N)
+                              make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
         Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
         mask_scores(rS, cS, sequence, m_begin, n_block * kTileN);
       }
       scale_rows(rO, softmax.template update_max<kMasked>(rS));
-      Tensor tOrS = make_tensor(tSrS.data(), as_a_operand(tSrS.layout()));  // (MMA, MMA_M, MMA_N / 2)
-      auto const probabilities = [&](int k) {
-        Tensor block = tOrS(_, _, k);  // (MMA, MMA_M)
-        softmax.exponentiate(make_tensor(block.data(), operand_rows_and_columns(block.layout())));
-        return convert<Element>(block);
-      };
-      gemm_register_a(mma, smem_copy_v, probabilities, sVt, tOrO, thread);
+      softmax.exponentiate(rS);
+      Tensor rP = convert<Element>(tSrS);                               // (MMA, MMA_M, MMA_N)
+      Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
+      gemm_register_a(mma, smem_copy_v, tOrP, sVt, tOrO, thread);
     });
   }
 
@@ -150,7 +162,8 @@ struct ForwardKernel {
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     scale_rows(rO, softmax.finish());
 
-    Tensor sO = make_tensor(make_smem_ptr(shared.o.data()), typename Traits::SmemLayoutO{});  // (M, DV)
+    Tensor sO =
+        make_tensor(make_smem_ptr(shared.o.data()), typename Traits::SmemLayoutO{});  // (M, DV)
     typename Traits::SmemCopyO smem_copy_o;
     auto const thread_smem_o = smem_copy_o.get_slice(thread);
     Tensor rO16 = convert<Element>(tOrO);  // (MMA, MMA_M, MMA_DV)
@@ -172,7 +185,7 @@ struct ForwardKernel {
     if (params.lse == nullptr) {
       return;
     }
-    Tensor tOcO = mma.get_slice(thread).partition_C(                        // (MMA, MMA_M, MMA_DV)
+    Tensor tOcO = mma.get_slice(thread).partition_C(  // (MMA, MMA_M, MMA_DV)
         make_identity_tensor(Shape<Int<kTileM>, Int<kHeadDimV>>{}));
     Tensor cO = make_tensor(tOcO.data(), rows_and_columns(tOcO.layout()));  // (ROWS, COLS)
     float* const lse = params.lse + lse_offset(params, work, sequence) + m_begin;

@@ -26,15 +26,15 @@ struct ForwardLaunch {
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& forward_params = *static_cast<ForwardParams const*>(params);
     if constexpr (kSharedMemoryBytes > 48 * 1024) {  // above this a kernel has to ask
-      cudaError_t const error =
-          cudaFuncSetAttribute(forward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryBytes);
+      cudaError_t const error = cudaFuncSetAttribute(
+          forward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryBytes);
       if (error != cudaSuccess) {
         return error;
       }
     }
     auto const tiles = work_tiles(forward_params, ForwardTraits<Row>::kTileM);
-    forward<Row><<<unsigned(tiles), kThreads, kSharedMemoryBytes, static_cast<cudaStream_t>(context->stream)>>>(
-        forward_params);
+    forward<Row><<<unsigned(tiles), kThreads, kSharedMemoryBytes,
+                   static_cast<cudaStream_t>(context->stream)>>>(forward_params);
     return cudaGetLastError();
   }
 };

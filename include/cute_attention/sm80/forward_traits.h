@@ -1,7 +1,8 @@
-// sm80/forward_traits.h: every layout, copy and MMA of the sm80 forward kernel, for one row of the table.
+// sm80/forward_traits.h: every layout, copy and MMA of the sm80 forward kernel, for one row of the
+// table.
 //
-// To change how the kernel moves or multiplies, change this file (or the row's tile in src/kernels/forward.def); the
-// kernel follows. It compiles for the host too.
+// To change how the kernel moves or multiplies, change this file (or the row's tile in
+// src/kernels/forward.def); the kernel follows. It compiles for the host too.
 #pragma once
 
 #include <cute/atom/copy_atom.hpp>
@@ -14,18 +15,22 @@ namespace cute_attention::sm80 {
 
 // The MMA of all sm80 kernels: 16x8x16, fp32 accumulators, both operands K-major.
 template <class Element>
-using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, cute::SM80_16x8x16_F32F16F16F32_TN,
-                                   cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+using MmaAtom =
+    std::conditional_t<std::is_same_v<Element, cutlass::half_t>, cute::SM80_16x8x16_F32F16F16F32_TN,
+                       cute::SM80_16x8x16_F32BF16BF16F32_TN>;
 
-// One 16-byte vector of 16-bit elements: the unit of cp.async, of ldmatrix rows and of every swizzle here.
+// One 16-byte vector of 16-bit elements: the unit of cp.async, of ldmatrix rows and of every
+// swizzle here.
 constexpr int kVector = 8;
 
-// Columns of a swizzled block: 64 elements (128 bytes, all 32 banks) where the head dim allows, else 32.
+// Columns of a swizzled block: 64 elements (128 bytes, all 32 banks) where the head dim allows,
+// else 32.
 template <int kCols>
 constexpr int kSwizzleCols = kCols % 64 == 0 ? 64 : 32;
 
-// 8 rows x kSwizzleCols, row-major, the 16-byte vectors of row r moved to column v ^ r: the 8 rows that one ldmatrix
-// phase reads lie in 8 different groups of 4 banks. With 32 columns two rows share 128 bytes, and the XOR takes r / 2.
+// 8 rows x kSwizzleCols, row-major, the 16-byte vectors of row r moved to column v ^ r: the 8 rows
+// that one ldmatrix phase reads lie in 8 different groups of 4 banks. With 32 columns two rows
+// share 128 bytes, and the XOR takes r / 2.
 template <int kCols>
 using SwizzledAtom = decltype(cute::composition(
     cute::Swizzle<kSwizzleCols<kCols> == 64 ? 3 : 2, 3, 3>{},
@@ -43,8 +48,8 @@ using SmemTileTransposed = decltype(cute::composition(
     SmemTile<kRows, kCols>{}, cute::Layout<cute::Shape<cute::Int<kCols>, cute::Int<kRows>>,
                                            cute::Stride<cute::Int<kRows>, cute::_1>>{}));
 
-// Copies between global and shared memory: each thread one 16-byte vector, neighbouring threads along a row, so that a
-// row of kSwizzleCols is read in whole 32-byte sectors.
+// Copies between global and shared memory: each thread one 16-byte vector, neighbouring threads
+// along a row, so that a row of kSwizzleCols is read in whole 32-byte sectors.
 template <class CopyOperation, class Element, int kCols, int kThreads>
 using GmemTiledCopy = decltype(cute::make_tiled_copy(
     cute::Copy_Atom<CopyOperation, Element>{},
@@ -64,10 +69,12 @@ struct ForwardTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   using Element = ElementOf<kKey.dtype>;
 
-  // Warps divide the rows of S = Q K^T and O = P V, and each owns whole rows: softmax needs no other warp.
-  using TiledMma = decltype(cute::make_tiled_mma(cute::MMA_Atom<MmaAtom<Element>>{},
-                                                 cute::Layout<cute::Shape<cute::Int<kConfig.warps>, cute::_1, cute::_1>>{},
-                                                 cute::Tile<cute::Int<16 * kConfig.warps>, cute::_16, cute::_16>{}));
+  // Warps divide the rows of S = Q K^T and O = P V, and each owns whole rows: softmax needs no
+  // other warp.
+  using TiledMma = decltype(cute::make_tiled_mma(
+      cute::MMA_Atom<MmaAtom<Element>>{},
+      cute::Layout<cute::Shape<cute::Int<kConfig.warps>, cute::_1, cute::_1>>{},
+      cute::Tile<cute::Int<16 * kConfig.warps>, cute::_16, cute::_16>{}));
 
   using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
   using SmemLayoutK = SmemTile<kTileN, kHeadDim>;
@@ -79,13 +86,19 @@ struct ForwardTraits {
   using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
   using GmemCopyQK = GmemTiledCopy<CpAsync, Element, kHeadDim, kThreads>;
   using GmemCopyV = GmemTiledCopy<CpAsync, Element, kHeadDimV, kThreads>;
-  using GmemCopyO = GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDimV, kThreads>;
+  using GmemCopyO =
+      GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDimV, kThreads>;
 
-  // ldmatrix: four 8x8 matrices an instruction; V transposed on the way, as its MMA wants keys along K.
-  using SmemCopyQ = decltype(cute::make_tiled_copy_A(cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
-  using SmemCopyK = decltype(cute::make_tiled_copy_B(cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
-  using SmemCopyV = decltype(cute::make_tiled_copy_B(cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>{}, TiledMma{}));
-  using SmemCopyO = decltype(cute::make_tiled_copy_C(cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>{}, TiledMma{}));
+  // ldmatrix: four 8x8 matrices an instruction; V transposed on the way, as its MMA wants keys
+  // along K.
+  using SmemCopyQ = decltype(cute::make_tiled_copy_A(
+      cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
+  using SmemCopyK = decltype(cute::make_tiled_copy_B(
+      cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
+  using SmemCopyV = decltype(cute::make_tiled_copy_B(
+      cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>{}, TiledMma{}));
+  using SmemCopyO = decltype(cute::make_tiled_copy_C(
+      cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>{}, TiledMma{}));
 
   // O takes Q's place once the last S is computed.
   struct SharedMemory {
@@ -98,7 +111,8 @@ struct ForwardTraits {
   };
 
   static_assert(kTileM % (16 * kConfig.warps) == 0, "each warp owns whole 16-row MMA tiles");
-  static_assert(kTileN % 16 == 0 && kHeadDim % 32 == 0 && kHeadDimV % 32 == 0, "MMA and swizzle block sizes");
+  static_assert(kTileN % 16 == 0 && kHeadDim % 32 == 0 && kHeadDimV % 32 == 0,
+                "MMA and swizzle block sizes");
   static_assert(kConfig.stages == 1, "K and V have one buffer each");
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
 };

@@ -1,4 +1,5 @@
-// sm80/gemm.h: one tile's product from shared memory, ldmatrix of the next K block under the MMA of this one.
+// sm80/gemm.h: one tile's product from shared memory, ldmatrix of the next K block under the MMA of
+// this one.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -11,18 +12,18 @@ namespace cute_attention::sm80 {
 //   tCrC  (MMA, MMA_M, MMA_N)
 //   sA    (M, K)    sB    (N, K)
 template <class TiledMma, class CopyA, class CopyB, class SmemA, class SmemB, class Accumulator>
-CUTE_DEVICE void gemm_smem(TiledMma const& mma, CopyA const& copy_a, CopyB const& copy_b, SmemA const& sA,
-                           SmemB const& sB, Accumulator& tCrC, int thread) {
+CUTE_DEVICE void gemm_smem(TiledMma const& mma, CopyA const& copy_a, CopyB const& copy_b,
+                           SmemA const& sA, SmemB const& sB, Accumulator& tCrC, int thread) {
   using namespace cute;
   auto const thread_mma = mma.get_slice(thread);
   auto const thread_copy_a = copy_a.get_slice(opaque(thread));
   auto const thread_copy_b = copy_b.get_slice(opaque(thread));
-  Tensor tCsA = thread_copy_a.partition_S(sA);         // (CPY, CPY_M, CPY_K)
-  Tensor tCsB = thread_copy_b.partition_S(sB);         // (CPY, CPY_N, CPY_K)
-  Tensor tCrA = thread_mma.partition_fragment_A(sA);   // (MMA, MMA_M, MMA_K)
-  Tensor tCrB = thread_mma.partition_fragment_B(sB);   // (MMA, MMA_N, MMA_K)
-  Tensor tCrA_copy = thread_copy_a.retile_D(tCrA);     // (CPY, CPY_M, CPY_K)
-  Tensor tCrB_copy = thread_copy_b.retile_D(tCrB);     // (CPY, CPY_N, CPY_K)
+  Tensor tCsA = thread_copy_a.partition_S(sA);        // (CPY, CPY_M, CPY_K)
+  Tensor tCsB = thread_copy_b.partition_S(sB);        // (CPY, CPY_N, CPY_K)
+  Tensor tCrA = thread_mma.partition_fragment_A(sA);  // (MMA, MMA_M, MMA_K)
+  Tensor tCrB = thread_mma.partition_fragment_B(sB);  // (MMA, MMA_N, MMA_K)
+  Tensor tCrA_copy = thread_copy_a.retile_D(tCrA);    // (CPY, CPY_M, CPY_K)
+  Tensor tCrB_copy = thread_copy_b.retile_D(tCrB);    // (CPY, CPY_N, CPY_K)
   CUTE_STATIC_ASSERT_V(size<1>(tCsA) == size<1>(tCrA_copy));
   CUTE_STATIC_ASSERT_V(size<1>(tCsB) == size<1>(tCrB_copy));
   copy(copy_a, tCsA(_, _, 0), tCrA_copy(_, _, 0));
@@ -37,28 +38,28 @@ CUTE_DEVICE void gemm_smem(TiledMma const& mma, CopyA const& copy_a, CopyB const
   }
 }
 
-// C += A B, A made in registers: make_a(k) returns the K block (MMA, MMA_M) of A, and what computes it runs under the
-// MMAs of the block before.
+// C += A B, A already in registers.
 //   tCrC  (MMA, MMA_M, MMA_N)
+//   tCrA  (MMA, MMA_M, MMA_K)
 //   sB    (N, K)
-template <class TiledMma, class CopyB, class MakeA, class SmemB, class Accumulator>
-CUTE_DEVICE void gemm_register_a(TiledMma const& mma, CopyB const& copy_b, MakeA&& make_a, SmemB const& sB,
-                                 Accumulator& tCrC, int thread) {
+template <class TiledMma, class CopyB, class FragmentA, class SmemB, class Accumulator>
+CUTE_DEVICE void gemm_register_a(TiledMma const& mma, CopyB const& copy_b, FragmentA const& tCrA,
+                                 SmemB const& sB, Accumulator& tCrC, int thread) {
   using namespace cute;
   auto const thread_copy_b = copy_b.get_slice(opaque(thread));
   Tensor tCsB = thread_copy_b.partition_S(sB);               // (CPY, CPY_N, CPY_K)
   Tensor tCrB = mma.get_slice(thread).partition_fragment_B(  // (MMA, MMA_N, MMA_K)
       make_tensor(sB.data(), make_layout(make_shape(size<0>(sB), size<1>(sB)))));
-  Tensor tCrB_copy = thread_copy_b.retile_D(tCrB);           // (CPY, CPY_N, CPY_K)
+  Tensor tCrB_copy = thread_copy_b.retile_D(tCrB);  // (CPY, CPY_N, CPY_K)
   CUTE_STATIC_ASSERT_V(size<1>(tCsB) == size<1>(tCrB_copy));
+  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
   copy(copy_b, tCsB(_, _, 0), tCrB_copy(_, _, 0));
   CUTE_UNROLL
-  for (int k = 0; k < size<2>(tCrB); ++k) {
-    Tensor tCrA = make_a(k);  // (MMA, MMA_M)
-    if (k + 1 < size<2>(tCrB)) {
+  for (int k = 0; k < size<2>(tCrA); ++k) {
+    if (k + 1 < size<2>(tCrA)) {
       copy(copy_b, tCsB(_, _, k + 1), tCrB_copy(_, _, k + 1));
     }
-    gemm(mma, tCrA, tCrB(_, _, k), tCrC);
+    gemm(mma, tCrA(_, _, k), tCrB(_, _, k), tCrC);
   }
 }
 

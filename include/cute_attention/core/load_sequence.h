@@ -1,0 +1,28 @@
+// core/load_sequence.h: reads where a sequence of the batch starts and how long it is.
+#pragma once
+
+#include "cute_attention/core/sequence.h"
+
+namespace cute_attention {
+
+// A value that all threads of a warp hold alike, told so to the compiler: it can live in a uniform
+// register.
+CUTE_DEVICE int32_t warp_uniform(int32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+// Sequence `batch` of the problem. All threads of a warp call it together.
+template <class Params>
+CUTE_DEVICE Sequence load_sequence(Params const& params, int32_t batch) {
+  int32_t row_q = 0, row_k = 0;
+  int32_t seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  if (params.cu_seqlens_q != nullptr) {
+    row_q = warp_uniform(params.cu_seqlens_q[batch]);
+    seqlen_q = warp_uniform(params.cu_seqlens_q[batch + 1]) - row_q;
+  }
+  if (params.cu_seqlens_k != nullptr) {
+    row_k = warp_uniform(params.cu_seqlens_k[batch]);
+    seqlen_k = warp_uniform(params.cu_seqlens_k[batch + 1]) - row_k;
+  }
+  return make_sequence(seqlen_q, seqlen_k, row_q, row_k, params.window_left, params.window_right);
+}
+
+}  // namespace cute_attention

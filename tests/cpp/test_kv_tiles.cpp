@@ -1,0 +1,147 @@
+// test_kv_tiles.cpp: which KV tiles a tile of queries needs, against brute force over every mask,
+// length and tile of a small world.
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "cute_attention/core/kv_tiles.h"
+#include "cute_attention/core/work_tile.h"
+
+namespace cute_attention {
+namespace {
+
+using testing::check;
+using testing::check_equal;
+
+// The contract of the window, word for word.
+bool sees(int query, int key, int seqlen_q, int seqlen_k, int left, int right) {
+  int64_t const position = int64_t(query) + seqlen_k - seqlen_q;
+  return key >= 0 && key < seqlen_k && position - left <= key && key <= position + right;
+}
+
+struct Visited {
+  int n_block;
+  bool masked;
+};
+
+int check_tile(int seqlen_q, int seqlen_k, int left, int right, int m_begin, int tile_m,
+               int tile_n) {
+  Sequence const sequence = make_sequence(seqlen_q, seqlen_k, 0, 0, left, right);
+  KvTiles const tiles = kv_tiles(sequence, m_begin, tile_m, tile_n);
+  std::vector<Visited> visited;
+  if (tiles.begin < tiles.end) {
+    for_each_kv_tile(tiles, [&](int n_block, auto masked) {
+      visited.push_back({n_block, decltype(masked)::value});
+    });
+  }
+  // Right to left, each tile once.
+  for (size_t i = 1; i < visited.size(); ++i) {
+    check_equal(visited[i].n_block, visited[i - 1].n_block - 1, "the walk goes left");
+  }
+  int const m_end = std::min(m_begin + tile_m, seqlen_q);
+  int needed = 0;
+  for (int n_block = 0; n_block * tile_n < seqlen_k; ++n_block) {
+    bool any = false, all = (n_block + 1) * tile_n <= seqlen_k;
+    for (int query = m_begin; query < m_end; ++query) {
+      for (int key = n_block * tile_n; key < (n_block + 1) * tile_n; ++key) {
+        bool const visible = sees(query, key, seqlen_q, seqlen_k, left, right);
+        any |= visible;
+        all &= visible;
+      }
+    }
+    needed += any;
+    int times = 0;
+    for (Visited const& tile : visited) {
+      if (tile.n_block == n_block) {
+        ++times;
+        check(tile.masked || all, "a tile with hidden keys is masked");
+        check(!tile.masked || !all || tile.n_block == visited[0].n_block,
+              "a full tile is not masked");
+      }
+    }
+    check(any ? times == 1 : times <= 1, "a needed tile is visited once");
+  }
+  check(needed > 0 || visited.empty(), "nothing visible, nothing visited");
+  for (Visited const& tile : visited) {
+    check(tile.n_block >= 0 && tile.n_block * tile_n < seqlen_k, "a tile lies in the sequence");
+  }
+  return int(visited.size());
+}
+
+void test_every_mask_of_a_small_world() {
+  int const windows[] = {0, 1, 2, 5, 9, 30, kUnbounded};
+  int tiles = 0;
+  for (int seqlen_q = 1; seqlen_q <= 13; ++seqlen_q) {
+    for (int seqlen_k = 0; seqlen_k <= 17; ++seqlen_k) {
+      for (int left : windows) {
+        for (int right : windows) {
+          for (int m_begin = 0; m_begin < seqlen_q; m_begin += 4) {
+            tiles += check_tile(seqlen_q, seqlen_k, left, right, m_begin, 4, 3);
+          }
+        }
+      }
+    }
+  }
+  check(tiles > 10000, "the world is not empty");
+}
+
+void test_long_sequences_do_not_overflow() {
+  int const longest = (1 << 30) - 1;
+  Sequence const causal = make_sequence(longest, longest, 0, 0, kUnbounded, 0);
+  KvTiles const last = kv_tiles(causal, longest - 128, 128, 64);
+  check_equal(last.begin, 0, "last.begin");
+  check_equal(last.end, ceil_div(longest, 64), "last.end");
+  KvTiles const first = kv_tiles(causal, 0, 128, 64);
+  check_equal(first.begin, 0, "first.begin");
+  check_equal(first.end, 2, "first.end");
+  KvTiles const unseen = kv_tiles(make_sequence(longest, 1, 0, 0, kUnbounded, 0), 0, 128, 64);
+  check_equal(unseen.begin, unseen.end, "unseen.begin");
+}
+
+void test_work_tiles_cover_every_head_once() {
+  ForwardParams params{};
+  params.batch = 3;
+  params.heads = 4;
+  params.seqlen_q = 300;
+  std::set<std::tuple<int, int, int>> seen;
+  int const count = int(work_tiles(params, 128));
+  check_equal(count, 3 * 4 * 3, "count");
+  for (int index = 0; index < count; ++index) {
+    WorkTile const work = work_tile(params, 128, index);
+    check(work.m_block >= 0 && work.m_block < 3 && work.head >= 0 && work.head < 4 &&
+              work.batch >= 0 && work.batch < 3,
+          "a work tile lies in the problem");
+    seen.insert({work.m_block, work.head, work.batch});
+  }
+  check_equal(int(seen.size()), count, "different tiles");
+  check_equal(work_tile(params, 128, 0).m_block, 2,
+              "the longest tile of a causal mask comes first");
+}
+
+void test_lse_offsets() {
+  ForwardParams params{};
+  params.batch = 3;
+  params.heads = 4;
+  params.seqlen_q = 300;
+  Sequence sequence = make_sequence(300, 300, 0, 0, kUnbounded, kUnbounded);
+  check_equal(lse_offset(params, {0, 2, 1}, sequence), int64_t((1 * 4 + 2) * 300), "dense LSE");
+  int32_t const cu_seqlens = 0;
+  params.cu_seqlens_q = &cu_seqlens;
+  params.total_q = int64_t(1) << 33;
+  sequence.row_q = 17;
+  check_equal(lse_offset(params, {0, 2, 1}, sequence), (int64_t(2) << 33) + 17, "packed LSE");
+}
+
+}  // namespace
+}  // namespace cute_attention
+
+int main() {
+  using namespace cute_attention;
+  test_every_mask_of_a_small_world();
+  test_long_sequences_do_not_overflow();
+  test_work_tiles_cover_every_head_once();
+  test_lse_offsets();
+  return testing::report();
+}
