@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from . import _check
+from . import _check, _core
 from ._call import Options, autocast, autocasts, check_options, features_of
+from ._core import Row
 from .backend import ENVIRONMENT, check_name, requested_backend, select_backward
+from .functional import Window
 from .survey import DTYPE_NAMES, Question, Report, Sizes, survey, table
-
-if TYPE_CHECKING:
-    from ._core import Row
-
-    Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -169,8 +165,6 @@ def kernels() -> list[Row]:
         >>> sorted({row.arch for row in kernels()} - {"sm80", "sm90"})
         []
     """
-    from . import _core
-
     return _core.kernels()
 
 

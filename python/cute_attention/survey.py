@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from ._core import Candidate, Problem
+from . import _binding, _core
+from ._core import Candidate, Problem
 
 KERNEL_BACKENDS = ("sm90", "sm80")  # fastest first
 BACKENDS = (*KERNEL_BACKENDS, "reference")
@@ -75,9 +75,6 @@ def survey(question: Question) -> tuple[Report, ...]:
 
 
 def _kernel_report(backend: str, question: Question) -> Report:
-    from . import _core
-    from ._binding import binding_error
-
     on_gpu = question.device.type == "cuda"
     if not _core.available():
         return Report(backend, False, ("the package was installed without its kernel libraries",))
@@ -91,7 +88,7 @@ def _kernel_report(backend: str, question: Question) -> Report:
         return Report(backend, False, (f"no {backend} kernel is loaded", *refused))
     if not on_gpu:
         return Report(backend, False, (f"q is on {question.device}, not on a CUDA device",), rows)
-    if unbound := binding_error():
+    if unbound := _binding.binding_error():
         return Report(backend, False, (unbound,), rows)
     if any(not row.reasons for row in rows):
         return Report(backend, True, (), rows)
@@ -100,8 +97,6 @@ def _kernel_report(backend: str, question: Question) -> Report:
 
 
 def _problem(question: Question) -> Problem:
-    from ._core import Problem
-
     features, sizes = question.features, question.sizes
     return Problem(
         direction=question.direction,
