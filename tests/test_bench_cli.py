@@ -16,7 +16,7 @@ pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 from cute_attention.bench import speed
 from cute_attention.bench.__main__ import SUBCOMMANDS, main, make_parser
 from cute_attention.bench.commands import CPU, GPU
-from cute_attention.bench.contenders import CONTENDERS
+from cute_attention.bench.contenders import CONTENDERS, OURS
 from cute_attention.bench.options import build_points
 from cute_attention.bench.points import Bounds, Point, named_set
 from cute_attention.bench.results import Row, read_json
@@ -184,12 +184,14 @@ def test_speed_with_recorded_figures(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "0 of 1" in text
 
 
-def test_time_limit_leaves_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["speed", "ladder", "accuracy", "memory", "overhead"])
+def test_time_limit_leaves_rows(name: str, tmp_path: Path) -> None:
     out = tmp_path / "s.json"
-    shapes = f"{TINY} --seqlens 16,32 --masks full {FAST} --direction fwd"
-    assert run(f"speed {shapes} --contenders plain --limit-s 0 --json {out} --quiet") == 0
-    reasons = [row.reason for row in read_json(out).rows]
-    assert reasons == ["not reached within the limit of 0 s"] * 2
+    shapes = f"{TINY} --seqlens 16,32 --masks full"
+    assert run(f"{name} {shapes} --contenders plain --limit-s 0 --json {out} --quiet") == 0
+    rows = read_json(out).rows
+    assert len({row.point.seqlen_q for row in rows}) == 2
+    assert {row.reason for row in rows} == {"not reached within the limit of 0 s"}
 
 
 def test_failures_and_wrong_results_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +200,7 @@ def test_failures_and_wrong_results_become_rows(monkeypatch: pytest.MonkeyPatch)
     good = type(plain).build
 
     class Wrong(type(plain)):  # type: ignore[misc]
-        name = "wrong"
+        name, role = "wrong", OURS  # judged by others even where it is named first
 
         def build(self, point, inputs):  # type: ignore[no-untyped-def]
             return good(self, Point(1, 2, 16, 8, dtype="fp32"), inputs)  # forgets the mask
@@ -210,11 +212,11 @@ def test_failures_and_wrong_results_become_rows(monkeypatch: pytest.MonkeyPatch)
             raise torch.OutOfMemoryError("tried to allocate 1 PiB")
 
     settings = speed.Settings(
-        torch.device("cpu"), [plain, Wrong(), Broken()], ("fwd", "bwd"), rounds=1, time_ms=1
+        torch.device("cpu"), [Wrong(), plain, Broken()], ("fwd", "bwd"), rounds=1, time_ms=1
     )
     rows: list[Row] = []
     speed.Bench(settings).measure([point], rows.extend)
-    assert [row.contender for row in rows] == ["plain", "wrong", "broken"] * 2
+    assert [row.contender for row in rows] == ["wrong", "plain", "broken"] * 2
     for row in rows:
         if row.contender == "plain":
             assert row.reason == "" and row.metrics["tflops"] > 0

@@ -147,7 +147,10 @@ SDPA_CASES = [
     (Case("causal_bottom_right", causal=True), {"attn_mask": "causal"}),
     (Case("window", window=(6, 2)), {"attn_mask": "window"}),
     (Case("bias", bias="b h q k"), {"attn_mask": "bias"}),
-    (Case("bias_keys", bias="h 1 k", heads=6, heads_kv=2), {"attn_mask": "bias", "enable_gqa": True}),
+    (
+        Case("bias_keys", bias="h 1 k", heads=6, heads_kv=2),
+        {"attn_mask": "bias", "enable_gqa": True},
+    ),
     (Case("alibi", alibi="heads"), {"attn_mask": "alibi"}),
     (Case("values", head_dim_v=40), {}),
     (Case("dropout_none", dropout_p=0.0), {"dropout_p": 0.0}),

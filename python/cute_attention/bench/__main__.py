@@ -130,9 +130,6 @@ def _add_timing(parser: argparse.ArgumentParser, directions: str) -> None:
     group.add_argument(
         "--time-ms", type=float, default=100.0, help="per contender and round; default: 100"
     )
-    group.add_argument(
-        "--limit-s", type=float, metavar="S", help="start nothing new after so many seconds"
-    )
     group.add_argument("--seed", type=int, default=0, help="of the inputs")
 
 

@@ -20,6 +20,7 @@ from .points import MASKS, POWERS, Point
 from .report import Report, speed_lines
 from .results import Row, read_json
 from .speed import Bench, Settings, command
+from .steps import Deadline
 from .tables import make_console, make_table, print_speed, titled
 
 GPU = Defaults((64, 128, 256), MASKS, POWERS, ("bf16",), named="paper")
@@ -162,6 +163,7 @@ def run_memory(args: argparse.Namespace) -> int:
     contenders = select(names, device)
     total = len(points) * len(args.direction) * len(contenders)
     absent = _absent(contenders, device, args, console)
+    deadline = Deadline(args.limit_s)
     with Report("memory", args, environment, console, total) as report:
 
         def done(row: Row) -> None:
@@ -169,7 +171,7 @@ def run_memory(args: argparse.Namespace) -> int:
             text = f"{row.what:7} {row.point.text()}  {titled(row.contender)}: {figure}"
             report.add([row], [] if row.contender in absent else [f"{report.heading()} {text}"])
 
-        memory_curve.measure(points, contenders, args.direction, device, done)
+        memory_curve.measure(points, contenders, args.direction, device, deadline, done)
     memory_curve.print_memory(console, report.rows)
     label = {"memory_mib": "peak memory, MiB"}
     _plot_growth(args.plot, report.rows, label, environment, "Peak memory", console)
@@ -186,13 +188,14 @@ def run_accuracy(args: argparse.Namespace) -> int:
     points = build_points(args, defaults)
     contenders = select(args.contenders or "all", device)
     total = len(points) * len(args.inputs)
+    deadline = Deadline(args.limit_s)
     with Report("accuracy", args, environment, console, total) as report:
 
         def done(rows: list[Row]) -> None:
             text = f"{report.heading()} {rows[0].point.text()}, {rows[0].case} inputs"
             report.add(rows, [text])
 
-        accuracy.measure(points, contenders, args.inputs, device, done)
+        accuracy.measure(points, contenders, args.inputs, device, deadline, done)
     return 0 if accuracy.print_accuracy(console, report.rows) else 1
 
 
@@ -212,6 +215,7 @@ def run_overhead(args: argparse.Namespace) -> int:
     contenders = select(args.contenders, device)
     total = len(points) * len(contenders) * len(args.modes) * len(overhead.KINDS)
     absent = _absent(contenders, device, args, console)
+    deadline = Deadline(args.limit_s)
     with Report("overhead", args, environment, console, total) as report:
 
         def done(row: Row) -> None:
@@ -220,7 +224,9 @@ def run_overhead(args: argparse.Namespace) -> int:
             report.add([row], [] if row.contender in absent else [f"{report.heading()} {text}"])
 
         for each in points:
-            overhead.measure(each, contenders, args.modes, device, args.calls, args.rounds, done)
+            overhead.measure(
+                each, contenders, args.modes, device, args.calls, args.rounds, deadline, done
+            )
     for each in points:
         overhead.print_overhead(console, [row for row in report.rows if row.point == each])
     return 0

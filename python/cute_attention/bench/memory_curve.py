@@ -16,7 +16,7 @@ from .inputs import make_inputs
 from .memory import MIB, peak_bytes
 from .points import Point
 from .results import Row
-from .steps import attempt, cannot_run, free_memory, make_step, measuring
+from .steps import Deadline, attempt, cannot_run, free_memory, make_step, measuring
 from .tables import WHAT, make_table, measured_columns, number, print_reasons, titled
 
 DIRECTIONS = ("fwd", "fwdbwd")
@@ -27,6 +27,7 @@ def measure(
     contenders: Sequence[Contender],
     directions: Sequence[str],
     device: torch.device,
+    deadline: Deadline,
     done: Callable[[Row], None],
 ) -> None:
     """One row per point, direction and contender; nobody else's tensors are alive meanwhile."""
@@ -34,7 +35,7 @@ def measure(
         for direction in directions:
             for contender in contenders:
                 peak = None
-                reason = cannot_run(contender, point, direction, device)
+                reason = cannot_run(contender, point, direction, device) or deadline.passed()
                 if not reason:
                     peak, reason = attempt(_peak_mib, point, direction, contender, device)
                 free_memory()

@@ -127,6 +127,9 @@ def add_common(parser: argparse.ArgumentParser, plot: bool = True) -> None:
     group.add_argument("--csv", type=Path, metavar="FILE")
     if plot:
         group.add_argument("--plot", type=Path, metavar="FILE.png")
+    group.add_argument(
+        "--limit-s", type=float, metavar="S", help="start nothing new after so many seconds"
+    )
     group.add_argument("--quiet", action="store_true", help="the tables alone, no progress")
 
 

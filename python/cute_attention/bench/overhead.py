@@ -19,7 +19,7 @@ from .contenders.base import Attention, CannotRun
 from .inputs import Inputs, make_inputs
 from .points import Point
 from .results import Row
-from .steps import Step, attempt, cannot_run, free_memory, measuring
+from .steps import Deadline, Step, attempt, cannot_run, free_memory, measuring
 from .tables import make_table, measured_columns, number, print_reasons, titled
 from .timing import median, spread
 
@@ -120,6 +120,7 @@ def measure(
     device: torch.device,
     calls: int,
     rounds: int,
+    deadline: Deadline,
     done: Callable[[Row], None],
 ) -> None:
     inputs = make_inputs(point, device)
@@ -128,6 +129,7 @@ def measure(
             for kind in KINDS:
                 rates = None
                 reason = cannot_run(contender, point, _direction(kind), device)
+                reason = reason or deadline.passed()
                 if not reason:
                     settings = Settings(kind, mode, calls, rounds, device)
                     rates, reason = attempt(_rates, contender, point, inputs, settings)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from .contenders import Contender
+from .contenders import OURS, Contender
 from .contenders.base import Attention, CannotRun
 from .flops import flops
 from .inputs import Inputs, make_inputs
 from .memory import MIB, peak_bytes
 from .points import Point
 from .results import Row
-from .steps import Step, attempt, cannot_run, free_memory, make_step, measuring
+from .steps import Deadline, Step, attempt, cannot_run, free_memory, make_step, measuring
 from .timing import Plan, Timer, make_timer, median, spread, turns
 
 # Two contenders that compute the same thing differ by rounding, far below this; a wrong mask or
@@ -68,15 +67,9 @@ class Bench:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.timer: Timer = make_timer(settings.device, settings.time_ms)
-        self.started = time.monotonic()
+        self.deadline = Deadline(settings.limit_s)
         self._calls: dict[str, Attention] = {}  # by contender, for the point in hand
         self._agreed: tuple[str, object] | None = None
-
-    def out_of_time(self) -> str:
-        limit = self.settings.limit_s
-        if limit is not None and time.monotonic() - self.started > limit:
-            return f"not reached within the limit of {limit:g} s"
-        return ""
 
     def measure(self, points: Iterable[Point], done: Callable[[list[Row]], None]) -> None:
         """Measures every point and direction; `done` receives the rows of each."""
@@ -96,9 +89,10 @@ class Bench:
         entries: dict[str, _Entry] = {}
         reasons: dict[str, str] = {}
         self._agreed = None
-        for contender in self.settings.contenders:
+        # Ours last: they are held to the result of somebody else, not the other way round.
+        for contender in sorted(self.settings.contenders, key=lambda c: c.role == OURS):
             entry = None
-            reason = self.out_of_time()
+            reason = self.deadline.passed()
             reason = reason or cannot_run(contender, point, direction, self.settings.device)
             if not reason:
                 with measuring(contender, point):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal, ParamSpec, TypeVar
@@ -68,6 +69,20 @@ def attempt(
         reason = "; ".join(dict.fromkeys(reasons)) or reason
     free_memory()  # here, where the failed call's frames are gone
     return None, reason
+
+
+class Deadline:
+    """Ends a run in good order: once the limit is over nothing new is started."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.limit_s = limit_s
+        self._started = time.monotonic()
+
+    def passed(self) -> str:
+        """The reason for a row that is not measured any more, or ""."""
+        if self.limit_s is None or time.monotonic() - self._started <= self.limit_s:
+            return ""
+        return f"not reached within the limit of {self.limit_s:g} s"
 
 
 def free_memory() -> None:

@@ -26,7 +26,7 @@ class PackageContender(Contender):
             return gpu
         try:
             getattr(importlib.import_module(self.module), self.attribute)
-        except ModuleNotFoundError as error:
+        except (ModuleNotFoundError, AttributeError) as error:
             return f"not installed ({error})"
         except (
             Exception
