@@ -21,10 +21,7 @@ from reference_cases import (
 )
 from tolerances import assert_close
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def to_cuda(inputs: Inputs) -> Inputs:
