@@ -266,6 +266,7 @@ def make_parser() -> argparse.ArgumentParser:
         subparser = subparsers.add_parser(
             name,
             help=summary,
+            usage=f"%(prog)s{' A.json B.json' if name == 'compare' else ''} [options]",
             description=description,
             epilog=examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -75,7 +75,7 @@ def _save(figure: Any, path: Path, title: str, handles: Sequence[Any]) -> None:
     width, height = figure.get_size_inches()
     columns = max(1, min(len(handles), int(width / 1.7)))
     lines = -(-len(handles) // columns)
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left", y=1 - 0.08 / height, va="top")
     figure.tight_layout(rect=(0, (0.12 + 0.22 * lines) / height, 1, 1 - 0.06 / height))
     figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,36 +115,46 @@ def plot_speed(path: Path, rows: Sequence[Row], machine: str) -> None:
     measured = [row for row in rows if row.metrics]
     lengths = {row.point.seqlen_q for row in measured}
     named = any(row.point.varlen or row.point.label for row in measured)
-    if named or len(lengths) < 3:
+    panels = _panels(measured)
+    tangled = any(  # several heads at one length, say
+        len({(row.contender, row.point.seqlen_q) for row in part}) < len(part)
+        for part in panels.values()
+    )
+    if named or tangled or len(lengths) < 3:
         _plot_bars(path, measured, machine)
     else:
-        _plot_lines(path, measured, machine)
+        _plot_lines(path, panels, machine)
 
 
-def _panel_row(row: Row, by_tokens: bool) -> str:
-    tokens = f", {_length(row.point.batch * row.point.seqlen_q)} tokens" if by_tokens else ""
-    return f"{WHAT[row.what]}, {row.point.mask}{tokens}"
+def _panels(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Rows by (line, column) of the figure: directions and masks down, head dims across; masks
+    across where there is one head dim."""
+    places = {(row.point.key(), row.what) for row in rows}
+    grouped = {(p.seqlen_q, p.mask, p.head_dim, p.head_dim_v, p.dtype, w) for p, w in places}
+    by_tokens = len(grouped) < len(places)  # several batch sizes share a length
+    dims = {(row.point.head_dim, row.point.head_dim_v, row.point.dtype) for row in rows}
+    panels: dict[tuple[str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: list(WHAT).index(row.what)):
+        point = row.point
+        dim_v = "" if point.head_dim == point.head_dim_v else f"/{point.head_dim_v}"
+        column = f"head dim {point.head_dim}{dim_v}, {point.dtype}"
+        tokens = f", {_length(point.batch * point.seqlen_q)} tokens" if by_tokens else ""
+        if len(dims) == 1:
+            place = f"{WHAT[row.what]}{tokens}", f"{point.mask}, {column}"
+        else:
+            place = f"{WHAT[row.what]}, {point.mask}{tokens}", column
+        panels.setdefault(place, []).append(row)
+    return panels
 
 
-def _panel_column(row: Row) -> str:
-    dim_v = "" if row.point.head_dim == row.point.head_dim_v else f"/{row.point.head_dim_v}"
-    return f"head dim {row.point.head_dim}{dim_v}, {row.point.dtype}"
-
-
-def _plot_lines(path: Path, rows: Sequence[Row], machine: str) -> None:
-    def panel(row: Row, by_tokens: bool) -> tuple[str, str]:
-        return _panel_row(row, by_tokens), _panel_column(row)
-
-    places = {(*panel(row, False), row.contender, row.point.seqlen_q) for row in rows}
-    by_tokens = len(places) < len(rows)  # several batch sizes share a length
-    in_order = sorted(rows, key=lambda row: list(WHAT).index(row.what))
-    lines = list(dict.fromkeys(_panel_row(row, by_tokens) for row in in_order))
-    columns = list(dict.fromkeys(_panel_column(row) for row in rows))
+def _plot_lines(path: Path, panels: dict[tuple[str, str], list[Row]], machine: str) -> None:
+    lines = list(dict.fromkeys(line for line, _ in panels))
+    columns = list(dict.fromkeys(column for _, column in panels))
     size = (4.4 * len(columns) + 0.4, 2.9 * len(lines) + 0.8)
     figure, axes = plt.subplots(len(lines), len(columns), figsize=size, squeeze=False)
     for line, row_of_axes in zip(lines, axes, strict=True):
         for column, axis in zip(columns, row_of_axes, strict=True):
-            part = [row for row in rows if panel(row, by_tokens) == (line, column)]
+            part = panels.get((line, column))
             if not part:
                 axis.axis("off")
                 continue
@@ -152,6 +162,7 @@ def _plot_lines(path: Path, rows: Sequence[Row], machine: str) -> None:
             axis.set_title(f"{line}, {column}", fontsize=9, loc="left")
         row_of_axes[0].set_ylabel("TFLOP/s")
     title = f"Attention on {machine}: TFLOP/s, higher is better"
+    rows = [row for part in panels.values() for row in part]
     _save(figure, path, title, _line_handles(_roles(rows)))
 
 
