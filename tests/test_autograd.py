@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
 from cute_attention import (
     attention,
     attention_reference,
@@ -16,8 +20,6 @@ from cute_attention import (
     use_backend,
 )
 from tolerances import assert_close
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 NAMES = ("q", "k", "v", "bias", "sink")
 
@@ -127,13 +129,14 @@ def test_one_of_the_results_alone(through: str) -> None:
 
 
 def test_gradcheck() -> None:
-    tensors = inputs("cpu", torch.float64)
+    shapes = ((1, 3, 2, 4), (1, 4, 1, 4), (1, 4, 1, 2), (2, 1, 4), (2,))
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     torch.autograd.gradcheck(
         lambda q, k, v, bias, sink: attention(
             q, k, v, bias=bias, sink=sink, causal=True, softcap=2.0, return_lse=True,
             dropout_p=0.3, dropout_seed=5,
         ),
-        tuple(tensors.values()),
+        tuple(tensors),
     )  # fmt: skip
 
 
@@ -243,11 +246,28 @@ def test_saved_tensors_are_protected() -> None:
         out.sum().backward()
 
 
-def test_functional_transforms() -> None:
-    """vmap over a batch of problems equals a loop over them."""
-    q, k, v = (inputs("cpu")[name].detach() for name in ("q", "k", "v"))
-    stacked = [torch.stack([t, 2 * t]) for t in (q, k, v)]
-    out = torch.func.vmap(lambda q, k, v: attention(q, k, v, causal=True))(*stacked)
+def test_functional_transforms(device: str) -> None:
+    """torch.func.vmap and grad, one in the other: gradients of each of a batch of problems."""
+    q, k, v = (inputs(device)[name].detach() for name in ("q", "k", "v"))
+    stacked = torch.stack([q, 2 * q], dim=1)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, lse = attention(q, k, v, causal=True, return_lse=True)
+        return out.square().sum() + lse.sum()
+
+    transform = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(1, None, None))
+    grads = transform(stacked, k, v)
     for index in range(2):
-        alone = attention(*(t[index] for t in stacked), causal=True)
-        assert torch.equal(out[index], alone)
+        leaves = [stacked[:, index].clone().requires_grad_(), k.clone().requires_grad_()]
+        expected = torch.autograd.grad(loss(*leaves, v), leaves)
+        for actual, wanted in zip(grads, expected, strict=True):
+            assert_close(actual[index], wanted, "rounding")
+
+
+def test_forward_mode_is_refused() -> None:
+    """Not answered with zeros."""
+    q, k, v = (inputs("cpu")[name].detach() for name in ("q", "k", "v"))
+    with pytest.raises(RuntimeError, match=r"forward mode AD|jvp"):
+        torch.func.jvp(lambda q: attention(q, k, v), (q,), (q,))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=r"forward mode AD|jvp"):
+        attention(forward_ad.make_dual(q, q), k, v)

@@ -43,7 +43,7 @@ _library.define(
 
 
 class Call(NamedTuple):
-    """Everything about a call that is no tensor."""
+    """Everything about a call that is no tensor; the ops take the third to the ninth, in order."""
 
     backend: str  # that serves the forward
     requested: str  # what was asked for, "auto" included
@@ -138,20 +138,7 @@ def run_forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """Output and LSE by the backend of `call`, without autograd."""
     if call.backend == "reference":
         return torch.ops.cute_attention.reference_forward.default(*tensors, *call[2:9])
-    return torch.ops.cute_attention.forward.default(
-        tensors.q,
-        tensors.k,
-        tensors.v,
-        tensors.cu_seqlens_q,
-        tensors.cu_seqlens_k,
-        call.max_seqlen_q,
-        call.max_seqlen_k,
-        call.scale,
-        call.softcap,
-        call.window_left,
-        call.window_right,
-        call.backend,
-    )
+    return torch.ops.cute_attention.forward.default(*tensors[:5], *call[2:8], call.backend)
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -218,12 +205,47 @@ def run_backward(
     return op(grad_out, grad_lse, q, k, v, out, lse, *extras, *call[2:9], *needs)
 
 
+class TransformedAttention(torch.autograd.Function):
+    """AttentionFunction in the form that torch.func.grad and vmap need, which is slower."""
+
+    @staticmethod
+    def forward(call: Call, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        return run_forward(call, Tensors(*inputs))  # type: ignore[arg-type]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.call, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    backward = AttentionFunction.backward
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, call: Call, *inputs: Tensor | None) -> Any:
+        """One call for each element of the mapped dimension."""
+        results = []
+        for index in range(info.batch_size):
+            element = [
+                tensor if dim is None or tensor is None else tensor.select(dim, index)
+                for tensor, dim in zip(inputs, in_dims[1:], strict=True)
+            ]
+            results.append(TransformedAttention.apply(call, *element))
+        outs, lses = zip(*results, strict=True)
+        return (torch.stack(outs), torch.stack(lses)), (0, 0)
+
+
 class _Once(torch.autograd.Function):
     """Gradients that raise when differentiated again, where PyTorch would give zeros."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, *grads_and_anchors: Tensor) -> tuple[Tensor, ...]:
+    def forward(*grads_and_anchors: Tensor) -> tuple[Tensor, ...]:
         return tuple(grad.view_as(grad) for grad in grads_and_anchors[:5])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        """Saves nothing."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
