@@ -62,8 +62,9 @@ def test_falling_back_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_choices", {})
     monkeypatch.setattr(backend, "_warned", set())
     tensors = qkv(torch.float32)
-    with pytest.warns(FallbackWarning, match="no kernel serves this call"):
+    with pytest.warns(FallbackWarning, match="no kernel serves this call") as caught:
         out = attention(*tensors)
+    assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(attention(*tensors), out)

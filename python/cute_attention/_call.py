@@ -1,7 +1,7 @@
 """From checked tensors to the op that runs: options, backend, autograd.
 
-All of this runs at every call. Checks, choice and bookkeeping take 9 us of host time, autograd 10 us
-more where it is needed (one core of an AMD EPYC, torch 2.13, for an op that does nothing).
+All of this runs at every call. Checks, choice and bookkeeping take 9 us of host time, autograd 10
+us more where it is needed (one core of an AMD EPYC, torch 2.13, for an op that does nothing).
 """
 
 from __future__ import annotations

@@ -163,5 +163,5 @@ def _warn_of_fallback(reports: tuple[Report, ...]) -> None:
         f"attention: no kernel serves this call, so the slower reference backend does ({reasons}); "
         "cute_attention.explain shows more, backend='reference' silences this",
         FallbackWarning,
-        stacklevel=4,
+        stacklevel=6,  # whoever calls attention
     )
