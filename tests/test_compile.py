@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from cute_attention import attention, attention_varlen, use_backend
-from cute_attention.backend import select_forward
-from tolerances import assert_close
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import (
@@ -17,6 +14,10 @@ from torch.utils.flop_counter import (
     sdpa_backward_flop_count,
     sdpa_flop_count,
 )
+
+from cute_attention import attention, attention_varlen, use_backend
+from cute_attention.backend import select_forward
+from tolerances import assert_close
 
 OPS = torch.ops.cute_attention
 

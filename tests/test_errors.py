@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from cute_attention import BackendError, attention, attention_varlen, explain, use_backend
 from wrong_calls import DENSE, OPTIONS, VARLEN, VARLEN_VALUES, Wrong, dense, ones, packed
 
