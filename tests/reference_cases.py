@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from cute_attention.blockwise import AttentionSpec, blockwise_backward, blockwise_forward
 from cute_attention.reference import attention_reference, attention_varlen_reference
-from torch import Tensor
 
 SEED = torch.tensor([-0x0123456789ABCDEF])
 
@@ -192,20 +193,26 @@ def make_grads(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_direct(
-    case: Case, inputs: Inputs, cu_seqlens: tuple[Tensor, Tensor] | None = None
+    case: Case,
+    inputs: Inputs,
+    cu_seqlens: tuple[Tensor, Tensor] | None = None,
+    grads_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = make_grads,
 ) -> dict[str, Tensor]:
-    """Output, LSE and gradients by the direct formula and autograd."""
+    """Output, LSE and gradients by the direct formula; `grads_of` makes those that come in."""
     attend: Callable[..., Any] = attention_reference
     if cu_seqlens is not None:
         attend = attention_varlen_reference
     tensors = (inputs.q, inputs.k, inputs.v, *(cu_seqlens or ()))
     out, lse = attend(*tensors, **options(case, inputs), return_lse=True)
-    grads = torch.autograd.grad([out, lse], inputs.differentiable, make_grads(out, lse))
+    grads = torch.autograd.grad([out, lse], inputs.differentiable, grads_of(out, lse))
     return name_results(inputs, out.detach(), lse.detach(), *grads)
 
 
 def run_blockwise(
-    case: Case, inputs: Inputs, cu_seqlens: tuple[Tensor, Tensor] | None = None
+    case: Case,
+    inputs: Inputs,
+    cu_seqlens: tuple[Tensor, Tensor] | None = None,
+    grads_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = make_grads,
 ) -> dict[str, Tensor]:
     """The same by the blockwise functions."""
     qkv, spec = (inputs.q, inputs.k, inputs.v), make_spec(case)
@@ -219,7 +226,7 @@ def run_blockwise(
     )
     out, lse = blockwise_forward(*qkv, *rest)
     needs = (inputs.bias is not None, inputs.sink is not None)
-    grads = blockwise_backward(*make_grads(out, lse), *qkv, out, lse, *rest, *needs)
+    grads = blockwise_backward(*grads_of(out, lse), *qkv, out, lse, *rest, *needs)
     assert [grad is not None for grad in grads[3:]] == list(needs)
     return name_results(inputs, out, lse, *(grad for grad in grads if grad is not None))
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-import cute_attention._blockwise_tiles as tiles
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import cute_attention._blockwise_tiles as tiles
 from cute_attention.blockwise import blockwise_backward, blockwise_forward
 from reference_cases import (
     CASES,
@@ -21,9 +25,6 @@ from reference_cases import (
     strided,
 )
 from tolerances import assert_as_accurate, assert_close
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 
 @pytest.fixture(params=["tiles_default", "tiles_small"])

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cute_attention.blockwise import AttentionSpec, blockwise_backward, blockwise_forward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+
+from cute_attention.blockwise import AttentionSpec, blockwise_backward, blockwise_forward
 
 # Peak of the process over what it held before the call, so whatever is allocated counts, and a
 # smaller peak before the call cannot hide anything. (ru_maxrss would count the parent's peak too.)

@@ -9,13 +9,23 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
 from cute_attention import reference
 from cute_attention.blockwise import blockwise_backward, blockwise_forward
 from cute_attention.reference import attention_reference, attention_varlen_reference
-from reference_cases import SEED, Case, make_inputs, make_spec, options, run_blockwise, run_direct
+from reference_cases import (
+    SEED,
+    Case,
+    make_grads,
+    make_inputs,
+    make_spec,
+    options,
+    run_blockwise,
+    run_direct,
+)
 from tolerances import assert_close
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 RUNS = pytest.mark.parametrize("run", [run_direct, run_blockwise], ids=["direct", "blockwise"])
 
@@ -135,6 +145,34 @@ def test_rows_without_keys(run: Callable) -> None:
             expected = torch.full((2,), -torch.inf).double() if inputs.sink is None else inputs.sink
             expected = expected.detach()[None, :, None].expand(2, 2, 7)
             assert_close(results["lse"][:, :, :7], expected, "rounding", name="lse")
+
+
+@RUNS
+def test_gradients_of_rows_without_keys_stop_there(run: Callable) -> None:
+    """NaN and -inf coming in (of lse**2, say) at rows without keys reach no gradient."""
+    masked = Case("window", window=(3, 2), seqlen_q=80, seqlen_k=20)
+    hidden = Case("bias", bias="b h q k")
+    for case in (masked, hidden, dataclasses.replace(masked, sink=True)):
+        inputs = make_inputs(case)
+        if inputs.bias is not None:
+            with torch.no_grad():
+                inputs.bias[:, :, 5:9] = -torch.inf
+        clean = run(case, inputs)
+        blind = ~(clean["out"] != 0).any(-1)  # (batch, seqlen_q, heads)
+        assert blind.any() and not blind.all()
+
+        def poison(
+            out: Tensor, lse: Tensor, case: Case = case, blind: Tensor = blind
+        ) -> tuple[Tensor, Tensor]:
+            grad_out, grad_lse = make_grads(out, lse)
+            if case is masked:
+                grad_out = grad_out.masked_fill(blind[..., None], torch.nan)
+            if not case.sink:
+                grad_lse = grad_lse.masked_fill(blind.transpose(1, 2), -torch.inf)
+            return grad_out, grad_lse
+
+        for name, value in run(case, inputs, None, poison).items():
+            assert_close(value, clean[name], "gradient", name=name)
 
 
 # What PyTorch's attention can express: (case, its keyword arguments). Its causal mask is top-left

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+
 from cute_attention.dropout import (
     as_seed,
     draw_seed,

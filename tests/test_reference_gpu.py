@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from cute_attention.blockwise import blockwise_backward, blockwise_forward
 from cute_attention.dropout import as_seed, random_bytes
 from reference_cases import (
