@@ -28,13 +28,13 @@ _context = _Context()
 
 
 class use_backend:
-    """Context manager that forces a backend for the calls inside it, as the argument `backend`
-    would.
+    """Context manager that forces a backend for the calls inside it, as an argument would.
 
     The argument of a call wins over the context, the context over the environment variable
     CUTE_ATTENTION_BACKEND. Like `torch.nn.attention.sdpa_kernel` it holds for the whole process,
-    not for the current thread alone. The backward of a call follows the backend that was asked for
-    at its forward.
+    not for the current thread alone. What was asked for at the forward of a call also holds for its
+    backward. A compiled function compiles again under another context; it reads the environment
+    while it compiles, and no more.
 
     Args:
         backend: "auto", "sm90", "sm80" or "reference".
