@@ -71,6 +71,20 @@ def test_contenders_compute_attention(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_flex_computes_attention(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Uncompiled, where FlexAttention means the same: the mask, the layouts, the LSE."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    point = CASES[case]
+    inputs = make_inputs(point, CPU)
+    expected = accuracy.truth(point, inputs)
+    out = CONTENDERS["flex"].build(point, inputs)(*inputs.detached)
+    assert accuracy.errors(out, expected["out"])["rms_error"] < 1e-5
+    out, lse = CONTENDERS["flex"].build_with_lse(point, inputs)(*inputs.detached)
+    assert accuracy.errors(out, expected["out"])["rms_error"] < 1e-5
+    assert accuracy.errors(lse, expected["lse"])["max_error"] < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["plain", "reference"])
 def test_lse_of_contenders(name: str, case: str) -> None:
     point = CASES[case]

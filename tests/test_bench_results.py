@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
-from cute_attention.bench import compare, growth, memory_curve, ratios, results
+from cute_attention.bench import compare, growth, memory_curve, ratios, results, timing
 from cute_attention.bench.against import SUFFIX, joining, read_recorded
 from cute_attention.bench.contenders import BASELINE, OURS, PEER
 from cute_attention.bench.flops import flops
@@ -137,9 +136,10 @@ def test_rate_of_tensor_cores(capability: tuple[int, int], name: str, rate: int 
 
 
 class FakeGpu:
-    """A clock for CUDA events that steps move by hand, and a record of what was launched."""
+    """Clocks for events and host that steps move by hand, and a record of what was launched."""
 
     now_ms = 0.0
+    host_s = 0.0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launched: list[str] = []
@@ -162,13 +162,14 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         monkeypatch.setattr(torch.cuda, "_sleep", idle, raising=False)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: gpu.host_s)
         monkeypatch.setattr(CudaTimer, "FLUSH_BYTES", 64)
 
     def step(self, host_ms: float, device_ms: float) -> Callable[[], None]:
         def run() -> None:
             self.launched.append("step")
             self.now_ms += device_ms
-            time.sleep(host_ms / 1e3)
+            self.host_s += host_ms / 1e3
 
         return run
 

@@ -85,25 +85,30 @@ class CudaTimer:
 
     def plan(self, step: Callable[[], object]) -> Plan:
         step()  # compiles, allocates
-        torch.cuda.synchronize()
-        start, end = self._event(), self._event()
-        trials = 5
-        host = time.perf_counter()
-        start.record()
-        for _ in range(trials):
-            self.flush.zero_()
-            step()
-        end.record()
-        host_ms = 1e3 * (time.perf_counter() - host) / trials
-        torch.cuda.synchronize()
-        one_ms = start.elapsed_time(end) / trials
-        for _ in range(min(MAX_REPEATS, int(WARMUP_MS / one_ms))):
-            step()
-        torch.cuda.synchronize()
+        one_ms, host_ms = self._trial(step, 1)
+        if 5 * one_ms < self.time_ms:  # a slow step is known well enough by now
+            one_ms, host_ms = self._trial(step, 5)
+            for _ in range(min(MAX_REPEATS, int(WARMUP_MS / one_ms))):
+                step()
+            torch.cuda.synchronize()
         cycles = 0
         if host_ms > 0.5 * one_ms:
             cycles = int(1.5 * host_ms * 2e6)  # at up to 2 GHz; a slower clock only spins longer
         return Plan(repeats_for(one_ms, self.time_ms), cycles)
+
+    def _trial(self, step: Callable[[], object], count: int) -> tuple[float, float]:
+        """Milliseconds per step on the GPU, the flush included, and on the host."""
+        start, end = self._event(), self._event()
+        torch.cuda.synchronize()
+        host = time.perf_counter()
+        start.record()
+        for _ in range(count):
+            self.flush.zero_()
+            step()
+        end.record()
+        host_ms = 1e3 * (time.perf_counter() - host) / count
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / count, host_ms
 
     def sample(self, step: Callable[[], object], plan: Plan) -> list[float]:
         events = [(self._event(), self._event()) for _ in range(plan.repeats)]
