@@ -190,7 +190,8 @@ def test_kernels_are_rows() -> None:
     rows = kernels()
     assert len({row.name for row in rows}) == len(rows)
     for row in rows:
-        assert row.name.startswith(f"{row.arch}_{row.direction[:3]}_{row.dtype}_d{row.head_dim}")
+        direction = {"forward": "fwd", "backward": "bwd"}[row.direction]
+        assert row.name.startswith(f"{row.arch}_{direction}_{row.dtype}_d{row.head_dim}")
 
 
 def test_version() -> None:
