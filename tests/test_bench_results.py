@@ -85,6 +85,7 @@ def test_growth_exponent(power: float) -> None:
     values = [(n, 3.0 * n**power) for n in (128, 256, 512)]
     assert growth.exponent(values) == pytest.approx(power)
     assert growth.exponent(values[:1]) is None
+    assert growth.exponent([(64, 1.0), *values]) == pytest.approx(power)  # the last two decide
 
 
 @pytest.mark.parametrize(
