@@ -165,7 +165,7 @@ def test_gradients_of_rows_without_keys_stop_there(run: Callable) -> None:
             out: Tensor, lse: Tensor, case: Case = case, blind: Tensor = blind
         ) -> tuple[Tensor, Tensor]:
             grad_out, grad_lse = make_grads(out, lse)
-            if case is masked:
+            if not case.bias:
                 grad_out = grad_out.masked_fill(blind[..., None], torch.nan)
             if not case.sink:
                 grad_lse = grad_lse.masked_fill(blind.transpose(1, 2), -torch.inf)
