@@ -62,10 +62,13 @@ class Defaults:
 
 
 DEFAULTS = {
-    "cpu": Defaults(300, 16, 4e-3, 4, 4, 2, 32, 128, "fp32"),
+    "cpu": Defaults(450, 8, 4e-3, 4, 4, 2, 32, 128, "fp32"),
     "cuda": Defaults(400, 16, 1e-3, 8, 8, 2, 64, 1024, "bf16"),
 }
 
+# How far two loss curves may lie apart that differ in rounding alone. Rounding grows as training
+# goes on: measured on a CPU over the default run, fp32 deviates by 0.0006 in the mean and by 0.005
+# at most, bf16 (150 steps) by 0.004 and 0.02. A scale that is 2.5 times too small leaves them.
 TOLERANCES = {
     "fp32": Deviation(mean=0.01, largest=0.05),
     "bf16": Deviation(mean=0.03, largest=0.15),
