@@ -70,10 +70,10 @@ class Tiles:
         return self.seqlen_k - self.seqlen_q
 
     def sighted(self) -> tuple[int, int]:
-        """The queries that see any key."""
-        first = max(0, -self.shift - self.right)
-        last = min(self.seqlen_q, self.seqlen_k - self.shift + self.left)
-        return (first, last) if self.seqlen_k and first < last else (0, 0)
+        """The queries that see any key: all but the first, for the last is opposite the last key."""
+        if not self.seqlen_k:
+            return (0, 0)
+        return (min(self.seqlen_q, max(0, -self.shift - self.right)), self.seqlen_q)
 
     def row_blocks(self) -> Iterator[tuple[int, int]]:
         first, last = self.sighted()
