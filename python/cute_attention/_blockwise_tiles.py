@@ -70,7 +70,7 @@ class Tiles:
         return self.seqlen_k - self.seqlen_q
 
     def sighted(self) -> tuple[int, int]:
-        """The queries that see any key: all but the first, for the last is opposite the last key."""
+        """The queries that see any key: all but some first: the last is opposite the last key."""
         if not self.seqlen_k:
             return (0, 0)
         return (min(self.seqlen_q, max(0, -self.shift - self.right)), self.seqlen_q)
