@@ -47,16 +47,37 @@ CUTE_HOST_DEVICE constexpr auto as_a_operand(AccumulatorLayout const& accumulato
   }
 }
 
-// A register tensor rounded to Element, same layout.
-template <class Element, class Engine, class Layout>
-CUTE_HOST_DEVICE auto convert(cute::Tensor<Engine, Layout> const& source) {
+// Two floats rounded to 16-bit elements, the first in the low half.
+template <class Element>
+CUTE_HOST_DEVICE uint32_t pack(float first, float second) {
+  cutlass::NumericArrayConverter<Element, float, 2> const round;
+  cutlass::Array<float, 2> pair;
+  pair[0] = first;
+  pair[1] = second;
+  auto const rounded = round(pair);
+  return reinterpret_cast<uint32_t const&>(rounded);
+}
+
+// A register tensor rounded into another of the same size and order, two elements a register. MMAs
+// read operands as 32-bit registers, so they are written as such: through 16-bit elements the
+// compiler may take the two for unrelated.
+template <class Source, class Target>
+CUTE_DEVICE void convert_into(Source const& source, Target& target) {
   using namespace cute;
-  using Source = typename Engine::value_type;
-  constexpr int kSize = decltype(size(source))::value;
-  auto result = make_fragment_like<Element>(source);
-  cutlass::NumericArrayConverter<Element, Source, kSize> const round;
-  *reinterpret_cast<cutlass::Array<Element, kSize>*>(result.data()) =
-      round(*reinterpret_cast<cutlass::Array<Source, kSize> const*>(source.data()));
+  using Element = typename Target::value_type;
+  CUTE_STATIC_ASSERT_V(size(source) == size(target));
+  uint32_t* const registers = reinterpret_cast<uint32_t*>(target.data());
+  CUTE_UNROLL
+  for (int i = 0; i < size(source) / 2; ++i) {
+    registers[i] = pack<Element>(source.data()[2 * i], source.data()[2 * i + 1]);
+  }
+}
+
+// A register tensor rounded to Element, same layout.
+template <class Element, class Source>
+CUTE_DEVICE auto convert(Source const& source) {
+  auto result = cute::make_fragment_like<Element>(source);
+  convert_into(source, result);
   return result;
 }
 

@@ -1,0 +1,210 @@
+"""Every forward row of the kernel tables, on a GPU, against the direct formula in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_attention import attention, attention_varlen, kernels, rows
+from cute_attention.reference import attention_reference, attention_varlen_reference
+from tolerances import assert_as_accurate, assert_close
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+FORWARD = [row for row in rows.table() if row.direction == "forward"]
+
+
+@pytest.fixture(params=FORWARD, ids=lambda row: row.name)
+def row(request: pytest.FixtureRequest) -> rows.TableRow:
+    """A row of the table that is built and that this GPU can run."""
+    row = request.param
+    if row.name not in {kernel.name for kernel in kernels()}:
+        pytest.skip(f"{row.name} is not built")
+    if row.arch == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"{row.name} needs a GPU of compute capability 9.0")
+    return row
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; `magnitude` is the standard deviation of q and k."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    heads_kv: int
+    options: dict[str, Any]
+    magnitude: float = 1.0
+
+
+CAUSAL = {"causal": True}
+CASES = {
+    "one_token": Case(1, 1, 1, 2, 2, {}),
+    "square": Case(2, 256, 256, 4, 4, {}),
+    "square_causal": Case(2, 256, 256, 4, 4, CAUSAL),
+    "ragged": Case(2, 113, 203, 4, 4, {}),
+    "ragged_causal": Case(2, 113, 203, 4, 4, CAUSAL),
+    "decode": Case(3, 1, 517, 4, 4, CAUSAL),
+    "queries_longer_than_keys": Case(2, 300, 129, 4, 2, CAUSAL),
+    "one_key": Case(2, 130, 1, 4, 4, CAUSAL),
+    "no_keys": Case(2, 65, 0, 4, 4, {}),
+    "half_a_tile": Case(1, 192, 192, 2, 2, CAUSAL),  # seqlen % 128 == 64
+    "gqa": Case(2, 200, 333, 6, 2, CAUSAL),
+    "mqa": Case(2, 129, 257, 8, 1, {}),
+    "window": Case(2, 300, 350, 4, 4, {"window": (40, 17)}),
+    "window_left": Case(2, 511, 300, 4, 4, {"window": (64, 0)}),
+    "window_one_key": Case(2, 200, 200, 4, 4, {"window": (0, 0)}),
+    "window_right": Case(2, 77, 300, 4, 4, {"window": (None, 5)}),
+    "window_without_keys": Case(1, 300, 100, 4, 4, {"window": (5, 5)}),
+    "scale": Case(2, 150, 170, 4, 4, {"scale": 0.3, "causal": True}),
+    "huge_logits": Case(1, 200, 300, 2, 2, CAUSAL, magnitude=12.0),
+    "long_causal": Case(1, 1500, 1500, 2, 2, CAUSAL),
+}
+
+
+def strided(*shape: int, dtype: torch.dtype, magnitude: float = 1.0) -> Tensor:
+    """Random values behind strides that no contiguous tensor has; the last is 1."""
+    *outer, dim = shape
+    whole = torch.randn(*outer[::-1], dim + 8, device="cuda") * magnitude
+    return whole.to(dtype).permute(*range(len(outer))[::-1], len(outer))[..., :dim]
+
+
+def plain_pytorch(
+    q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The formula with every step in the dtype of the inputs."""
+    heads, heads_kv, seqlen_q, seqlen_k = q.shape[2], k.shape[2], q.shape[1], k.shape[1]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    k, v = (t.repeat_interleave(heads // heads_kv, 1) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) * options.get("scale", q.shape[-1] ** -0.5)
+    left, right = options.get("window", (None, None))
+    right = 0 if options.get("causal") else right
+    position = torch.arange(seqlen_q, device="cuda")[:, None] + seqlen_k - seqlen_q
+    key = torch.arange(seqlen_k, device="cuda")
+    hidden = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device="cuda")
+    if left is not None:
+        hidden |= key < position - left
+    if right is not None:
+        hidden |= key > position + right
+    scores = scores.masked_fill(hidden, -math.inf)
+    out = (scores.softmax(-1).nan_to_num() @ v).transpose(1, 2)
+    return out, scores.float().logsumexp(-1)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_accuracy(row: rows.TableRow, case: Case) -> None:
+    dtype = DTYPES[row.dtype]
+    make = lambda s, h, d: strided(case.batch, s, h, d, dtype=dtype, magnitude=case.magnitude)  # noqa: E731
+    q = make(case.seqlen_q, case.heads, row.head_dim)
+    k = make(case.seqlen_k, case.heads_kv, row.head_dim)
+    v = strided(case.batch, case.seqlen_k, case.heads_kv, row.head_dim_v, dtype=dtype)
+    out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **case.options)
+    exact, exact_lse = attention_reference(
+        q.double(), k.double(), v.double(), return_lse=True, **case.options
+    )
+    assert_as_accurate(out, exact, plain_pytorch(q, k, v, case.options)[0], "out")
+    assert_close(lse, exact_lse.float(), "large_scores", name="lse")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, CAUSAL, {"window": (30, 0)}], ids=["full", "causal", "window"]
+)
+def test_packed_sequences_see_nothing_but_themselves(
+    row: rows.TableRow, options: dict[str, Any]
+) -> None:
+    """Zero-length sequences, and NaN in every row that belongs to another sequence or to none."""
+    dtype = DTYPES[row.dtype]
+    lengths_q, lengths_k = [0, 5, 130, 0, 257, 64, 1], [3, 0, 200, 0, 129, 64, 77]
+    offsets = [
+        torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+        for lengths in (lengths_q, lengths_k)
+    ]
+    clean = [
+        torch.randn(int(cu[-1]) + 300, heads, dim, device="cuda").to(dtype)
+        for cu, heads, dim in (
+            (offsets[0], 4, row.head_dim),
+            (offsets[1], 2, row.head_dim),
+            (offsets[1], 2, row.head_dim_v),
+        )
+    ]
+    longest = max(lengths_q), max(lengths_k)
+    for sequence in range(len(lengths_q)):
+        first = [int(cu[sequence]) for cu in (offsets[0], offsets[1], offsets[1])]
+        last = [int(cu[sequence + 1]) for cu in (offsets[0], offsets[1], offsets[1])]
+        q, k, v = (torch.full_like(t, math.nan) for t in clean)
+        for poisoned, source, begin, end in zip((q, k, v), clean, first, last, strict=True):
+            poisoned[begin:end] = source[begin:end]
+        out, lse = attention_varlen(
+            q, k, v, *offsets, *longest, backend=row.arch, return_lse=True, **options
+        )
+        mine = [
+            source[begin:end][None] for source, begin, end in zip(clean, first, last, strict=True)
+        ]
+        exact, exact_lse = attention_reference(
+            *(t.double() for t in mine), return_lse=True, **options
+        )
+        rows_of_it = slice(first[0], last[0])
+        assert_as_accurate(out[rows_of_it][None], exact, plain_pytorch(*mine, options)[0], "out")
+        assert_close(lse[None, :, rows_of_it], exact_lse.float(), "rounding", name="lse")
+
+
+def test_packed_agrees_with_the_packed_reference(row: rows.TableRow) -> None:
+    dtype = DTYPES[row.dtype]
+    cu = torch.tensor([0, 100, 100, 357], dtype=torch.int32, device="cuda")
+    q, k, v = (
+        torch.randn(357, 4, dim, device="cuda").to(dtype)
+        for dim in (row.head_dim, row.head_dim, row.head_dim_v)
+    )
+    out, lse = attention_varlen(
+        q, k, v, cu, cu, 257, 257, causal=True, backend=row.arch, return_lse=True
+    )
+    expected, expected_lse = attention_varlen_reference(
+        q.float(), k.float(), v.float(), cu, cu, causal=True, return_lse=True
+    )
+    assert_close(out.float(), expected, "rounding", dtype, name="out")
+    assert_close(lse, expected_lse, "rounding", name="lse")
+
+
+def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
+    """A multiple of 8 below the row's head dim is filled up with zeros on the chip."""
+    dtype = DTYPES[row.dtype]
+    q, k, v = (
+        strided(2, 150, 4, dim - 8, dtype=dtype)
+        for dim in (row.head_dim, row.head_dim, row.head_dim_v)
+    )
+    out = attention(q, k, v, causal=True, backend=row.arch)
+    exact = attention_reference(q.double(), k.double(), v.double(), causal=True)
+    assert_as_accurate(out, exact, plain_pytorch(q, k, v, CAUSAL)[0], "out")
+
+
+def test_repeats_bitwise(row: rows.TableRow) -> None:
+    q, k, v = (
+        torch.randn(2, 1000, 4, dim, device="cuda").to(DTYPES[row.dtype])
+        for dim in (row.head_dim, row.head_dim, row.head_dim_v)
+    )
+    first, first_lse = attention(q, k, v, causal=True, backend=row.arch, return_lse=True)
+    for _ in range(100):
+        again, lse = attention(q, k, v, causal=True, backend=row.arch, return_lse=True)
+        assert torch.equal(again, first) and torch.equal(lse, first_lse)
+
+
+def test_more_than_2_to_the_31_elements(row: rows.TableRow) -> None:
+    """Offsets that do not fit 32 bits: the last batch entry of a tensor of over 2^31 elements."""
+    dtype, dim, heads, seqlen = DTYPES[row.dtype], row.head_dim, 64, 1024
+    batch = 2**31 // (seqlen * heads * dim) + 2
+    if torch.cuda.mem_get_info()[0] < 5 * 2 * batch * seqlen * heads * dim:
+        pytest.skip("needs five tensors of over 4 GiB on the GPU")
+    q, k = (torch.randn(batch, seqlen, heads, dim, device="cuda", dtype=dtype) for _ in range(2))
+    v = torch.randn(batch, seqlen, heads, row.head_dim_v, device="cuda", dtype=dtype)
+    out = attention(q, k, v, backend=row.arch)
+    for entry in (0, batch - 1):
+        last = [t[entry : entry + 1] for t in (q, k, v)]
+        expected = attention(*last, backend=row.arch)
+        assert torch.equal(out[entry : entry + 1], expected)
