@@ -58,8 +58,8 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Rotary embedding: turns each pair (i, i + head_dim / 2) of `x`, `[batch, seqlen, heads,
     head_dim]`, by `angles`, `[seqlen, head_dim / 2]`."""
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]  # (seqlen, 1, head_dim / 2)
-    left, right = x.float().chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
 class Attention(nn.Module):
@@ -75,7 +75,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, angles: Tensor, cache: KVCache | None) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (sum(self._heads), -1))
         q, k, v = qkv.split(self._heads, dim=2)  # (batch, seqlen, heads or heads_kv, head_dim)
-        q, k = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles)
+        q, k = self.q_norm(q.float()), self.k_norm(k.float())  # float: under autocast they are not
+        q, k = rotate(q, angles).type_as(v), rotate(k, angles).type_as(v)
         if cache is not None:
             k, v = cache.extend(k, v)
         return self.out(self._attend(q, k, v).flatten(2))
