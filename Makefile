@@ -27,7 +27,7 @@ cpp-test: $(VENV)/installed
 # Compiles the rows that match ONLY for every architecture and checks what the compiler made of them.
 audit: $(VENV)/installed
 	@command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc || \
-	  $(BIN)/pip install --quiet "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.*"
+	  $(BIN)/pip install --quiet --no-warn-conflicts "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.*"
 	$(BIN)/cmake -G Ninja -S . -B build/audit -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \
 	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="80;90a" \
 	  -DCUTE_ATTENTION_ONLY="$(ONLY)" -DCUTE_ATTENTION_TORCH=OFF
@@ -61,9 +61,9 @@ clean:
 $(VENV)/requirements: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(BUILD_REQUIREMENTS)
-	$(BIN)/pip install --quiet --no-deps nvidia-cutlass==4.2.0.0
+	$(BIN)/pip install --quiet --no-deps nvidia-cutlass==4.2.0.0  # for its headers alone
 	touch $@
 
 $(VENV)/installed: $(VENV)/requirements $(SOURCES)
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-warn-conflicts --no-build-isolation --editable ".[dev]"
 	touch $@
