@@ -139,6 +139,7 @@ std::tuple<Tensor, Tensor> forward(Tensor const& q, Tensor const& k, Tensor cons
   params.seqlen_q = to_int32(packed ? max_seqlen_q : q.size(1), "seqlen_q");
   params.seqlen_k = to_int32(packed ? max_seqlen_k : k.size(1), "seqlen_k");
   params.total_q = packed ? q.size(0) : 0;
+  params.total_k = packed ? k.size(0) : 0;
   params.heads = to_int32(q.size(dim - 2), "heads");
   params.heads_kv = to_int32(k.size(dim - 2), "heads_kv");
   params.head_dim = to_int32(q.size(dim - 1), "head_dim");

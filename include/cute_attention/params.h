@@ -37,6 +37,7 @@ struct ForwardParams {
   int32_t seqlen_q;  // the longest one where packed
   int32_t seqlen_k;  // the longest one where packed
   int64_t total_q;   // rows of packed q; unused otherwise
+  int64_t total_k;   // rows of packed k and v; unused otherwise
   int32_t heads;
   int32_t heads_kv;  // divides heads; query head h reads kv head h / (heads / heads_kv)
   int32_t head_dim;  // at most the row's, a multiple of 8
@@ -50,5 +51,61 @@ struct ForwardParams {
   int32_t window_left;
   int32_t window_right;
 };
+
+// As ForwardParams; what both name means the same in both.
+struct BackwardParams {
+  void const* q;
+  void const* k;
+  void const* v;
+  void const* o;
+  void const* grad_o;     // like o
+  float const* lse;       // [batch, heads, seqlen_q], or packed [heads, total_q], contiguous
+  float const* grad_lse;  // like lse; null where the LSE has no gradient
+  void* grad_q;           // like q
+  void* grad_k;           // like k
+  void* grad_v;           // like v
+
+  // Workspaces; their contents before the call do not matter.
+  float* delta;            // like lse: rowsum(grad_o * o) - grad_lse
+  float* grad_q_sum;       // [grad_q_blocks(params, tile_m), tile_m, the row's head_dim]
+  int32_t* grad_q_turn;    // [grad_q_blocks(params, tile_m)]; not null asks for bitwise determinism
+
+  int32_t const* cu_seqlens_q;
+  int32_t const* cu_seqlens_k;
+
+  Strides q_stride;
+  Strides k_stride;
+  Strides v_stride;
+  Strides o_stride;
+  Strides grad_o_stride;
+  Strides grad_q_stride;
+  Strides grad_k_stride;
+  Strides grad_v_stride;
+
+  int32_t batch;
+  int32_t seqlen_q;
+  int32_t seqlen_k;
+  int64_t total_q;
+  int64_t total_k;
+  int32_t heads;
+  int32_t heads_kv;
+  int32_t head_dim;
+  int32_t head_dim_v;
+
+  float scale;
+  float softcap;
+  int32_t window_left;
+  int32_t window_right;
+};
+
+// Blocks of tile_m queries of all heads. Packed sequences begin at a block of their own: sequence b
+// of a head begins at block (cu_seqlens_q[b] + b * tile_m) / tile_m.
+constexpr int64_t grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
+  int64_t const blocks_of_a_head =
+      params.cu_seqlens_q == nullptr
+          ? int64_t(params.batch) * ((params.seqlen_q + tile_m - 1) / tile_m)
+          : (params.total_q + int64_t(params.batch) * tile_m) / tile_m;
+  return blocks_of_a_head * params.heads;
+}
 
 }  // namespace cute_attention

@@ -19,14 +19,6 @@
 
 namespace cute_attention::sm80 {
 
-// Global memory of one head's tile: (rows, cols) at `pointer` with rows `row_stride` apart.
-template <int kRows, int kCols, class Element>
-CUTE_DEVICE auto gmem_tile(Element* pointer, int64_t row_stride) {
-  using namespace cute;
-  return make_tensor(make_gmem_ptr(pointer), make_shape(Int<kRows>{}, Int<kCols>{}),
-                     make_stride(row_stride, _1{}));
-}
-
 template <class Row>
 struct ForwardKernel {
   using Traits = ForwardTraits<Row>;

@@ -5,9 +5,10 @@
 // src/kernels/forward.def); the kernel follows. It compiles for the host too.
 #pragma once
 
+#include <cute/tensor.hpp>  // before the atoms: they need it, and g++ does not forgive the order
+
 #include <cute/atom/copy_atom.hpp>
 #include <cute/atom/mma_atom.hpp>
-#include <cute/tensor.hpp>
 
 #include "cute_attention/element.h"
 
