@@ -1,0 +1,69 @@
+// core/grad_tile.h: which block of keys a CTA of the backward pass computes, and where the blocks
+// of its dQ sums lie.
+#pragma once
+
+#include <cute/config.hpp>
+
+#include "cute_attention/core/kv_tiles.h"
+#include "cute_attention/core/sequence.h"
+#include "cute_attention/params.h"
+
+namespace cute_attention {
+
+struct GradTile {
+  int32_t n_block;
+  int32_t head_kv;
+  int32_t batch;
+};
+
+// The order in which CTAs take the blocks of keys of all heads and sequences.
+//
+// Heads form groups whose queries and dQ sums stay in L2 together. Within a group the first keys,
+// which most queries see under a causal mask, come first: the short blocks fill the tail. A CTA
+// waits for none but earlier ones, those with lower n_block: where dQ is summed in order, that is
+// the order.
+struct GradSchedule {
+  int32_t n_blocks;
+  int32_t heads_kv;         // of one sequence
+  int32_t all_heads;        // kv heads of all sequences
+  int32_t heads_per_group;  // of all_heads
+
+  CUTE_HOST_DEVICE constexpr int64_t tiles() const { return int64_t(n_blocks) * all_heads; }
+
+  CUTE_HOST_DEVICE constexpr GradTile tile(int32_t index) const {
+    int32_t const tiles_per_group = n_blocks * heads_per_group;
+    int32_t const first_head = index / tiles_per_group * heads_per_group;
+    int32_t const heads_here = min_of(heads_per_group, all_heads - first_head);
+    int32_t const in_group = index % tiles_per_group;
+    int32_t const head = first_head + in_group % heads_here;
+    return {in_group / heads_here, head % heads_kv, head / heads_kv};
+  }
+};
+
+// `l2_bytes` is what a group may take of the L2 cache. Where dQ is summed in order, `ctas` that run
+// together should belong to different heads, since those of one head follow each other.
+constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t tile_n,
+                                          int64_t l2_bytes, int64_t ctas) {
+  // Q and dO in 16 bits, dQ's sums in 32.
+  int64_t const head_bytes = int64_t(params.seqlen_q) * (params.heads / params.heads_kv) *
+                             (6 * params.head_dim + 2 * params.head_dim_v);
+  int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
+  int64_t const fitting = l2_bytes / (head_bytes > 0 ? head_bytes : 1);
+  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas;
+  int64_t const group = fitting > least ? fitting : least;
+  return {ceil_div(params.seqlen_k, tile_n), params.heads_kv, int32_t(all_heads),
+          int32_t(group < all_heads ? group : all_heads)};
+}
+
+// The block of dQ sums of tile 0 of a head of a sequence; the others follow.
+CUTE_HOST_DEVICE constexpr int64_t first_grad_q_block(BackwardParams const& params,
+                                                      Sequence const& sequence, int32_t batch,
+                                                      int32_t head, int32_t tile_m) {
+  if (params.cu_seqlens_q == nullptr) {
+    return (int64_t(batch) * params.heads + head) * ceil_div(params.seqlen_q, tile_m);
+  }
+  return head * (grad_q_blocks(params, tile_m) / params.heads) +
+         (sequence.row_q + int64_t(batch) * tile_m) / tile_m;
+}
+
+}  // namespace cute_attention

@@ -1,0 +1,404 @@
+// sm80/backward_kernel.h: the sm80 backward kernel: one CTA computes dK and dV of one block of keys
+// of one kv head, and adds the block's share of dQ.
+//
+// It walks the tiles of queries that see the block, over all query heads that share the kv head:
+//
+//   cp.async | Q, dO(t+1)                                                              | ...
+//   MMA      | S^T  | dP^T      | dV own   | dK own | barrier | dV, dK of others | dQ   | barrier
+//   ALU      | mask | P = exp2  | dS       |        |         |                  | red  |
+//
+// With one stage Q, dO(t+1) follow the products that read Q, dO(t), behind a barrier and under dQ.
+#pragma once
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/load_sequence.h"
+#include "cute_attention/core/m_tiles.h"
+#include "cute_attention/core/mask.h"
+#include "cute_attention/core/opaque.h"
+#include "cute_attention/core/work_tile.h"
+#include "cute_attention/sm80/backward_gemm.h"
+#include "cute_attention/sm80/backward_traits.h"
+#include "cute_attention/sm80/copy.h"
+#include "cute_attention/sm80/global_sum.h"
+#include "cute_attention/sm80/turn.h"
+
+namespace cute_attention::sm80 {
+
+// Registers of one K block ((2, 2, 2), MMA_M) of a transposed A operand, into columns 16 k .. of
+//   tXsX  ((2, 2), MMA_M, MMA_N)  the accumulator's places in shared memory
+template <class Block, class Smem>
+CUTE_DEVICE void store_operand_block(Block const& block, Smem&& tXsX, int k) {
+  using namespace cute;
+  Tensor r32 = recast<uint32_t>(block);  // ((1, 2, 2), MMA_M)
+  Tensor s32 = recast<uint32_t>(tXsX);   // ((1, 2), MMA_M, MMA_N)
+  CUTE_UNROLL
+  for (int m = 0; m < size<1>(r32); ++m) {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      s32(make_coord(0, i % 2), m, 2 * k + i / 2) = r32(make_coord(0, i % 2, i / 2), m);
+    }
+  }
+}
+
+template <class Row>
+struct BackwardKernel {
+  using Traits = BackwardTraits<Row>;
+  using Element = typename Traits::Element;
+  using SharedMemory = typename Traits::SharedMemory;
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kHeadDimV = Traits::kHeadDimV;
+  static constexpr int kPartM = Traits::kPartM;
+  static constexpr int kStages = Traits::kStages;
+
+  // A tile of queries of one head.
+  struct Step {
+    int head;
+    int m_block;
+  };
+
+  BackwardParams const& params;
+  SharedMemory& shared;
+  GradTile const tile;
+  Sequence const sequence;
+  int const n_begin;  // first key of the block
+  MTiles const tiles;
+  int const thread;
+  int32_t* last_turn = nullptr;  // not ended yet
+
+  CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
+                             GradTile const& tile)
+      : params(params),
+        shared(shared),
+        tile(tile),
+        sequence(load_sequence(params, tile.batch)),
+        n_begin(tile.n_block * kTileN),
+        tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
+        thread(int(threadIdx.x)) {}
+
+  CUTE_DEVICE void run() {
+    using namespace cute;
+    if (n_begin >= sequence.seqlen_k) {
+      return;  // a shorter sequence than the grid was made for
+    }
+    typename Traits::TiledMmaKV mma;
+    auto tKrK =
+        partition_fragment_C(mma, Shape<Int<kTileN>, Int<kHeadDim>>{});  // (MMA, MMA_N, MMA_D)
+    auto tVrV =
+        partition_fragment_C(mma, Shape<Int<kTileN>, Int<kHeadDimV>>{});  // (MMA, MMA_N, MMA_D)
+    clear(tKrK);
+    clear(tVrV);
+    if (tiles.begin < tiles.end) {
+      compute(tKrK, tVrV);
+    }
+    store(tKrK, tVrV);
+  }
+
+  // Rows [row, ...) of a head of a tensor.
+  template <int kRows, int kCols, class T>
+  CUTE_DEVICE auto head_tile(T* base, Strides const& stride, int head, int64_t row) const {
+    return gmem_tile<kRows, kCols>(
+        base + tile.batch * stride.batch + head * stride.head + row * stride.row, stride.row);
+  }
+
+  CUTE_DEVICE void load_keys() {
+    using namespace cute;
+    typename Traits::GmemCopyQK copy_k;
+    typename Traits::GmemCopyV copy_v;
+    int64_t const row = sequence.row_k + n_begin;
+    load_tile<true>(copy_k,
+                    head_tile<kTileN, kHeadDim>(static_cast<Element const*>(params.k),
+                                                params.k_stride, tile.head_kv, row),
+                    make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{}),
+                    sequence.seqlen_k - n_begin, params.head_dim, thread);
+    load_tile<true>(copy_v,
+                    head_tile<kTileN, kHeadDimV>(static_cast<Element const*>(params.v),
+                                                 params.v_stride, tile.head_kv, row),
+                    make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{}),
+                    sequence.seqlen_k - n_begin, params.head_dim_v, thread);
+  }
+
+  // Starts the copies of a step's Q, dO, LSE and delta. Rows past the end become zeros, and so do
+  // their gradients: P = 1, dO = 0, dS = 1 * (0 - 0).
+  CUTE_DEVICE void load_queries(Step const& step, int stage) {
+    using namespace cute;
+    typename Traits::GmemCopyQK copy_q;
+    typename Traits::GmemCopyV copy_o;
+    int const m_begin = step.m_block * kTileM;
+    int const rows = sequence.seqlen_q - m_begin;
+    int64_t const row = sequence.row_q + m_begin;
+    load_tile<true>(
+        copy_q,
+        head_tile<kTileM, kHeadDim>(static_cast<Element const*>(params.q), params.q_stride,
+                                    step.head, row),
+        make_tensor(make_smem_ptr(shared.q[stage].data()), typename Traits::SmemLayoutQ{}), rows,
+        params.head_dim, opaque(thread));
+    load_tile<true>(
+        copy_o,
+        head_tile<kTileM, kHeadDimV>(static_cast<Element const*>(params.grad_o),
+                                     params.grad_o_stride, step.head, row),
+        make_tensor(make_smem_ptr(shared.grad_o[stage].data()), typename Traits::SmemLayoutGradO{}),
+        rows, params.head_dim_v, opaque(thread));
+    int const query = opaque(thread) % kTileM;
+    if (thread < 2 * kTileM) {
+      int64_t const first =
+          lse_offset(params, WorkTile{step.m_block, step.head, tile.batch}, sequence) + m_begin;
+      bool const inside = query < rows;
+      float const* source = (thread < kTileM ? params.lse : params.delta) + first;
+      float* target = thread < kTileM ? shared.lse[stage] : shared.delta[stage];
+      SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(source[inside ? query : 0], target[query],
+                                                   inside);
+    }
+    cp_async_fence();
+  }
+
+  template <class GradK, class GradV>
+  CUTE_DEVICE void compute(GradK& tKrK, GradV& tVrV) {
+    using namespace cute;
+    int const group = params.heads / params.heads_kv;
+    int const steps = tiles.count() * group;
+    Step step{tile.head_kv * group, tiles.end - 1};
+    load_keys();
+    load_queries(step, 0);
+    for (int t = 0; t < steps; ++t) {
+      Step const next = step.m_block > tiles.begin ? Step{step.head, step.m_block - 1}
+                                                   : Step{step.head + 1, tiles.end - 1};
+      int const stage = kStages == 1 ? 0 : t % 2;
+      cp_async_wait<0>();  // this step's tiles, and at the first the keys, have landed
+      __syncthreads();     // ... for all; and all are done with the last step
+      if (kStages == 2 && t + 1 < steps) {
+        load_queries(next, 1 - stage);
+      }
+      grad_keys(step, stage, tKrK, tVrV);
+      if (kStages == 1) {
+        __syncthreads();  // all are done with Q and dO
+        if (t + 1 < steps) {
+          load_queries(next, 0);
+        }
+      }
+      grad_queries(step);
+      step = next;
+    }
+    if (last_turn != nullptr) {
+      settle_additions();
+      __syncthreads();
+      if (thread == 0) {
+        end_turn(last_turn);
+      }
+    }
+  }
+
+  // S^T = K Q^T, hidden keys at -infinity.
+  template <class Scores>
+  CUTE_DEVICE void scores(Step const& step, int stage, Scores& tSrS) {
+    using namespace cute;
+    typename Traits::TiledMmaS mma;
+    Tensor sK =
+        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});  // (N, D)
+    Tensor sQ = make_tensor(make_smem_ptr(shared.q[stage].data()),
+                            typename Traits::SmemLayoutQ{});  // (M, D)
+    clear(tSrS);
+    gemm_and(mma, typename Traits::SmemCopyK{}, typename Traits::SmemCopyQ{}, sK, sQ, tSrS, thread);
+    if (tiles.masked(step.m_block)) {
+      Tensor cS = make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{});
+      Tensor tScS = mma.get_slice(opaque(thread))
+                        .partition_C(  // (MMA, MMA_N, MMA_M) of (query, key)
+                            make_tensor(cS.data(), select<1, 0>(cS.layout())));
+      auto const rows = rows_and_columns(tSrS.layout());
+      auto const coords = rows_and_columns(tScS.layout());
+      Tensor rS = make_tensor(tSrS.data(), select<1, 0>(rows));    // (queries, keys)
+      Tensor rC = make_tensor(tScS.data(), select<1, 0>(coords));  // (queries, keys)
+      mask_scores(rS, rC, sequence, step.m_block * kTileM, n_begin);
+    }
+  }
+
+  // This thread's part of one number a query, like an accumulator (MMA, MMA_N, MMA_M).
+  CUTE_DEVICE auto row_numbers(float const* numbers) const {
+    using namespace cute;
+    typename Traits::TiledMmaS mma;
+    return mma.get_slice(opaque(thread))
+        .partition_C(make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));
+  }
+
+  // P^T from S^T, column by column under the products of dP^T = V dO^T.
+  template <class Scores>
+  CUTE_DEVICE void probabilities(int stage, Scores& tSrS, Scores& tSrP) {
+    using namespace cute;
+    typename Traits::TiledMmaS mma;
+    Tensor sV =
+        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV)
+    Tensor sO = make_tensor(make_smem_ptr(shared.grad_o[stage].data()),               // (M, DV)
+                            typename Traits::SmemLayoutGradO{});
+    Tensor tSsL = row_numbers(shared.lse[stage]);
+    Tensor sL = make_tensor(tSsL.data(), rows_and_columns(tSsL.layout()));  // (ROWS, COLS)
+    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
+    float const scale_log2 = params.scale * float(M_LOG2E);
+    constexpr int kCols = decltype(size<1>(rS))::value;
+    constexpr int kBlocks = kHeadDimV / 16;
+    clear(tSrP);
+    gemm_and(mma, typename Traits::SmemCopyK{}, typename Traits::SmemCopyQ{}, sV, sO, tSrP, thread,
+             [&](int k) {
+               CUTE_UNROLL
+               for (int col = 0; col < kCols; ++col) {
+                 if (col * kBlocks / kCols != k) {
+                   continue;  // under the products of another K block
+                 }
+                 // A query without keys has LSE -infinity: exp2(-inf - inf) is 0, not NaN.
+                 float const lse = sL(0, col);
+                 float const lse_log2 = lse == -INFINITY ? INFINITY : lse * float(M_LOG2E);
+                 CUTE_UNROLL
+                 for (int row = 0; row < size<0>(rS); ++row) {
+                   rS(row, col) = exp2f(rS(row, col) * scale_log2 - lse_log2);
+                 }
+               }
+             });
+  }
+
+  // dV += P^T dO and dK += dS^T Q with dS = P (dP - delta), unscaled.
+  template <class GradK, class GradV>
+  CUTE_DEVICE void grad_keys(Step const& step, int stage, GradK& tKrK, GradV& tVrV) {
+    using namespace cute;
+    typename Traits::TiledMmaS mma_s;
+    typename Traits::TiledMmaKV mma;
+    typename Traits::SmemCopyQt copy_b;
+    auto tSrS =
+        partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
+    auto tSrP =
+        partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
+    scores(step, stage, tSrS);
+    probabilities(stage, tSrS, tSrP);
+
+    Tensor sQt = make_tensor(make_smem_ptr(shared.q[stage].data()),
+                             typename Traits::SmemLayoutQt{});            // (D, M)
+    Tensor sOt = make_tensor(make_smem_ptr(shared.grad_o[stage].data()),  // (DV, M)
+                             typename Traits::SmemLayoutGradOt{});
+    Tensor sP =
+        make_tensor(make_smem_ptr(shared.p.data()), typename Traits::SmemLayoutP{});  // (N, M)
+    Tensor sS =
+        make_tensor(make_smem_ptr(shared.grad_s.data()), typename Traits::SmemLayoutP{});  // (N, M)
+    auto const part = [&](auto const& sX, int index) {  // the columns of one column of warps
+      return local_tile(sX, make_shape(size<0>(sX), Int<kPartM>{}), make_coord(0, index));
+    };
+    int const own = opaque(thread) / (32 * Traits::kWarpsN);
+
+    // The own part, from registers: (MMA, MMA_N, MMA_M / 2).
+    Tensor rP = make_tensor(tSrS.data(), as_a_operand(tSrS.layout()));
+    Tensor rS = make_tensor(tSrP.data(), as_a_operand(tSrP.layout()));
+    Tensor tSsD = row_numbers(shared.delta[stage]);
+    Tensor sD = make_tensor(tSsD.data(), as_a_operand(tSsD.layout()));
+    auto const thread_mma_s = mma_s.get_slice(opaque(thread));
+    Tensor tSsP = thread_mma_s.partition_C(sP);  // (MMA, MMA_N, MMA_M)
+    Tensor tSsS = thread_mma_s.partition_C(sS);  // (MMA, MMA_N, MMA_M)
+    auto rS16 = make_tensor<Element>(shape(rS));
+    auto const own_p = [&](int k) {
+      Tensor p = rows(rP(_, _, k));      // (ROWS, COLS)
+      Tensor s = rows(rS(_, _, k));      // (ROWS, COLS)
+      Tensor delta = rows(sD(_, _, k));  // (ROWS, COLS)
+      CUTE_UNROLL
+      for (int col = 0; col < size<1>(p); ++col) {
+        float const d = delta(0, col);
+        CUTE_UNROLL
+        for (int row = 0; row < size<0>(p); ++row) {
+          s(row, col) = p(row, col) * (s(row, col) - d);
+        }
+      }
+      Tensor s16 = convert<Element>(rS(_, _, k));
+      copy(s16, rS16(_, _, k));
+      store_operand_block(s16, tSsS, k);
+      Tensor p16 = convert<Element>(rP(_, _, k));
+      if constexpr (Traits::kWarpsM > 1) {
+        store_operand_block(p16, tSsP, k);
+      }
+      return p16;
+    };
+    gemm_of(mma, copy_b, own_p, part(sOt, own), tVrV, thread);
+    gemm_of(mma, copy_b, [&](int k) { return rS16(_, _, k); }, part(sQt, own), tKrK, thread);
+    if (last_turn != nullptr) {
+      settle_additions();
+    }
+    __syncthreads();  // P and dS of all are in shared memory
+    if (last_turn != nullptr && thread == 0) {
+      end_turn(last_turn);
+    }
+    CUTE_UNROLL
+    for (int i = 1; i < Traits::kWarpsM; ++i) {
+      int const other = (own + i) % Traits::kWarpsM;
+      typename Traits::SmemCopyP copy_a;
+      gemm_and(mma, copy_a, copy_b, part(sP, other), part(sOt, other), tVrV, thread);
+      gemm_and(mma, copy_a, copy_b, part(sS, other), part(sQt, other), tKrK, thread);
+    }
+  }
+
+  // One K block ((2 cols, 2 rows, 2 col blocks), MMA_M) of an A operand as (ROWS, COLS).
+  template <class Block>
+  CUTE_DEVICE static auto rows(Block&& block) {
+    using namespace cute;
+    auto const layout = block.layout();
+    return make_tensor(block.data(),
+                       make_layout(make_layout(get<0, 1>(layout), get<1>(layout)),
+                                   make_layout(get<0, 0>(layout), get<0, 2>(layout))));
+  }
+
+  // Adds dS K, unscaled, to the sums of dQ.
+  CUTE_DEVICE void grad_queries(Step const& step) {
+    using namespace cute;
+    int64_t const block =
+        first_grad_q_block(params, sequence, tile.batch, step.head, kTileM) + step.m_block;
+    int32_t ended = 0;
+    if (params.grad_q_turn != nullptr) {
+      last_turn = params.grad_q_turn + block;
+      ended = ended_turns(last_turn);
+    }
+    typename Traits::TiledMmaQ mma;
+    Tensor sSt = make_tensor(make_smem_ptr(shared.grad_s.data()),
+                             typename Traits::SmemLayoutPt{});  // (M, N)
+    Tensor sKt =
+        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutKt{});  // (D, N)
+    auto tQrQ =
+        partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+    clear(tQrQ);
+    gemm_and(mma, typename Traits::SmemCopyPt{}, typename Traits::SmemCopyKt{}, sSt, sKt, tQrQ,
+             thread);
+    if (params.grad_q_turn != nullptr) {
+      KvTiles const keys = kv_tiles(sequence, step.m_block * kTileM, kTileM, kTileN);
+      await_turn(last_turn, tile.n_block - keys.begin, ended);
+    }
+    add_fragment<Traits::kThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tQrQ,
+                                   opaque(thread));
+  }
+
+  // dK and dV leave through shared memory in whole 16-byte vectors.
+  template <class GradK, class GradV>
+  CUTE_DEVICE void store(GradK& tKrK, GradV& tVrV) {
+    using namespace cute;
+    CUTE_UNROLL
+    for (int i = 0; i < size(tKrK); ++i) {
+      tKrK(i) *= params.scale;
+    }
+    Tensor sK =
+        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});  // (N, D)
+    Tensor sV =
+        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV)
+    typename Traits::SmemStoreKV smem_store;
+    auto const thread_store = smem_store.get_slice(thread);
+    Tensor rK16 = convert<Element>(tKrK);  // (MMA, MMA_N, MMA_D)
+    Tensor rV16 = convert<Element>(tVrV);  // (MMA, MMA_N, MMA_D)
+    __syncthreads();                       // all are done with K and V
+    copy(smem_store, thread_store.retile_S(rK16), thread_store.partition_D(sK));
+    copy(smem_store, thread_store.retile_S(rV16), thread_store.partition_D(sV));
+    __syncthreads();
+    int64_t const row = sequence.row_k + n_begin;
+    store_tile(typename Traits::GmemStoreQK{}, sK,
+               head_tile<kTileN, kHeadDim>(static_cast<Element*>(params.grad_k),
+                                           params.grad_k_stride, tile.head_kv, row),
+               sequence.seqlen_k - n_begin, params.head_dim, thread);
+    store_tile(typename Traits::GmemStoreV{}, sV,
+               head_tile<kTileN, kHeadDimV>(static_cast<Element*>(params.grad_v),
+                                            params.grad_v_stride, tile.head_kv, row),
+               sequence.seqlen_k - n_begin, params.head_dim_v, thread);
+  }
+};
+
+}  // namespace cute_attention::sm80

@@ -1,0 +1,71 @@
+// sm80/backward_launch.h: launches the three sm80 backward kernels of one row.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cute_attention/kernel_library.h"
+#include "cute_attention/sm80/backward_kernel.h"
+#include "cute_attention/sm80/backward_passes.h"
+
+namespace cute_attention::sm80 {
+
+template <class Row>
+__global__ void __launch_bounds__(Row::kConfig.warps * 32)
+    backward(CUTE_GRID_CONSTANT BackwardParams const params,
+             CUTE_GRID_CONSTANT GradSchedule const schedule) {
+  using Kernel = BackwardKernel<Row>;
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
+  Kernel(params, shared, schedule.tile(int(blockIdx.x))).run();
+}
+
+template <class Row>
+__global__ void __launch_bounds__(Row::kConfig.warps * 32)
+    backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
+  BackwardPrepare<Row>::run(params, work_tile(params, Row::kConfig.tile_m, int(blockIdx.x)));
+}
+
+template <class Row>
+__global__ void __launch_bounds__(Row::kConfig.warps * 32)
+    backward_finish(CUTE_GRID_CONSTANT BackwardParams const params) {
+  using Finish = BackwardFinish<Row>;
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  Finish::run(params, reinterpret_cast<typename Finish::Element*>(shared_memory),
+              work_tile(params, Row::kConfig.tile_m, int(blockIdx.x)));
+}
+
+template <class Row>
+struct BackwardLaunch {
+  using Traits = BackwardTraits<Row>;
+  static constexpr int kThreads = Traits::kThreads;
+  static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
+
+  // A LaunchFunction; `params` is a BackwardParams.
+  static int32_t launch(void const* params, LaunchContext const* context) {
+    auto const& backward_params = *static_cast<BackwardParams const*>(params);
+    auto const stream = static_cast<cudaStream_t>(context->stream);
+    auto const m_tiles = unsigned(work_tiles(backward_params, Traits::kTileM));
+    // Half of the cache: the other half is for K, V and what passes through.
+    GradSchedule const schedule =
+        make_grad_schedule(backward_params, Traits::kTileN, context->device->l2_bytes / 2,
+                           context->device->multiprocessors);
+    cudaError_t const error = cudaFuncSetAttribute(
+        backward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryBytes);
+    if (error != cudaSuccess) {
+      return error;
+    }
+    if (m_tiles > 0) {
+      backward_prepare<Row><<<m_tiles, kThreads, 0, stream>>>(backward_params);
+    }
+    if (schedule.tiles() > 0) {
+      backward<Row><<<unsigned(schedule.tiles()), kThreads, kSharedMemoryBytes, stream>>>(
+          backward_params, schedule);
+    }
+    if (m_tiles > 0) {
+      backward_finish<Row><<<m_tiles, kThreads, Traits::kSmemBytesGradQ, stream>>>(backward_params);
+    }
+    return cudaGetLastError();
+  }
+};
+
+}  // namespace cute_attention::sm80

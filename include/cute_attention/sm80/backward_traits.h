@@ -1,0 +1,124 @@
+// sm80/backward_traits.h: every layout, copy and MMA of the sm80 backward kernel, for one row of
+// the table.
+//
+// Scores are computed transposed, S^T = K Q^T: then P^T and dS^T come out of the accumulators as
+// the A operands of dV += P^T dO and dK += dS^T Q. Warps form a grid of kWarpsN x kWarpsM:
+//
+//   S^T, dP^T (N, M)   a warp has 32 keys and kPartM queries
+//   dV, dK    (N, D)   a warp has the same 32 keys, and D / kWarpsM columns: it multiplies its own
+//                      part of P^T from registers, those of its neighbours from shared memory
+//   dQ        (M, D)   a grid of its own; dS goes through shared memory
+#pragma once
+
+#include "cute_attention/sm80/forward_traits.h"
+
+namespace cute_attention::sm80 {
+
+// 8 rows x kCols of 16, 32 or 64 columns, swizzled so that 8 rows lie in 8 groups of 4 banks.
+template <int kCols>
+using NarrowAtom =
+    decltype(cute::composition(cute::Swizzle<kCols == 64   ? 3
+                                             : kCols == 32 ? 2
+                                                           : 1,
+                                             3, 3>{},
+                               cute::Layout<cute::Shape<cute::_8, cute::Int<kCols>>,
+                                            cute::Stride<cute::Int<kCols>, cute::_1>>{}));
+
+template <class Row>
+struct BackwardTraits {
+  static constexpr KernelKey kKey = Row::kKey;
+  static constexpr KernelConfig kConfig = Row::kConfig;
+  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kHeadDim = kKey.head_dim;
+  static constexpr int kHeadDimV = kKey.head_dim_v;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kThreads = kConfig.warps * 32;
+  using Element = ElementOf<kKey.dtype>;
+
+  static constexpr int kWarpsN = kTileN / 32;
+  static constexpr int kWarpsM = kConfig.warps / kWarpsN;
+  static constexpr int kPartM = kTileM / kWarpsM;
+  // dQ: as square a part for each warp as the tile allows.
+  static constexpr int kGradQWarpsM =
+      kTileM / (kTileM >= 32 && kHeadDim % (16 * (kConfig.warps / (kTileM / 32))) == 0 ? 32 : 16);
+  static constexpr int kGradQWarpsD = kConfig.warps / kGradQWarpsM;
+
+  template <int kWarpsRows, int kWarpsCols, class TileCols>
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::MMA_Atom<MmaAtom<Element>>{},
+      cute::Layout<cute::Shape<cute::Int<kWarpsRows>, cute::Int<kWarpsCols>, cute::_1>>{},
+      cute::Tile<cute::Int<16 * kWarpsRows>, TileCols, cute::_16>{}));
+
+  // The queries of a warp are adjacent: a K block of the A operand that they become.
+  using TiledMmaS =
+      Mma<kWarpsN, kWarpsM,
+          cute::Layout<cute::Shape<cute::_8, cute::Int<kWarpsM>, cute::Int<kPartM / 8>>,
+                       cute::Stride<cute::_1, cute::Int<kPartM>, cute::_8>>>;
+  using TiledMmaKV = Mma<kWarpsN, kWarpsM, cute::Int<16 * kWarpsM>>;
+  using TiledMmaQ = Mma<kGradQWarpsM, kGradQWarpsD, cute::Int<16 * kGradQWarpsD>>;
+
+  using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
+  using SmemLayoutQt = SmemTileTransposed<kTileM, kHeadDim>;
+  using SmemLayoutK = SmemTile<kTileN, kHeadDim>;
+  using SmemLayoutKt = SmemTileTransposed<kTileN, kHeadDim>;
+  using SmemLayoutV = SmemTile<kTileN, kHeadDimV>;
+  using SmemLayoutGradO = SmemTile<kTileM, kHeadDimV>;
+  using SmemLayoutGradOt = SmemTileTransposed<kTileM, kHeadDimV>;
+  // P^T and dS^T (N, M), the kPartM columns of each column of warps together.
+  using SmemLayoutP =
+      decltype(cute::tile_to_shape(NarrowAtom<(kPartM < 64 ? kPartM : 64)>{},
+                                   cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>{}));
+  using SmemLayoutPt = decltype(cute::composition(
+      SmemLayoutP{}, cute::Layout<cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>,
+                                  cute::Stride<cute::Int<kTileN>, cute::_1>>{}));
+  // One number a query, seen by all keys: (N, M).
+  using SmemLayoutRow = cute::Layout<cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>,
+                                     cute::Stride<cute::_0, cute::_1>>;
+
+  using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
+  using GmemCopyQK = GmemTiledCopy<CpAsync, Element, kHeadDim, kThreads>;
+  using GmemCopyV = GmemTiledCopy<CpAsync, Element, kHeadDimV, kThreads>;
+  using GmemStoreQK =
+      GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDim, kThreads>;
+  using GmemStoreV =
+      GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDimV, kThreads>;
+
+  // ldmatrix: four 8x8 matrices an instruction, transposed where the tile lies the other way round.
+  using Ldmatrix = cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>;
+  using LdmatrixT = cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>;
+  using SmemCopyK = decltype(cute::make_tiled_copy_A(Ldmatrix{}, TiledMmaS{}));     // and V
+  using SmemCopyQ = decltype(cute::make_tiled_copy_B(Ldmatrix{}, TiledMmaS{}));     // and dO
+  using SmemCopyP = decltype(cute::make_tiled_copy_A(Ldmatrix{}, TiledMmaKV{}));    // and dS
+  using SmemCopyQt = decltype(cute::make_tiled_copy_B(LdmatrixT{}, TiledMmaKV{}));  // and dO^T
+  using SmemCopyPt = decltype(cute::make_tiled_copy_A(LdmatrixT{}, TiledMmaQ{}));   // dS
+  using SmemCopyKt = decltype(cute::make_tiled_copy_B(LdmatrixT{}, TiledMmaQ{}));
+  using SmemWord = cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>;
+  using SmemStoreKV = decltype(cute::make_tiled_copy_C(SmemWord{}, TiledMmaKV{}));
+  using SmemStoreQ = decltype(cute::make_tiled_copy_C(SmemWord{}, TiledMmaQ{}));
+
+  // At the end dK takes K's place and dV takes V's.
+  struct SharedMemory {
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 128> q[kStages];
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutGradO>, 128> grad_o[kStages];
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutP>, 128> grad_s;
+    // With one column of warps nobody else needs P.
+    cute::array_aligned<Element, kWarpsM == 1 ? 8 : cute::cosize_v<SmemLayoutP>, 128> p;
+    float lse[kStages][kTileM];
+    float delta[kStages][kTileM];
+  };
+  static constexpr int kSmemBytesGradQ = int(sizeof(Element)) * kTileM * kHeadDim;
+
+  static_assert(kTileN % 32 == 0 && kConfig.warps % kWarpsN == 0, "a warp owns 32 keys");
+  static_assert(kPartM % 16 == 0, "a warp's queries are whole K blocks of the next MMA");
+  static_assert(kHeadDim % (16 * kWarpsM) == 0 && kHeadDimV % (16 * kWarpsM) == 0,
+                "dK, dV of a warp");
+  static_assert(kTileM % (16 * kGradQWarpsM) == 0 && kHeadDim % (16 * kGradQWarpsD) == 0,
+                "dQ of a warp");
+  static_assert(kThreads >= 2 * kTileM, "a thread loads one number of a row");
+  static_assert(kStages == 1 || kStages == 2, "buffers of Q and dO");
+};
+
+}  // namespace cute_attention::sm80

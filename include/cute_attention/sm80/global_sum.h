@@ -1,0 +1,58 @@
+// sm80/global_sum.h: register fragments of all threads of a CTA, added to a block of global memory.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+namespace cute_attention::sm80 {
+
+// Floats that one atomic addition of the target takes: PTX ISA, "red", .v4.f32 from sm_90 on.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int kSumVector = 4;
+#else
+constexpr int kSumVector = 1;
+#endif
+using SumVector = cutlass::AlignedArray<float, kSumVector>;
+
+CUTE_DEVICE void add_to_global(SumVector* address, SumVector const& value) {
+  if constexpr (kSumVector == 4) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+                 "f"(value[0]), "f"(value[1 % kSumVector]), "f"(value[2 % kSumVector]),
+                 "f"(value[3 % kSumVector])
+                 : "memory");
+  } else {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value[0])
+                 : "memory");
+  }
+}
+
+// A block holds its fragments in an order of its own, so that a warp's access is whole cache lines:
+// vector v of `thread` is number v * kThreads + thread.
+template <int kThreads, class Fragment>
+CUTE_DEVICE void add_fragment(float* block, Fragment const& fragment, int thread) {
+  using namespace cute;
+  CUTE_UNROLL
+  for (int v = 0; v < decltype(size(fragment))::value / kSumVector; ++v) {
+    SumVector vector;
+    CUTE_UNROLL
+    for (int i = 0; i < kSumVector; ++i) {
+      vector[i] = fragment(v * kSumVector + i);
+    }
+    add_to_global(reinterpret_cast<SumVector*>(block) + v * kThreads + thread, vector);
+  }
+}
+
+// Reads a fragment back from its block.
+template <int kThreads, class Fragment>
+CUTE_DEVICE void load_fragment(float const* block, Fragment& fragment, int thread) {
+  using namespace cute;
+  CUTE_UNROLL
+  for (int v = 0; v < decltype(size(fragment))::value / kSumVector; ++v) {
+    SumVector const vector = reinterpret_cast<SumVector const*>(block)[v * kThreads + thread];
+    CUTE_UNROLL
+    for (int i = 0; i < kSumVector; ++i) {
+      fragment(v * kSumVector + i) = vector[i];
+    }
+  }
+}
+
+}  // namespace cute_attention::sm80

@@ -1,0 +1,176 @@
+// test_m_tiles.cpp: which tiles of queries a block of keys needs, against brute force over every
+// mask, length and tile of a small world; the order of the blocks; where dQ's sums lie.
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/m_tiles.h"
+
+namespace cute_attention {
+namespace {
+
+using testing::check;
+using testing::check_equal;
+
+// The contract of the window, word for word.
+bool sees(int query, int key, int seqlen_q, int seqlen_k, int left, int right) {
+  int64_t const position = int64_t(query) + seqlen_k - seqlen_q;
+  return key >= 0 && key < seqlen_k && position - left <= key && key <= position + right;
+}
+
+int check_block(int seqlen_q, int seqlen_k, int left, int right, int n_begin, int tile_n,
+                int tile_m) {
+  Sequence const sequence = make_sequence(seqlen_q, seqlen_k, 0, 0, left, right);
+  MTiles const tiles = m_tiles(sequence, n_begin, tile_n, tile_m);
+  int needed = 0;
+  for (int m_block = 0; m_block * tile_m < seqlen_q; ++m_block) {
+    bool any = false, all = n_begin + tile_n <= seqlen_k;
+    int const m_end = std::min((m_block + 1) * tile_m, seqlen_q);
+    for (int query = m_block * tile_m; query < m_end; ++query) {
+      for (int key = n_begin; key < n_begin + tile_n; ++key) {
+        bool const visible = sees(query, key, seqlen_q, seqlen_k, left, right);
+        any |= visible;
+        all &= visible;
+      }
+    }
+    needed += any;
+    bool const visited = tiles.begin <= m_block && m_block < tiles.end;
+    check(visited || !any, "a needed tile is visited");
+    if (visited) {
+      check_equal(tiles.masked(m_block), !all, "a tile is masked where a key is hidden");
+    }
+    // The turns of a tile of queries count the blocks of keys that add to its dQ.
+    KvTiles const keys = kv_tiles(sequence, m_block * tile_m, tile_m, tile_n);
+    int const n_block = n_begin / tile_n;
+    check_equal(visited, keys.begin <= n_block && n_block < keys.end,
+                "a tile of queries and a block of keys agree on whether they meet");
+  }
+  check(needed > 0 || tiles.count() == 0, "nothing visible, nothing visited");
+  check(tiles.begin >= 0 && (tiles.end - 1) * tile_m < seqlen_q, "tiles lie in the sequence");
+  check(tiles.begin <= tiles.full_begin && tiles.full_begin <= tiles.full_end &&
+            tiles.full_end <= tiles.end,
+        "the ranges are in order");
+  return tiles.count();
+}
+
+void test_every_mask_of_a_small_world() {
+  int const windows[] = {0, 1, 2, 5, 9, 30, kUnbounded};
+  int tiles = 0;
+  for (int seqlen_q = 0; seqlen_q <= 13; ++seqlen_q) {
+    for (int seqlen_k = 1; seqlen_k <= 17; ++seqlen_k) {
+      for (int left : windows) {
+        for (int right : windows) {
+          for (int n_begin = 0; n_begin < seqlen_k; n_begin += 4) {
+            tiles += check_block(seqlen_q, seqlen_k, left, right, n_begin, 4, 3);
+          }
+        }
+      }
+    }
+  }
+  check(tiles > 10000, "the world is not empty");
+}
+
+void test_long_sequences_do_not_overflow() {
+  int const longest = (1 << 30) - 1;
+  Sequence const causal = make_sequence(longest, longest, 0, 0, kUnbounded, 0);
+  MTiles const first = m_tiles(causal, 0, 128, 64);
+  check_equal(first.begin, 0, "first.begin");
+  check_equal(first.full_begin, 2, "first.full_begin");
+  check_equal(first.full_end, ceil_div(longest, 64), "first.full_end");
+  check_equal(first.end, ceil_div(longest, 64), "first.end");
+  MTiles const last = m_tiles(causal, longest / 128 * 128, 128, 64);
+  check_equal(last.begin, longest / 128 * 2, "last.begin");
+  check_equal(last.end, ceil_div(longest, 64), "last.end");
+}
+
+BackwardParams problem() {
+  BackwardParams params{};
+  params.batch = 3;
+  params.heads = 8;
+  params.heads_kv = 4;
+  params.seqlen_q = 300;
+  params.seqlen_k = 500;
+  params.head_dim = params.head_dim_v = 64;
+  return params;
+}
+
+void test_schedule_covers_every_block_once() {
+  int32_t turn = 0;
+  for (int64_t l2_bytes : {int64_t(0), int64_t(2000000), int64_t(1) << 40}) {
+    for (bool in_turn : {false, true}) {
+      BackwardParams params = problem();
+      params.grad_q_turn = in_turn ? &turn : nullptr;
+      GradSchedule const schedule = make_grad_schedule(params, 128, l2_bytes, 5);
+      check_equal(schedule.tiles(), int64_t(4 * 4 * 3), "tiles");
+      std::set<std::tuple<int, int, int>> seen;
+      for (int index = 0; index < schedule.tiles(); ++index) {
+        GradTile const tile = schedule.tile(index);
+        check(tile.n_block >= 0 && tile.n_block < 4 && tile.head_kv >= 0 && tile.head_kv < 4 &&
+                  tile.batch >= 0 && tile.batch < 3,
+              "a block lies in the problem");
+        seen.insert({tile.n_block, tile.head_kv, tile.batch});
+        // A CTA that waits for its turn waits for CTAs that have started.
+        check(tile.n_block == 0 || seen.count({tile.n_block - 1, tile.head_kv, tile.batch}) == 1,
+              "the blocks of a head come in order");
+      }
+      check_equal(int64_t(seen.size()), schedule.tiles(), "different blocks");
+    }
+  }
+}
+
+void test_packed_blocks_do_not_overlap() {
+  int const tile_m = 64;
+  std::vector<int> const lengths = {0, 1, 64, 63, 0, 65, 200, 128, 5};
+  BackwardParams params = problem();
+  int32_t const cu_seqlens = 0;
+  params.cu_seqlens_q = &cu_seqlens;
+  params.batch = int(lengths.size());
+  for (int length : lengths) params.total_q += length;
+  std::set<int64_t> seen;
+  int64_t expected = 0;
+  for (int head = 0; head < params.heads; ++head) {
+    int row = 0;
+    for (int batch = 0; batch < params.batch; ++batch) {
+      Sequence const sequence = make_sequence(lengths[batch], 9, row, 0, kUnbounded, kUnbounded);
+      int64_t const first = first_grad_q_block(params, sequence, batch, head, tile_m);
+      for (int m_block = 0; m_block * tile_m < lengths[batch]; ++m_block, ++expected) {
+        seen.insert(first + m_block);
+      }
+      row += lengths[batch];
+    }
+  }
+  check_equal(int64_t(seen.size()), expected, "blocks of their own");
+  check(*seen.begin() >= 0 && *seen.rbegin() < grad_q_blocks(params, tile_m),
+        "inside the workspace");
+}
+
+void test_dense_blocks_do_not_overlap() {
+  BackwardParams const params = problem();
+  Sequence const sequence = make_sequence(300, 500, 0, 0, kUnbounded, kUnbounded);
+  std::set<int64_t> seen;
+  for (int batch = 0; batch < 3; ++batch) {
+    for (int head = 0; head < 8; ++head) {
+      for (int m_block = 0; m_block < 5; ++m_block) {
+        seen.insert(first_grad_q_block(params, sequence, batch, head, 64) + m_block);
+      }
+    }
+  }
+  check_equal(int64_t(seen.size()), grad_q_blocks(params, 64), "blocks of their own");
+  check_equal(*seen.rbegin(), grad_q_blocks(params, 64) - 1, "inside the workspace");
+}
+
+}  // namespace
+}  // namespace cute_attention
+
+int main() {
+  using namespace cute_attention;
+  test_every_mask_of_a_small_world();
+  test_long_sequences_do_not_overflow();
+  test_schedule_covers_every_block_once();
+  test_packed_blocks_do_not_overlap();
+  test_dense_blocks_do_not_overlap();
+  return testing::report();
+}
