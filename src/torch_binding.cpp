@@ -151,11 +151,12 @@ std::tuple<Tensor, Tensor> forward(Tensor const& q, Tensor const& k, Tensor cons
   Tensor lse = packed ? empty({params.heads, q.size(0)}, float32, device)
                       : empty({params.batch, params.heads, params.seqlen_q}, float32, device);
   if (q.numel() == 0 || params.batch == 0) return {out, lse};
-  if (params.seqlen_k == 0 || k.numel() == 0) {  // no query sees a key
+  bool const no_keys = params.seqlen_k == 0 || k.numel() == 0;
+  if (packed || no_keys) {  // rows of no sequence, or of none with keys: no kernel writes them
     torch::stable::zero_(out);
     torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
-    return {out, lse};
   }
+  if (no_keys) return {out, lse};
 
   Tensor const q_read = readable(q, dtype, device);
   Tensor const k_read = readable(k, dtype, device);

@@ -151,6 +151,8 @@ def test_packed_sequences_see_nothing_but_themselves(
             *(t.double() for t in mine), return_lse=True, **options
         )
         rows_of_it = slice(first[0], last[0])
+        no_sequence = out[offsets[0][-1] :]
+        assert no_sequence.eq(0).all() and lse[:, offsets[0][-1] :].isneginf().all()
         assert_as_accurate(out[rows_of_it][None], exact, plain_pytorch(*mine, options)[0], "out")
         assert_close(lse[None, :, rows_of_it], exact_lse.float(), "rounding", name="lse")
 
