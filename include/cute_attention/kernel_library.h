@@ -1,8 +1,9 @@
-// kernel_library.h: the C ABI between the core and a library of kernels (libcute_attention_<arch>.so).
+// kernel_library.h: the C ABI between the core and a library of kernels
+// (libcute_attention_<arch>.so).
 //
-// A kernel library exports one function, named by CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY, that returns its table.
-// The core loads every such library it finds at the first call and refuses one of another ABI version. All
-// structs are plain data and outlive the process's use of them.
+// A kernel library exports one function, named by CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY, that returns
+// its table. The core loads every such library it finds at the first call and refuses one of
+// another ABI version. All structs are plain data and outlive the process's use of them.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ struct DeviceInfo {
   int32_t ordinal;
   int32_t compute_capability;  // major * 10 + minor
   int32_t multiprocessors;
-  int32_t shared_memory_per_block;  // bytes, the opt-in limit
+  int32_t shared_memory_per_block;           // bytes, the opt-in limit
   int32_t shared_memory_per_multiprocessor;  // bytes
   int32_t l2_bytes;
   char name[64];
@@ -53,9 +54,10 @@ struct KernelLibrary {
   int32_t row_count;
   KernelRow const* rows;
 
-  // CUDA is linked statically into each kernel library, and only there: the core asks through these.
-  int32_t (*device_count)();                                // 0 where there is no driver
-  int32_t (*device_info)(int32_t ordinal, DeviceInfo* out);  // returns a cudaError_t
+  // CUDA is linked statically into each kernel library, and only there: the core asks through
+  // these.
+  int32_t (*device_count)();                                  // 0 where there is no driver
+  int32_t (*device_info)(int32_t ordinal, DeviceInfo* out);   // returns a cudaError_t
   int32_t (*set_device)(int32_t ordinal, int32_t* previous);  // returns a cudaError_t
   char const* (*error_string)(int32_t cuda_error);
 };

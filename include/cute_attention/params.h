@@ -66,9 +66,9 @@ struct BackwardParams {
   void* grad_v;           // like v
 
   // Workspaces; their contents before the call do not matter.
-  float* delta;            // like lse: rowsum(grad_o * o) - grad_lse
-  float* grad_q_sum;       // [grad_q_blocks(params, tile_m), tile_m, the row's head_dim]
-  int32_t* grad_q_turn;    // [grad_q_blocks(params, tile_m)]; not null asks for bitwise determinism
+  float* delta;          // like lse: rowsum(grad_o * o) - grad_lse
+  float* grad_q_sum;     // [grad_q_blocks(params, tile_m), tile_m, the row's head_dim]
+  int32_t* grad_q_turn;  // [grad_q_blocks(params, tile_m)]; not null asks for bitwise determinism
 
   int32_t const* cu_seqlens_q;
   int32_t const* cu_seqlens_k;
