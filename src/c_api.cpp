@@ -24,8 +24,11 @@ bool is_readable(void const* pointer, Strides const& stride) {
          stride.row % 8 == 0 && stride.head % 8 == 0;
 }
 
+constexpr int32_t kLongest = 1 << 30;  // see Sequence in core/sequence.h
+
 void check(ForwardParams const& p) {
   require(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0 && p.heads >= 0, "a size is negative");
+  require(p.seqlen_q < kLongest && p.seqlen_k < kLongest, "a sequence is longer than 2^30 - 1");
   require(p.heads_kv > 0 && p.heads % p.heads_kv == 0, "heads must be a multiple of heads_kv");
   require(p.head_dim > 0 && p.head_dim_v > 0, "head_dim and head_dim_v must be positive");
   require(p.window_left >= 0 && p.window_right >= 0,
@@ -84,7 +87,7 @@ void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, 
                         p.window_left,
                         p.window_right,
                         p.softcap,
-                        0};
+                        p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)};
   DeviceInfo const& info = device_at(device);
   LoadedRow const& found = find_row(problem, arch, info);
   DeviceScope const scope(*found.library, device);

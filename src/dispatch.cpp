@@ -89,8 +89,11 @@ std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
   struct {
     uint32_t feature;
     char const* name;
-  } const absent[] = {
-      {kBias, "bias"}, {kAlibi, "alibi_slopes"}, {kSink, "sink"}, {kDropout, "dropout"}};
+  } const absent[] = {{kBias, "bias"},
+                      {kAlibi, "alibi_slopes"},
+                      {kSink, "sink"},
+                      {kDropout, "dropout"},
+                      {kNonPositiveScale, "a scale that is not positive"}};
   for (auto const& [feature, name] : absent) {
     if (p.features & feature) reasons.push_back("no " + arch + " row has " + name);
   }

@@ -36,7 +36,7 @@ class Core:
     def explain(self, problem: _core.Problem, device: int | None) -> list[_core.Candidate]:
         self.questions.append(problem)
         reasons: dict[str, list[str]] = {"sm80": [], "sm90": []}
-        for feature in ("bias", "alibi", "sink", "dropout"):
+        for feature in ("bias", "alibi", "sink", "dropout", "nonpositive_scale"):
             if getattr(problem, feature):
                 for row in reasons.values():
                     row.append(f"no {feature}")
@@ -170,14 +170,14 @@ def test_explain_shows_rows_and_estimates(core: Core) -> None:
 def test_the_problem_tells_everything(core: Core) -> None:
     sizes = {"batch": 3, "seqlen_q": 5, "seqlen_k": 7, "heads": 8, "heads_kv": 2}
     question = Question(
-        "forward", torch.float32, 96, 32, Features(*[True] * 8), GPU, deterministic=True
+        "forward", torch.float32, 96, 32, Features(*[True] * 9), GPU, deterministic=True
     )
     sized = question._replace(
         sizes=question.sizes._replace(**sizes, window_left=4, window_right=6, softcap=2.5)
     )
     survey(sized)
     assert core.questions[-1] == _core.Problem(
-        "forward", "fp32", 3, 5, 7, 8, 2, 96, 32, 4, 6, 2.5, *[True] * 6
+        "forward", "fp32", 3, 5, 7, 8, 2, 96, 32, 4, 6, 2.5, *[True] * 7
     )
     survey(question._replace(features=Features()))
     plain = core.questions[-1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import attention, attention_varlen, kernels, rows
+from cute_attention import BackendError, attention, attention_varlen, kernels, rows
 from cute_attention.reference import attention_reference, attention_varlen_reference
 from tolerances import assert_as_accurate, assert_close
 
@@ -184,6 +184,15 @@ def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
     out = attention(q, k, v, causal=True, backend=row.arch)
     exact = attention_reference(q.double(), k.double(), v.double(), causal=True)
     assert_as_accurate(out, exact, plain_pytorch(q, k, v, CAUSAL)[0], "out")
+
+
+@pytest.mark.parametrize("scale", [-0.2, 0.0])
+def test_a_scale_that_is_not_positive_is_refused(row: rows.TableRow, scale: float) -> None:
+    """Kernels take the maximum before the scale."""
+    q = k = torch.randn(1, 40, 2, row.head_dim, device="cuda").to(DTYPES[row.dtype])
+    v = torch.randn(1, 40, 2, row.head_dim_v, device="cuda").to(DTYPES[row.dtype])
+    with pytest.raises(BackendError, match="a scale that is not positive"):
+        attention(q, k, v, scale=scale, backend=row.arch)
 
 
 def test_repeats_bitwise(row: rows.TableRow) -> None:

@@ -18,6 +18,7 @@ enum Feature : uint32_t {
   kAlibi = 2,
   kSink = 4,
   kDropout = 8,
+  kNonPositiveScale = 16,  // kernels take the maximum before the scale
 };
 
 // The shape of one call: all that dispatch looks at. Only four-byte members: it is hashed as bytes.

@@ -89,6 +89,7 @@ def features_of(options: Options, sides: _check.Sides, packed: bool) -> Features
         options.alibi_slopes is not None,
         options.sink is not None,
         options.dropout_p > 0,
+        options.scale is not None and not options.scale > 0,
     )
 
 

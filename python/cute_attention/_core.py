@@ -88,6 +88,7 @@ class Problem:
     alibi: bool = False
     sink: bool = False
     dropout: bool = False
+    nonpositive_scale: bool = False
     deterministic: bool = False
 
 
@@ -199,7 +200,13 @@ def explain(problem: Problem, device: int | None) -> list[Candidate]:
     """Every loaded row's answer to a problem on a GPU, or on none (None)."""
     if not available():
         return []
-    features = (problem.bias, problem.alibi, problem.sink, problem.dropout)
+    features = (
+        problem.bias,
+        problem.alibi,
+        problem.sink,
+        problem.dropout,
+        problem.nonpositive_scale,
+    )
     question = _Problem(
         _DIRECTIONS[problem.direction],
         _DTYPES.get(problem.dtype, _OTHER_DTYPE),

@@ -195,9 +195,9 @@ def _describe(question: Question) -> str:
         left = sizes.window_left if features.window_left else None
         right = sizes.window_right if features.window_right else None
         words.append("causal" if (left, right) == (None, 0) else f"window ({left}, {right})")
-    for feature in ("varlen", "softcap", "bias", "alibi", "sink", "dropout"):
+    for feature in ("varlen", "softcap", "bias", "alibi", "sink", "dropout", "nonpositive_scale"):
         if getattr(features, feature):
-            words.append(feature)
+            words.append(feature.replace("_", " "))
     if question.deterministic:
         words.append("deterministic")
     return ", ".join(words)

@@ -32,6 +32,7 @@ class Features(NamedTuple):
     alibi: bool = False
     sink: bool = False
     dropout: bool = False
+    nonpositive_scale: bool = False
 
 
 class Sizes(NamedTuple):
@@ -116,6 +117,7 @@ def _problem(question: Question) -> Problem:
         alibi=features.alibi,
         sink=features.sink,
         dropout=features.dropout,
+        nonpositive_scale=features.nonpositive_scale,
         deterministic=question.deterministic,
     )
 

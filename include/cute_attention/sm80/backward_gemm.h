@@ -4,7 +4,6 @@
 
 #include <cute/tensor.hpp>
 
-#include "cute_attention/core/opaque.h"
 
 namespace cute_attention::sm80 {
 
@@ -22,8 +21,8 @@ CUTE_DEVICE void gemm_and(TiledMma const& mma, CopyA const& copy_a, CopyB const&
                           Work&& work = {}) {
   using namespace cute;
   auto const thread_mma = mma.get_slice(thread);
-  auto const thread_copy_a = copy_a.get_slice(opaque(thread));
-  auto const thread_copy_b = copy_b.get_slice(opaque(thread));
+  auto const thread_copy_a = copy_a.get_slice(thread);
+  auto const thread_copy_b = copy_b.get_slice(thread);
   Tensor tCsA = thread_copy_a.partition_S(sA);        // (CPY, CPY_M, CPY_K)
   Tensor tCsB = thread_copy_b.partition_S(sB);        // (CPY, CPY_N, CPY_K)
   Tensor tCrA = thread_mma.partition_fragment_A(sA);  // (MMA, MMA_M, MMA_K)
@@ -52,7 +51,7 @@ template <class TiledMma, class CopyB, class MakeA, class SmemB, class Accumulat
 CUTE_DEVICE void gemm_of(TiledMma const& mma, CopyB const& copy_b, MakeA&& make_a, SmemB const& sB,
                          Accumulator& tCrC, int thread) {
   using namespace cute;
-  auto const thread_copy_b = copy_b.get_slice(opaque(thread));
+  auto const thread_copy_b = copy_b.get_slice(thread);
   Tensor tCsB = thread_copy_b.partition_S(sB);               // (CPY, CPY_N, CPY_K)
   Tensor tCrB = mma.get_slice(thread).partition_fragment_B(  // (MMA, MMA_N, MMA_K)
       make_tensor(sB.data(), make_layout(make_shape(size<0>(sB), size<1>(sB)))));

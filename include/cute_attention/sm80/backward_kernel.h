@@ -66,7 +66,16 @@ struct BackwardKernel {
   int const n_begin;  // first key of the block
   MTiles const tiles;
   int const thread;
-  int32_t* last_turn = nullptr;  // not ended yet
+
+  // The dQ of a step waits in registers and is added under the products of the next one, a few
+  // vectors at a time: all at once they would hold up the loads of shared memory behind them.
+  struct Sums {
+    float* block = nullptr;
+    int32_t* counter = nullptr;  // where the sums are in turns
+    int32_t turn = 0;
+    int32_t ended = 0;
+  };
+  Sums sums;
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
                              GradTile const& tile)
@@ -160,6 +169,8 @@ struct BackwardKernel {
     int const group = params.heads / params.heads_kv;
     int const steps = tiles.count() * group;
     Step step{tile.head_kv * group, tiles.end - 1};
+    auto tQrQ = partition_fragment_C(typename Traits::TiledMmaQ{},  // (MMA, MMA_M, MMA_D)
+                                     Shape<Int<kTileM>, Int<kHeadDim>>{});
     load_keys();
     load_queries(step, 0);
     for (int t = 0; t < steps; ++t) {
@@ -171,28 +182,53 @@ struct BackwardKernel {
       if (kStages == 2 && t + 1 < steps) {
         load_queries(next, 1 - stage);
       }
-      grad_keys(step, stage, tKrK, tVrV);
+      grad_keys(step, stage, tKrK, tVrV, tQrQ);
       if (kStages == 1) {
         __syncthreads();  // all are done with Q and dO
         if (t + 1 < steps) {
           load_queries(next, 0);
         }
       }
-      grad_queries(step);
+      grad_queries(step, tQrQ);
       step = next;
     }
-    if (last_turn != nullptr) {
+    await_sums();
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      add_sums(tQrQ, k);
+    }
+    if (sums.counter != nullptr) {
       settle_additions();
       __syncthreads();
       if (thread == 0) {
-        end_turn(last_turn);
+        end_turn(sums.counter);
+      }
+    }
+  }
+
+  CUTE_DEVICE void await_sums() const {
+    if (sums.counter != nullptr) {
+      await_turn(sums.counter, sums.turn, sums.ended);
+    }
+  }
+
+  // Adds share k of kHeadDim / 16 of the last step's dQ.
+  template <class GradQ>
+  CUTE_DEVICE void add_sums(GradQ const& tQrQ, int k) const {
+    using namespace cute;
+    constexpr int kVectors = decltype(size(tQrQ))::value / kSumVector;
+    if (sums.block != nullptr) {
+      CUTE_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        if (v * (kHeadDim / 16) / kVectors == k) {
+          add_vector<Traits::kThreads>(sums.block, tQrQ, v, thread);
+        }
       }
     }
   }
 
   // S^T = K Q^T, hidden keys at -infinity.
-  template <class Scores>
-  CUTE_DEVICE void scores(Step const& step, int stage, Scores& tSrS) {
+  template <class Scores, class GradQ>
+  CUTE_DEVICE void scores(Step const& step, int stage, Scores& tSrS, GradQ const& tQrQ) {
     using namespace cute;
     typename Traits::TiledMmaS mma;
     Tensor sK =
@@ -200,7 +236,8 @@ struct BackwardKernel {
     Tensor sQ = make_tensor(make_smem_ptr(shared.q[stage].data()),
                             typename Traits::SmemLayoutQ{});  // (M, D)
     clear(tSrS);
-    gemm_and(mma, typename Traits::SmemCopyK{}, typename Traits::SmemCopyQ{}, sK, sQ, tSrS, thread);
+    gemm_and(mma, typename Traits::SmemCopyK{}, typename Traits::SmemCopyQ{}, sK, sQ, tSrS, thread,
+             [&](int k) { add_sums(tQrQ, k); });
     if (tiles.masked(step.m_block)) {
       Tensor cS = make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{});
       Tensor tScS = mma.get_slice(opaque(thread))
@@ -257,8 +294,9 @@ struct BackwardKernel {
   }
 
   // dV += P^T dO and dK += dS^T Q with dS = P (dP - delta), unscaled.
-  template <class GradK, class GradV>
-  CUTE_DEVICE void grad_keys(Step const& step, int stage, GradK& tKrK, GradV& tVrV) {
+  template <class GradK, class GradV, class GradQ>
+  CUTE_DEVICE void grad_keys(Step const& step, int stage, GradK& tKrK, GradV& tVrV,
+                             GradQ const& tQrQ) {
     using namespace cute;
     typename Traits::TiledMmaS mma_s;
     typename Traits::TiledMmaKV mma;
@@ -267,7 +305,8 @@ struct BackwardKernel {
         partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
     auto tSrP =
         partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
-    scores(step, stage, tSrS);
+    await_sums();
+    scores(step, stage, tSrS, tQrQ);
     probabilities(stage, tSrS, tSrP);
 
     Tensor sQt = make_tensor(make_smem_ptr(shared.q[stage].data()),
@@ -304,10 +343,10 @@ struct BackwardKernel {
           s(row, col) = p(row, col) * (s(row, col) - d);
         }
       }
-      Tensor s16 = convert<Element>(rS(_, _, k));
+      Tensor s16 = rounded(rS(_, _, k));
       copy(s16, rS16(_, _, k));
       store_operand_block(s16, tSsS, k);
-      Tensor p16 = convert<Element>(rP(_, _, k));
+      Tensor p16 = rounded(rP(_, _, k));
       if constexpr (Traits::kWarpsM > 1) {
         store_operand_block(p16, tSsP, k);
       }
@@ -315,12 +354,12 @@ struct BackwardKernel {
     };
     gemm_of(mma, copy_b, own_p, part(sOt, own), tVrV, thread);
     gemm_of(mma, copy_b, [&](int k) { return rS16(_, _, k); }, part(sQt, own), tKrK, thread);
-    if (last_turn != nullptr) {
+    if (sums.counter != nullptr) {
       settle_additions();
     }
     __syncthreads();  // P and dS of all are in shared memory
-    if (last_turn != nullptr && thread == 0) {
-      end_turn(last_turn);
+    if (sums.counter != nullptr && thread == 0) {
+      end_turn(sums.counter);
     }
     CUTE_UNROLL
     for (int i = 1; i < Traits::kWarpsM; ++i) {
@@ -329,6 +368,15 @@ struct BackwardKernel {
       gemm_and(mma, copy_a, copy_b, part(sP, other), part(sOt, other), tVrV, thread);
       gemm_and(mma, copy_a, copy_b, part(sS, other), part(sQt, other), tKrK, thread);
     }
+  }
+
+  // A part of an accumulator, rounded to Element; `convert` takes its values as they lie.
+  template <class Block>
+  CUTE_DEVICE static auto rounded(Block const& block) {
+    using namespace cute;
+    Tensor compact = make_fragment_like(block);
+    copy(block, compact);
+    return convert<Element>(compact);
   }
 
   // One K block ((2 cols, 2 rows, 2 col blocks), MMA_M) of an A operand as (ROWS, COLS).
@@ -341,32 +389,27 @@ struct BackwardKernel {
                                    make_layout(get<0, 0>(layout), get<0, 2>(layout))));
   }
 
-  // Adds dS K, unscaled, to the sums of dQ.
-  CUTE_DEVICE void grad_queries(Step const& step) {
+  // dQ = dS K, unscaled, of this block of keys.
+  template <class GradQ>
+  CUTE_DEVICE void grad_queries(Step const& step, GradQ& tQrQ) {
     using namespace cute;
     int64_t const block =
         first_grad_q_block(params, sequence, tile.batch, step.head, kTileM) + step.m_block;
-    int32_t ended = 0;
+    sums.block = params.grad_q_sum + block * (kTileM * kHeadDim);
     if (params.grad_q_turn != nullptr) {
-      last_turn = params.grad_q_turn + block;
-      ended = ended_turns(last_turn);
+      KvTiles const keys = kv_tiles(sequence, step.m_block * kTileM, kTileM, kTileN);
+      sums.counter = params.grad_q_turn + block;
+      sums.turn = tile.n_block - keys.begin;
+      sums.ended = ended_turns(sums.counter);
     }
     typename Traits::TiledMmaQ mma;
     Tensor sSt = make_tensor(make_smem_ptr(shared.grad_s.data()),
                              typename Traits::SmemLayoutPt{});  // (M, N)
     Tensor sKt =
         make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutKt{});  // (D, N)
-    auto tQrQ =
-        partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     clear(tQrQ);
     gemm_and(mma, typename Traits::SmemCopyPt{}, typename Traits::SmemCopyKt{}, sSt, sKt, tQrQ,
              thread);
-    if (params.grad_q_turn != nullptr) {
-      KvTiles const keys = kv_tiles(sequence, step.m_block * kTileM, kTileM, kTileN);
-      await_turn(last_turn, tile.n_block - keys.begin, ended);
-    }
-    add_fragment<Traits::kThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tQrQ,
-                                   opaque(thread));
   }
 
   // dK and dV leave through shared memory in whole 16-byte vectors.

@@ -3,6 +3,8 @@
 
 #include <cute/tensor.hpp>
 
+#include "cute_attention/params.h"
+
 namespace cute_attention::sm80 {
 
 // Global memory of one head's tile: (rows, cols) at `pointer` with rows `row_stride` apart.
@@ -11,6 +13,14 @@ CUTE_DEVICE auto gmem_tile(Element* pointer, int64_t row_stride) {
   using namespace cute;
   return make_tensor(make_gmem_ptr(pointer), make_shape(Int<kRows>{}, Int<kCols>{}),
                      make_stride(row_stride, _1{}));
+}
+
+// Rows [row, row + kRows) of one head of a tensor.
+template <int kRows, int kCols, class Element>
+CUTE_DEVICE auto head_tile(Element* tensor, Strides const& stride, int batch, int head,
+                           int64_t row) {
+  return gmem_tile<kRows, kCols>(
+      tensor + batch * stride.batch + head * stride.head + row * stride.row, stride.row);
 }
 
 // Coordinates (row, column) of a tile, partitioned like the tile itself.

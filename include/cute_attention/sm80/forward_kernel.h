@@ -32,6 +32,7 @@ struct ForwardKernel {
   ForwardParams const& params;
   SharedMemory& shared;
   WorkTile const work;
+  int const head_kv;
   Sequence const sequence;
   int const m_begin;  // first query of the tile
   int const thread;
@@ -40,9 +41,15 @@ struct ForwardKernel {
       : params(params),
         shared(shared),
         work(work),
+        head_kv(work.head / (params.heads / params.heads_kv)),
         sequence(load_sequence(params, work.batch)),
         m_begin(work.m_block * kTileM),
         thread(int(threadIdx.x)) {}
+
+  template <class Layout, class Buffer>
+  CUTE_DEVICE static auto smem_tensor(Buffer& buffer) {
+    return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
+  }
 
   CUTE_DEVICE void run() {
     using namespace cute;
@@ -66,60 +73,21 @@ struct ForwardKernel {
   CUTE_DEVICE void compute(TiledMma const& mma, KvTiles const& tiles, Output& tOrO,
                            Softmax& softmax) {
     using namespace cute;
-    int const head_kv = work.head / (params.heads / params.heads_kv);
-    auto const* q = static_cast<Element const*>(params.q) + work.batch * params.q_stride.batch +
-                    work.head * params.q_stride.head +
-                    (sequence.row_q + m_begin) * params.q_stride.row;
-    auto const* k = static_cast<Element const*>(params.k) + work.batch * params.k_stride.batch +
-                    head_kv * params.k_stride.head + sequence.row_k * params.k_stride.row;
-    auto const* v = static_cast<Element const*>(params.v) + work.batch * params.v_stride.batch +
-                    head_kv * params.v_stride.head + sequence.row_k * params.v_stride.row;
-
-    Tensor sQ =
-        make_tensor(make_smem_ptr(shared.q.data()), typename Traits::SmemLayoutQ{});  // (M, D)
-    Tensor sK =
-        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});  // (N, D)
-    Tensor sV =
-        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV)
-    Tensor sVt =
-        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutVt{});  // (DV, N)
-
-    // Global to shared. Only the last KV tile, where the walk begins, may reach past the end of the
-    // sequence.
-    typename Traits::GmemCopyQK gmem_copy_qk;
-    typename Traits::GmemCopyV gmem_copy_v;
-    auto const load_k = [&](int n_block, auto check_rows) {
-      load_tile<decltype(check_rows)::value>(
-          gmem_copy_qk,
-          gmem_tile<kTileN, kHeadDim>(k + n_block * kTileN * params.k_stride.row,
-                                      params.k_stride.row),
-          sK, sequence.seqlen_k - n_block * kTileN, params.head_dim, opaque(thread));
-      cp_async_fence();
-    };
-    auto const load_v = [&](int n_block, auto check_rows) {
-      load_tile<decltype(check_rows)::value>(
-          gmem_copy_v,
-          gmem_tile<kTileN, kHeadDimV>(v + n_block * kTileN * params.v_stride.row,
-                                       params.v_stride.row),
-          sV, sequence.seqlen_k - n_block * kTileN, params.head_dim_v, opaque(thread));
-      cp_async_fence();
-    };
-
-    // Shared to registers.
+    Tensor sQ = smem_tensor<typename Traits::SmemLayoutQ>(shared.q);        // (M, D)
+    Tensor sK = smem_tensor<typename Traits::SmemLayoutK>(shared.k);        // (N, D)
+    Tensor sVt = smem_tensor<typename Traits::SmemLayoutVt>(shared.v);      // (DV, N)
+    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     typename Traits::SmemCopyQ smem_copy_q;
     typename Traits::SmemCopyK smem_copy_k;
     typename Traits::SmemCopyV smem_copy_v;
 
-    load_tile<true>(gmem_copy_qk, gmem_tile<kTileM, kHeadDim>(q, params.q_stride.row), sQ,
-                    sequence.seqlen_q - m_begin, params.head_dim, thread);
-    load_k(tiles.end - 1, true_type{});
-
-    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
+    load_q();
+    load_k<true>(tiles.end - 1);
     for_each_kv_tile(tiles, [&](int n_block, auto masked) {
       constexpr bool kMasked = decltype(masked)::value;
       cp_async_wait<0>();  // K(n), and at the first tile Q, have landed for this thread
       __syncthreads();     // ... for all; and all are done with V(n+1)
-      load_v(n_block, masked);
+      load_v<kMasked>(n_block);
 
       auto tSrS =
           partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
@@ -128,16 +96,12 @@ struct ForwardKernel {
       cp_async_wait<0>();  // V(n) has landed for this thread
       __syncthreads();     // ... for all; and all are done with K(n)
       if (n_block > tiles.begin) {
-        load_k(n_block - 1, false_type{});
+        load_k<false>(n_block - 1);
       }
 
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
       if constexpr (kMasked) {
-        Tensor tScS = mma.get_slice(opaque(thread))
-                          .partition_C(  // (MMA, MMA_M, MMA_N)
-                              make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
-        Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
-        mask_scores(rS, cS, sequence, m_begin, n_block * kTileN);
+        mask(mma, rS, n_block * kTileN);
       }
       scale_rows(rO, softmax.template update_max<kMasked>(rS));
       softmax.exponentiate(rS);
@@ -147,6 +111,46 @@ struct ForwardKernel {
     });
   }
 
+  CUTE_DEVICE void load_q() {
+    auto gQ = head_tile<kTileM, kHeadDim>(static_cast<Element const*>(params.q), params.q_stride,
+                                          work.batch, work.head, sequence.row_q + m_begin);
+    load_tile<true>(typename Traits::GmemCopyQK{}, gQ,
+                    smem_tensor<typename Traits::SmemLayoutQ>(shared.q),
+                    sequence.seqlen_q - m_begin, params.head_dim, thread);
+    cute::cp_async_fence();
+  }
+
+  // kLast: the tile where the walk begins, which alone may reach past the end of the sequence.
+  template <bool kLast>
+  CUTE_DEVICE void load_k(int n_block) {
+    auto gK = head_tile<kTileN, kHeadDim>(static_cast<Element const*>(params.k), params.k_stride,
+                                          work.batch, head_kv, sequence.row_k + n_block * kTileN);
+    load_tile<kLast>(typename Traits::GmemCopyQK{}, gK,
+                     smem_tensor<typename Traits::SmemLayoutK>(shared.k),
+                     sequence.seqlen_k - n_block * kTileN, params.head_dim, opaque(thread));
+    cute::cp_async_fence();
+  }
+
+  template <bool kLast>
+  CUTE_DEVICE void load_v(int n_block) {
+    auto gV = head_tile<kTileN, kHeadDimV>(static_cast<Element const*>(params.v), params.v_stride,
+                                           work.batch, head_kv, sequence.row_k + n_block * kTileN);
+    load_tile<kLast>(typename Traits::GmemCopyV{}, gV,
+                     smem_tensor<typename Traits::SmemLayoutV>(shared.v),
+                     sequence.seqlen_k - n_block * kTileN, params.head_dim_v, opaque(thread));
+    cute::cp_async_fence();
+  }
+
+  // Hides the scores (ROWS, COLS) of the tile whose first key is n_begin.
+  template <class TiledMma, class Scores>
+  CUTE_DEVICE void mask(TiledMma const& mma, Scores& rS, int n_begin) {
+    using namespace cute;
+    Tensor tScS = mma.get_slice(opaque(thread))
+                      .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
+    Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
+    mask_scores(rS, cS, sequence, m_begin, n_begin);
+  }
+
   // Normalises O and writes it through shared memory in whole 16-byte vectors; writes the LSE.
   template <class TiledMma, class Output, class Softmax>
   CUTE_DEVICE void store(TiledMma const& mma, Output& tOrO, Softmax& softmax) {
@@ -154,8 +158,7 @@ struct ForwardKernel {
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     scale_rows(rO, softmax.finish());
 
-    Tensor sO =
-        make_tensor(make_smem_ptr(shared.o.data()), typename Traits::SmemLayoutO{});  // (M, DV)
+    Tensor sO = smem_tensor<typename Traits::SmemLayoutO>(shared.o);  // (M, DV)
     typename Traits::SmemCopyO smem_copy_o;
     auto const thread_smem_o = smem_copy_o.get_slice(thread);
     Tensor rO16 = convert<Element>(tOrO);  // (MMA, MMA_M, MMA_DV)
@@ -164,11 +167,10 @@ struct ForwardKernel {
     store_lse(mma, softmax);
     __syncthreads();
 
-    auto* o = static_cast<Element*>(params.o) + work.batch * params.o_stride.batch +
-              work.head * params.o_stride.head + (sequence.row_q + m_begin) * params.o_stride.row;
-    Tensor gO = gmem_tile<kTileM, kHeadDimV>(o, params.o_stride.row);
-    typename Traits::GmemCopyO gmem_copy_o;
-    store_tile(gmem_copy_o, sO, gO, sequence.seqlen_q - m_begin, params.head_dim_v, thread);
+    Tensor gO = head_tile<kTileM, kHeadDimV>(static_cast<Element*>(params.o), params.o_stride,
+                                             work.batch, work.head, sequence.row_q + m_begin);
+    store_tile(typename Traits::GmemCopyO{}, sO, gO, sequence.seqlen_q - m_begin, params.head_dim_v,
+               thread);
   }
 
   template <class TiledMma, class Softmax>

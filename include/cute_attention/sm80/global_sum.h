@@ -25,20 +25,16 @@ CUTE_DEVICE void add_to_global(SumVector* address, SumVector const& value) {
   }
 }
 
-// A block holds its fragments in an order of its own, so that a warp's access is whole cache lines:
+// Adds vector v of a fragment (any static layout). A block holds its fragments in an order of its own, so that a warp's access is whole cache lines:
 // vector v of `thread` is number v * kThreads + thread.
 template <int kThreads, class Fragment>
-CUTE_DEVICE void add_fragment(float* block, Fragment const& fragment, int thread) {
-  using namespace cute;
+CUTE_DEVICE void add_vector(float* block, Fragment const& fragment, int v, int thread) {
+  SumVector vector;
   CUTE_UNROLL
-  for (int v = 0; v < decltype(size(fragment))::value / kSumVector; ++v) {
-    SumVector vector;
-    CUTE_UNROLL
-    for (int i = 0; i < kSumVector; ++i) {
-      vector[i] = fragment(v * kSumVector + i);
-    }
-    add_to_global(reinterpret_cast<SumVector*>(block) + v * kThreads + thread, vector);
+  for (int i = 0; i < kSumVector; ++i) {
+    vector[i] = fragment(v * kSumVector + i);
   }
+  add_to_global(reinterpret_cast<SumVector*>(block) + v * kThreads + thread, vector);
 }
 
 // Reads a fragment back from its block.
