@@ -1,0 +1,256 @@
+"""The layouts of rows as JSON, written by a C++ program that includes the kernels' own headers.
+
+The program is built on demand. What it wrote is kept in a cache folder under a hash of everything
+that it was made of, so an edited header or row is compiled again and nothing else is.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cute_attention import rows
+from cute_attention.layouts.errors import LayoutError
+from cute_attention.rows import TableRow
+
+# The adapter of each kernel family: its header, and the traits it describes.
+FAMILIES = {
+    ("sm80", "forward"): ("Sm80Forward", "sm80::ForwardTraits"),
+    ("sm80", "backward"): ("Sm80Backward", "sm80::BackwardTraits"),
+    ("sm90", "forward"): ("Sm90Forward", "sm90::ForwardTraits"),
+}
+_NAMES = {"fp16": "Float16", "bf16": "BFloat16"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A row whose layouts are wanted, maybe edited, maybe with other traits or other headers."""
+
+    row: TableRow
+    traits: str = ""  # a template over rows, declared in `preamble`; default: the kernel's own
+    preamble: str = ""
+    include: Path | None = None  # searched before the project's headers
+
+    def adapter(self) -> str:
+        """The adapter's header, without its folder and ending."""
+        return f"{self.row.arch}_{self.row.direction}"
+
+    def description(self, tag: str) -> str:
+        """The C++ type that describes the layouts of the row `tag`."""
+        adapter, traits = FAMILIES[self.row.arch, self.row.direction]
+        return f"layouts::{adapter}<{self.traits or traits}<{tag}>>"
+
+
+def described(row: TableRow) -> bool:
+    """Whether the row's family has an adapter."""
+    return (row.arch, row.direction) in FAMILIES and (
+        sources() / "src" / "layouts" / f"{row.arch}_{row.direction}.h"
+    ).is_file()
+
+
+def find_row(name: str) -> TableRow:
+    """The row of the tables with this name."""
+    table = {row.name: row for row in rows.table()}
+    if name not in table:
+        raise LayoutError(f"no row is called {name!r}; the tables have: {', '.join(table)}")
+    return table[name]
+
+
+def edited(row: TableRow, changes: Sequence[str]) -> TableRow:
+    """The row with columns changed: ["tile_n=96", "stages=2"]."""
+    values: dict[str, Any] = {}
+    columns = {field.name: field.type for field in dataclasses.fields(TableRow)}
+    for change in changes:
+        column, _, value = change.partition("=")
+        if column not in columns or column == "name" or not value:
+            names = ", ".join(name for name in columns if name != "name")
+            raise LayoutError(f"--set {change}: expected COLUMN=VALUE, COLUMN one of {names}")
+        if columns[column] in ("int", int) and not value.isdigit():
+            raise LayoutError(f"--set {change}: {column} is an integer")
+        values[column] = int(value) if columns[column] in ("int", int) else value
+    name = "+".join([row.name, *changes])
+    return dataclasses.replace(row, **values, name=name)
+
+
+@functools.cache
+def sources() -> Path:
+    """The project's folder: the headers of the kernels do not come with the wheel."""
+    root = rows.tables_folder().parents[1]
+    if not (root / "src" / "layouts").is_dir():
+        raise LayoutError(
+            "the layout lab reads the kernels' C++ headers, which are not in the installed "
+            "package: run it from a checkout (pip install --editable .)"
+        )
+    return root
+
+
+@functools.cache
+def _compiler() -> str:
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    raise LayoutError("no C++ compiler was found: install g++ or set CXX")
+
+
+def _package_folder(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    locations = spec.submodule_search_locations if spec else None
+    return Path(next(iter(locations))) if locations else None
+
+
+@functools.cache
+def _include_flags() -> list[str]:
+    package = _package_folder("cutlass_library")
+    cutlass = Path(os.environ["CUTLASS_DIR"]) if "CUTLASS_DIR" in os.environ else None
+    if cutlass is None and package is not None:
+        cutlass = package / "source"
+    if cutlass is None or not (cutlass / "include" / "cute").is_dir():
+        raise LayoutError(
+            "the CuTe headers were not found: pip install --no-deps nvidia-cutlass==4.2.0.0"
+        )
+    nvidia = _package_folder("nvidia")
+    folders = [nvidia / "cu13"] if nvidia else []
+    folders += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    folders.append(Path("/usr/local/cuda"))
+    cuda = [folder / "include" for folder in folders]
+    cuda = [folder for folder in cuda if (folder / "cuda_runtime_api.h").is_file()]
+    if not cuda:
+        raise LayoutError(
+            'the CUDA headers were not found: pip install "cuda-toolkit[cudart,cccl,crt]==13.*"'
+        )
+    return [
+        f"-I{sources() / 'include'}",
+        f"-I{sources() / 'src'}",
+        *("-isystem", str(cutlass / "include")),
+        *("-isystem", str(cuda[0])),
+        *("-isystem", str(cuda[0] / "cccl")),
+    ]
+
+
+@functools.cache
+def _sources_hash(include: Path | None) -> str:
+    state = hashlib.sha256()
+    folders = [sources() / "include", sources() / "src" / "layouts"]
+    for folder in folders + ([include] if include else []):
+        for file in sorted(folder.rglob("*.h")):
+            state.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    version = subprocess.run([_compiler(), "--version"], capture_output=True, check=True).stdout
+    state.update(version + " ".join(_include_flags()).encode())
+    return state.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where exported layouts are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "cute-attention" / "layouts"
+
+
+def _cached(request: Request) -> Path:
+    text = repr(dataclasses.replace(request.row, name="")) + request.traits + request.preamble
+    state = hashlib.sha256((text + _sources_hash(request.include)).encode())
+    return cache_folder() / f"{state.hexdigest()[:32]}.json"
+
+
+def _tag(index: int, row: TableRow) -> str:
+    key = (
+        f"Arch::{row.arch.capitalize()}, Direction::{row.direction.capitalize()}, "
+        f"DType::{_NAMES[row.dtype]}, {row.head_dim}, {row.head_dim_v}, "
+        f"Mask::{row.mask.capitalize()}, ScoreMod::{row.score_mod.capitalize()}"
+    )
+    config = f"{row.tile_m}, {row.tile_n}, {row.stages}, {row.warps}"
+    return (
+        f"struct Row{index} {{\n"
+        f'  static constexpr char const* kName = "{row.name}";\n'
+        f"  static constexpr KernelKey kKey{{{key}}};\n"
+        f"  static constexpr KernelConfig kConfig{{{config}}};\n}};\n"
+    )
+
+
+def _program(requests: Sequence[Request]) -> str:
+    adapters = sorted({request.adapter() for request in requests})
+    lines = ['#include "layouts/export.h"\n']
+    lines += [f'#include "layouts/{adapter}.h"\n' for adapter in adapters]
+    lines.append("namespace cute_attention {\n")
+    lines += dict.fromkeys(request.preamble for request in requests)
+    lines += [_tag(index, request.row) for index, request in enumerate(requests)]
+    lines.append("}  // namespace cute_attention\n")
+    lines.append("using namespace cute_attention;\nint main(int, char** arguments) {\n")
+    for index, request in enumerate(requests):
+        description = request.description(f"Row{index}")
+        lines.append(f'  layouts::export_row<{description}>(arguments[1], "{index}");\n')
+    lines.append("}\n")
+    return "".join(lines)
+
+
+def _why(errors: str) -> str:
+    """The lines of a compiler's output that say what is wrong."""
+    lines = [line for line in errors.splitlines() if "error:" in line]
+    asserted = [line for line in lines if "static assertion failed" in line]
+    said = [line.split("error: ", 1)[1] for line in asserted or lines[:3]]
+    return "; ".join(dict.fromkeys(said)) or errors[-500:]
+
+
+def _build(requests: Sequence[Request]) -> str:
+    """Compiles and runs the program of some rows; returns what the compiler objects to."""
+    with tempfile.TemporaryDirectory(prefix="cute-attention-") as folder:
+        source = Path(folder) / "export.cpp"
+        source.write_text(_program(requests))
+        include = [f"-I{requests[0].include}"] if requests[0].include else []
+        flags = ["-std=c++17", "-O0", "-w", *include, *_include_flags()]
+        command = [_compiler(), *flags, str(source), "-o", f"{folder}/export"]
+        compiled = subprocess.run(command, capture_output=True, text=True)
+        if compiled.returncode != 0:
+            return _why(compiled.stderr)
+        subprocess.run([f"{folder}/export", folder], check=True)
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        for index, request in enumerate(requests):
+            with tempfile.NamedTemporaryFile(dir=cache_folder(), delete=False) as file:
+                file.write((Path(folder) / f"{index}.json").read_bytes())
+            os.replace(file.name, _cached(request))
+    return ""
+
+
+def _build_each(requests: Sequence[Request]) -> None:
+    """Builds all at once; where C++ refuses, one by one, to say which row it is."""
+    refused = _build(requests)
+    if refused and len(requests) > 1:
+        for request in requests:
+            _build_each([request])
+    elif refused:
+        raise LayoutError(f"{requests[0].row.name} does not compile: {refused}")
+
+
+def export(requests: Iterable[Request], jobs: int | None = None) -> list[dict[str, Any]]:
+    """The layouts of each request, in order, as the C++ program wrote them."""
+    wanted = list(requests)
+    for request in wanted:
+        if not described(request.row):
+            raise LayoutError(
+                f"{request.row.name}: no adapter describes {request.row.arch} "
+                f"{request.row.direction} kernels; it would be src/layouts/{request.adapter()}.h"
+            )
+    missing = [request for request in dict.fromkeys(wanted) if not _cached(request).is_file()]
+    groups: dict[Path | None, list[Request]] = {}
+    for request in missing:
+        groups.setdefault(request.include, []).append(request)
+    jobs = jobs or min(os.cpu_count() or 1, 8)
+    batches = []
+    for group in groups.values():
+        group.sort(key=lambda request: (request.adapter(), request.row.head_dim, request.row.name))
+        size = max(-(-len(group) // jobs), 1)
+        batches += [group[first : first + size] for first in range(0, len(group), size)]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(_build_each, batches))
+    return [json.loads(_cached(request).read_text()) for request in wanted]

@@ -1,0 +1,126 @@
+"""Proofs about room: the shared-memory plan, accumulator registers, occupancy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from cute_attention.layouts.hardware import CHIPS
+from cute_attention.layouts.model import Kernel, table
+from cute_attention.layouts.result import Result
+
+SMALL_CHIP = 99 * 1024  # of a CTA where the compute capability is 8.6, 8.9 or 12.0
+
+
+def check_limits(kernel: Kernel) -> Iterator[Result]:
+    """The rules `plan`, `registers` and `occupancy`."""
+    yield from _check_plan(kernel)
+    for role in kernel.roles:
+        if role["together"]:
+            used = registers(kernel, role)
+            number = f"at least {used} of {role['registers']} a thread: accumulators and operands"
+            yield Result("registers", role["name"], used <= role["registers"], number)
+    yield _occupancy(kernel)
+
+
+def _check_plan(kernel: Kernel) -> Iterator[Result]:
+    plan = kernel.plan
+    for first, second in combinations(plan["buffers"], 2):
+        begin = max(first["offset"], second["offset"])
+        end = min(first["offset"] + first["bytes"], second["offset"] + second["bytes"])
+        if begin >= end:
+            continue
+        apart = first["last"] < second["first"] or second["last"] < first["first"]
+        phases = plan["phases"]
+        lives = [
+            f"{buffer['name']} from '{phases[buffer['first']]}' to '{phases[buffer['last']]}'"
+            for buffer in (first, second)
+        ]
+        name = f"{first['name']} and {second['name']} overlap"
+        yield Result("plan", name, apart, f"{end - begin} bytes: {', '.join(lives)}")
+    misplaced = [
+        buffer["name"]
+        for buffer in plan["buffers"]
+        if buffer["offset"] % buffer["needs_alignment"] or buffer["offset"] < 0
+    ]
+    widest = max(buffer["needs_alignment"] for buffer in plan["buffers"])
+    number = f"{len(plan['buffers'])} buffers aligned to what they need, at most {widest} bytes"
+    if misplaced:
+        number = f"not aligned to what they need: {', '.join(misplaced)}"
+    yield Result("alignment", "buffers", not misplaced, number)
+    limit = CHIPS[kernel.row.arch].cta_shared_memory
+    small = "fits" if plan["bytes"] <= SMALL_CHIP else "does not fit"
+    number = f"{plan['bytes']} of {limit} bytes"
+    if kernel.row.arch == "sm80":
+        number += f"; {small} the {SMALL_CHIP} bytes of 8.6, 8.9 and 12.0"
+    yield Result("plan", "shared memory", plan["bytes"] <= limit, number)
+
+
+def _count(layout: dict[str, Any]) -> int:
+    return int(np.unique(table(layout)).size)
+
+
+def _operand_registers(product: dict[str, Any]) -> int:
+    """32-bit registers that the operands take at least: those of one MMA where they come from
+    shared memory, all of what was an accumulator."""
+    total = 0
+    for side in "ab":
+        operand = product[side]
+        if operand["from"] == "registers":
+            total += _count(operand["fragment"]) // 2
+        elif operand["from"] == "shared":
+            total += table(operand["fragment"]).shape[0] // 2
+    return total
+
+
+def registers(kernel: Kernel, role: dict[str, Any]) -> int:
+    """The most registers that a thread's accumulators and operands take at once, at least."""
+    most = 0
+    for names in role["together"]:  # accumulators alive together, the last being computed
+        product = kernel.product(names[-1])
+        accumulators = sum(_count(kernel.product(name)["c"]["registers"]) for name in names)
+        most = max(most, accumulators + _operand_registers(product))
+    return most
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """CTAs of an SM, as each resource has room for them."""
+
+    shared_memory: int
+    threads: int
+    registers: int
+
+    @property
+    def ctas(self) -> int:
+        """What the scarcest resource has room for."""
+        return min(self.shared_memory, self.threads, self.registers)
+
+
+def occupancy(kernel: Kernel) -> Occupancy:
+    """CTAs of an SM. By registers: at least the accumulators and operands, in steps of 8, or what
+    setmaxnreg shares out."""
+    chip = CHIPS[kernel.row.arch]
+    used = 0
+    for role in kernel.roles:
+        need = registers(kernel, role) if role["together"] else 0
+        each = role["registers"] if role["fixed"] else -(-max(need, 32) // 8) * 8
+        used += each * role["threads"]
+    return Occupancy(
+        chip.shared_memory // (kernel.plan["bytes"] + 1024),
+        min(chip.threads // kernel.threads, chip.ctas),
+        chip.registers // used,
+    )
+
+
+def _occupancy(kernel: Kernel) -> Result:
+    room = occupancy(kernel)
+    number = (
+        f"{room.ctas} CTAs ({room.ctas * kernel.row.warps} warps) on an SM; shared memory has room "
+        f"for {room.shared_memory}, threads {room.threads}, registers at most {room.registers}"
+    )
+    return Result("occupancy", CHIPS[kernel.row.arch].name, room.ctas >= 1, number)

@@ -1,0 +1,171 @@
+"""Exported layouts as tables: which thread, value and instruction has which element where.
+
+Element (r, c) of an R x C tile is number r + R c. Tables of a copy are [thread, instruction, value],
+those of a fragment [thread, register]. Addresses are in elements from the start of a buffer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pycute
+from numpy.typing import NDArray
+
+from cute_attention.layouts.export import Request, export
+from cute_attention.rows import TableRow
+
+Array = NDArray[np.int64]
+ELEMENT_BYTES = 2
+
+
+def _nested(value: Any) -> Any:
+    return tuple(map(_nested, value)) if isinstance(value, list) else value
+
+
+def layout_of(exported: dict[str, Any]) -> pycute.Layout:
+    """A CuTe layout."""
+    return pycute.Layout(_nested(exported["shape"]), _nested(exported["stride"]))
+
+
+def mode_offsets(shape: Any, stride: Any) -> Array:
+    """Offsets of a mode's elements, the first of nested modes fastest."""
+    sizes, steps = pycute.flatten(shape), pycute.flatten(stride)
+    offsets = np.zeros(1, np.int64)
+    for size, step in zip(sizes, steps, strict=True):
+        offsets = (np.arange(size)[:, None] * step + offsets[None, :]).reshape(-1)
+    return offsets
+
+
+def table(exported: dict[str, Any]) -> Array:
+    """A layout's offsets, one axis a top-level mode."""
+    layout = layout_of(exported)
+    modes = [mode_offsets(s, d) for s, d in zip(layout.shape, layout.stride, strict=True)]
+    return functools.reduce(np.add.outer, modes)
+
+
+def swizzled(offsets: Array, swizzle: Iterable[int]) -> Array:
+    """Where a swizzle moves addresses to."""
+    bits, base, shift = swizzle
+    return offsets ^ ((offsets >> shift) & (((1 << bits) - 1) << base))
+
+
+@dataclass(frozen=True)
+class SharedTile:
+    """A tile (rows, cols) of a tensor in its buffer, or the transpose of one."""
+
+    tensor: str
+    transposed: bool
+    swizzle: tuple[int, int, int]
+    layout: dict[str, Any]
+
+    @functools.cached_property
+    def address(self) -> Array:
+        """[row, col]"""
+        return swizzled(table(self.layout), self.swizzle)
+
+    @property
+    def notation(self) -> str:
+        """As CuTe prints it."""
+        bits, base, shift = self.swizzle
+        layout = str(layout_of(self.layout)).replace(" ", "")
+        return f"Sw<{bits},{base},{shift}> o {layout}" if bits else layout
+
+
+def shared_tile(exported: dict[str, Any]) -> SharedTile:
+    """A tile as exported."""
+    return SharedTile(
+        exported["tensor"],
+        exported["transposed"],
+        tuple(exported["swizzle"]),
+        exported["layout"],
+    )
+
+
+def by_instruction(exported: dict[str, Any], values: int) -> Array:
+    """A tiled copy's (THREAD, VALUES, REST) as [thread, instruction, value of the instruction]."""
+    offsets = table(exported)
+    threads, total, rest = offsets.shape
+    split = offsets.reshape(threads, total // values, values, rest)
+    return split.transpose(0, 3, 1, 2).reshape(threads, -1, values)
+
+
+def registers_by_instruction(exported: dict[str, Any], values: int) -> Array:
+    """A retiled fragment (VALUES, REST, ...) as [instruction, value of the instruction]."""
+    offsets = table(exported)
+    flat = offsets.reshape(offsets.shape[0], -1, order="F")
+    split = flat.reshape(flat.shape[0] // values, values, flat.shape[1])
+    return split.transpose(2, 0, 1).reshape(-1, values)
+
+
+def mma_elements(exported: dict[str, Any], operand: str) -> Array:
+    """Elements of a tiled MMA's operand, [thread, value, rest 0, rest 1], from its partition."""
+    thread_layout = layout_of(exported["threads"])  # (V, M, N, K) -> thread
+    sizes = [pycute.size(mode) for mode in thread_layout.shape]
+    threads = table(exported["threads"]).reshape(-1, order="F")
+    v, m, n, k = np.unravel_index(np.arange(threads.size), sizes, order="F")
+    first, second, size = {
+        "a": (m, k, sizes[1]),
+        "b": (n, k, sizes[2]),
+        "c": (m, n, sizes[1]),
+    }[operand]
+    shape, stride = _nested(exported["layout"]["shape"]), _nested(exported["layout"]["stride"])
+    base = mode_offsets(shape[0], stride[0])[v + sizes[0] * (first + size * second)]
+    modes = (shape[1][0], *shape[1][1]), (stride[1][0], *stride[1][1])
+    own = functools.reduce(np.add.outer, map(mode_offsets, *modes))
+    elements = np.zeros((int(threads.max()) + 1, *own.shape), np.int64)
+    elements[threads] = base[:, None, None, None] + own
+    return elements
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Everything exported about one row."""
+
+    row: TableRow
+    plan: dict[str, Any]
+    roles: list[dict[str, Any]]
+    copies: list[dict[str, Any]]
+    products: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The row's name; an edited one says what was changed."""
+        return self.row.name
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.row.warps * 32
+
+    def product(self, name: str) -> dict[str, Any]:
+        """The product whose accumulator has this name."""
+        return next(product for product in self.products if product["name"] == name)
+
+    def tiles(self) -> dict[str, SharedTile]:
+        """Each tensor's tile in shared memory, the way round it is in global memory."""
+        tiles = [shared_tile(copy["smem"]) for copy in self.copies if "smem" in copy]
+        return {tile.tensor: tile for tile in tiles}
+
+    def shape(self, tensor: str) -> tuple[int, int]:
+        """Rows and columns of a tensor's tile."""
+        rows, cols = self.tiles()[tensor].address.shape
+        return rows, cols
+
+
+def kernels(requests: Iterable[Request]) -> list[Kernel]:
+    """The exported layouts of each request."""
+    wanted = list(requests)
+    return [
+        Kernel(
+            request.row,
+            exported["plan"],
+            exported["roles"],
+            exported["copies"],
+            exported["products"],
+        )
+        for request, exported in zip(wanted, export(wanted), strict=True)
+    ]

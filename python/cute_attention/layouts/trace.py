@@ -1,0 +1,232 @@
+"""Follows every element: global memory, shared memory, registers, MMA and back.
+
+What an address or a register holds is the number of the element (r, c) that was put there, -1 where
+nothing was.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cute_attention.layouts import hardware
+from cute_attention.layouts.model import (
+    Array,
+    Kernel,
+    SharedTile,
+    by_instruction,
+    mma_elements,
+    registers_by_instruction,
+    shared_tile,
+    swizzled,
+    table,
+)
+
+
+@dataclass(frozen=True)
+class TileCopy:
+    """A copy to or from shared memory, [thread, instruction, value]."""
+
+    name: str
+    kind: str  # "load": global to shared, "store": shared to global, "accumulator", "operand"
+    instruction: str
+    tile: SharedTile
+    address: Array  # in shared memory
+    source: Array | None = None  # elements of the global tile
+    target: Array | None = None
+    accumulator: str = ""
+    registers: Array | None = None  # [instruction, value]
+
+    @property
+    def values(self) -> int:
+        """Elements that a thread moves or gives the address of."""
+        return self.address.shape[2]
+
+    @property
+    def warps(self) -> Array:
+        """The addresses as [warp, lane, instruction, value]."""
+        threads, instructions, values = self.address.shape
+        return self.address.reshape(threads // 32, 32, instructions, values)
+
+
+def tile_copies(kernel: Kernel) -> list[TileCopy]:
+    """The copies between global and shared memory and from accumulators to shared memory."""
+    copies = []
+    words = {
+        "load": "global -> shared",
+        "store": "shared -> global",
+        "accumulator": "registers -> shared",
+    }
+    for exported in kernel.copies:
+        if exported["kind"] not in words:
+            continue
+        tile = shared_tile(exported["smem"])
+        values = exported["source_values"]
+        address = by_instruction(exported["address"], values)
+        source = exported.get("source")
+        registers = exported.get("registers")
+        copies.append(
+            TileCopy(
+                f"{exported['tensor']}: {words[exported['kind']]}",
+                exported["kind"],
+                exported["instruction"],
+                tile,
+                swizzled(address, tile.swizzle),
+                None if source is None else by_instruction(source, values),
+                by_instruction(exported["target"], values),
+                exported.get("accumulator", ""),
+                None if registers is None else registers_by_instruction(registers, values),
+            )
+        )
+    return copies
+
+
+def operand_copies(kernel: Kernel) -> list[TileCopy]:
+    """The copies from shared memory to the fragments of MMAs."""
+    copies = []
+    for product in kernel.products:
+        for side in "ab":
+            operand = product[side]
+            if operand["from"] != "shared":
+                continue
+            tile = shared_tile(operand["smem"])
+            address = by_instruction(operand["address"], operand["source_values"])
+            name = f"{tile.tensor}: shared -> registers ({product['formula']})"
+            copies.append(
+                TileCopy(
+                    name,
+                    "operand",
+                    operand["instruction"],
+                    tile,
+                    swizzled(address, tile.swizzle),
+                    registers=registers_by_instruction(
+                        operand["registers"], operand["target_values"]
+                    ),
+                )
+            )
+    return copies
+
+
+def received(copy: TileCopy) -> Array:
+    """Addresses of the elements that an operand's threads receive, [thread, instruction, value]."""
+    if copy.instruction.startswith("ldmatrix"):
+        addresses = hardware.ldmatrix(copy.instruction, copy.warps[..., 0])
+        return addresses.reshape(-1, *addresses.shape[2:])
+    return copy.address
+
+
+def contents(kernel: Kernel) -> dict[str, Array]:
+    """What the loads leave at each address of each tensor's buffer."""
+    held = {}
+    for copy in tile_copies(kernel):
+        if copy.kind == "load":
+            assert copy.source is not None
+            held[copy.tile.tensor] = _put(copy.address, copy.source)
+    for exported in kernel.copies:
+        if exported["kind"] == "boxes":
+            address, elements = box_elements(exported)
+            held[exported["tensor"]] = _put(address, elements)
+    return held
+
+
+def box_elements(exported: dict[str, Any]) -> tuple[Array, Array]:
+    """Where TMA puts each element of a tile: [box, row, col] addresses and element numbers.
+
+    CUDA Driver API, cuTensorMapEncodeTiled: a box arrives row-major, and the swizzle mode XORs the
+    16-byte vector's place in a row of `span` bytes with bits 7 and up of the address.
+    """
+    rows, cols = exported["box"]
+    tile_rows, bits = exported["rows"], exported["swizzle_bits"]
+    row, col = np.arange(rows)[:, None], np.arange(cols)[None, :]
+    addresses, elements = [], []
+    for box in exported["boxes"]:
+        addresses.append(swizzled(box["address"] + row * cols + col, (bits, 3, 3)))
+        elements.append(box["row"] + row + tile_rows * (box["col"] + col))
+    return np.stack(addresses), np.stack(elements)
+
+
+def _put(address: Array, elements: Array) -> Array:
+    held = np.full(int(address.max()) + 1, -1, np.int64)
+    held[address.reshape(-1)] = elements.reshape(-1)
+    return held
+
+
+def at(held: Array, address: Array) -> Array:
+    """What lies at addresses; -1 outside the buffer."""
+    inside = (address >= 0) & (address < held.size)
+    return np.where(inside, held[np.where(inside, address, 0)], -1)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """(outer, k) of each value of an MMA operand: [thread, value, rest, k block], -1 unknown.
+
+    Outer is m of A and n of B.
+    """
+
+    outer: Array
+    k: Array
+
+
+def _coordinates(elements: Array, rows: int) -> tuple[Array, Array]:
+    return np.where(elements < 0, -1, elements % rows), np.where(elements < 0, -1, elements // rows)
+
+
+def accumulator_elements(product: dict[str, Any]) -> Array:
+    """[thread, value, rest m, rest n] of a product's accumulator, as elements of its M x N tile."""
+    elements = mma_elements(product["c"]["expected"], "c")
+    m, groups = product["tile"][0], product["warpgroups"]
+    row, col = elements % (m // groups), elements // (m // groups)
+    return np.concatenate([m // groups * group + row + m * col for group in range(groups)])
+
+
+def accumulator(product: dict[str, Any]) -> Array:
+    """[thread, register] of a product's accumulator, as elements of its M x N tile."""
+    registers = table(product["c"]["registers"])
+    elements = accumulator_elements(product)
+    held = np.full((elements.shape[0], int(registers.max()) + 1), -1, np.int64)
+    held[:, registers] = elements
+    return held
+
+
+class Trace:
+    """The elements of one kernel, followed."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.contents = contents(kernel)
+        self.operand_copies = {
+            (copy.name.split("(")[-1].rstrip(")"), copy.tile.tensor): copy
+            for copy in operand_copies(kernel)
+        }
+
+    def operand(self, product: dict[str, Any], side: str) -> Operand:
+        """What the registers of an operand hold when its MMAs run."""
+        operand = product[side]
+        fragment = table(operand["fragment"])  # [value, rest, k block] -> register
+        if operand["from"] == "registers":
+            source = self.kernel.product(operand["accumulator"])
+            held = accumulator(source)[:, fragment]
+            return Operand(*_coordinates(held, source["tile"][0]))
+        tensor, transposed = operand["smem"]["tensor"], operand["smem"]["transposed"]
+        copy = self.operand_copies[product["formula"], tensor]
+        assert copy.registers is not None
+        elements = at(self.contents[tensor], received(copy))
+        held = np.full((elements.shape[0], int(fragment.max()) + 1), -1, np.int64)
+        held[:, copy.registers] = elements
+        row, col = _coordinates(held[:, fragment], self.kernel.shape(tensor)[0])
+        return Operand(col, row) if transposed else Operand(row, col)
+
+    @functools.cached_property
+    def stored(self) -> dict[str, Array]:
+        """What the kernel leaves in the shared memory of each tensor that it writes."""
+        held = {}
+        for copy in tile_copies(self.kernel):
+            if copy.kind == "accumulator":
+                product = self.kernel.product(copy.accumulator)
+                assert copy.registers is not None
+                held[copy.tile.tensor] = _put(copy.address, accumulator(product)[:, copy.registers])
+        return held

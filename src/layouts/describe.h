@@ -1,0 +1,235 @@
+// describe.h: shared-memory tensors, tiled copies and tiled MMAs as JSON, partitioned by CuTe
+// itself.
+//
+// A tile of R x C elements is followed by numbers: element (r, c) is r + R c. `partition` says
+// which of them each thread has: base of the thread + layout of (value, ...).
+#pragma once
+
+#include <cute/tensor.hpp>  // before the atoms
+
+#include <cute/atom/copy_atom.hpp>
+#include <cute/atom/mma_atom.hpp>
+
+#include "cute_attention/config.h"
+#include "layouts/json.h"
+
+namespace cute_attention::layouts {
+
+constexpr int kBankRow = 128;       // bytes: one word of each bank
+constexpr int kMaxRegisters = 255;  // of a thread
+
+// What an instruction is called, and how many elements a thread gives it an address for.
+template <class CopyAtom>
+struct Instruction;
+template <class Operation, class... Arguments>
+struct Instruction<cute::Copy_Traits<Operation, Arguments...>> : Instruction<Operation> {};
+template <>
+struct Instruction<cute::SM75_U32x1_LDSM_N> {
+  static constexpr char const* kName = "ldmatrix.x1";
+};
+template <>
+struct Instruction<cute::SM75_U32x2_LDSM_N> {
+  static constexpr char const* kName = "ldmatrix.x2";
+};
+template <>
+struct Instruction<cute::SM75_U32x4_LDSM_N> {
+  static constexpr char const* kName = "ldmatrix.x4";
+};
+template <>
+struct Instruction<cute::SM75_U16x4_LDSM_T> {
+  static constexpr char const* kName = "ldmatrix.x2.trans";
+};
+template <>
+struct Instruction<cute::SM75_U16x8_LDSM_T> {
+  static constexpr char const* kName = "ldmatrix.x4.trans";
+};
+template <class Vector>
+struct Instruction<cute::UniversalCopy<Vector>> {
+  static constexpr char const* kName = "vector";
+};
+template <class Vector>
+struct Instruction<cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Vector>> {
+  static constexpr char const* kName = "cp.async";
+};
+template <class Vector>
+struct Instruction<cute::SM80_CP_ASYNC_CACHEGLOBAL<Vector>> {
+  static constexpr char const* kName = "cp.async";
+};
+
+template <int kRows, int kCols>
+using Numbers = cute::Layout<cute::Shape<cute::Int<kRows>, cute::Int<kCols>>>;
+
+// Element numbers of a tile with the shape of a layout.
+template <class Layout>
+using NumbersOf =
+    decltype(cute::make_layout(cute::make_shape(cute::size<0>(Layout{}), cute::size<1>(Layout{}))));
+
+// (THREAD, (VALUES, INSTRUCTIONS), (REST_ROWS, REST_COLS)) of a tiled copy.
+template <class TiledCopy, class Layout>
+std::string source_json() {
+  return layout_json<decltype(TiledCopy::tidfrg_S(Layout{}))>();
+}
+template <class TiledCopy, class Layout>
+std::string target_json() {
+  return layout_json<decltype(TiledCopy::tidfrg_D(Layout{}))>();
+}
+
+template <class TiledCopy>
+Json instruction_json() {
+  return object()
+      .set("instruction", quoted(Instruction<typename TiledCopy::Traits>::kName))
+      .set("source_values", int(TiledCopy::NumValSrc))
+      .set("target_values", int(TiledCopy::NumValDst))
+      .set("threads", int(TiledCopy::TiledNumThr::value));
+}
+
+// A tensor in shared memory, or its transpose: a view of the buffer that `tensor` was loaded into.
+template <class Layout>
+std::string smem_json(char const* tensor, bool transposed = false) {
+  return object()
+      .set("tensor", quoted(tensor))
+      .set("transposed", transposed ? "true" : "false")
+      .set("swizzle", Swizzled<Layout>::swizzle())
+      .set("layout", layout_json<Linear<Layout>>());
+}
+
+// A tile between global and shared memory, element for element.
+template <class TiledCopy, class Smem>
+std::string tile_copy_json(char const* tensor, bool load) {
+  using Numbers = NumbersOf<Smem>;
+  using Address = Linear<Smem>;
+  return instruction_json<TiledCopy>()
+      .set("tensor", quoted(tensor))
+      .set("kind", quoted(load ? "load" : "store"))
+      .set("source", source_json<TiledCopy, Numbers>())
+      .set("target", target_json<TiledCopy, Numbers>())
+      .set("address", load ? target_json<TiledCopy, Address>() : source_json<TiledCopy, Address>())
+      .set("smem", smem_json<Smem>(tensor));
+}
+
+// An accumulator (MMA, MMA_M, MMA_N) written to shared memory, element for element.
+template <class TiledCopy, class Smem, class Fragment>
+std::string accumulator_copy_json(char const* tensor, char const* accumulator) {
+  return instruction_json<TiledCopy>()
+      .set("tensor", quoted(tensor))
+      .set("kind", quoted("accumulator"))
+      .set("accumulator", quoted(accumulator))
+      .set("registers", layout_json<decltype(TiledCopy::retile(Fragment{}))>())
+      .set("target", target_json<TiledCopy, NumbersOf<Smem>>())
+      .set("address", target_json<TiledCopy, Linear<Smem>>())
+      .set("smem", smem_json<Smem>(tensor));
+}
+
+// Threads of a tiled MMA as (V, M, N, K), and a tile's elements as ((V, (M, K)), (VALUES, (REST_M,
+// REST_K))) of them.
+template <class TiledMma, class Partition>
+std::string mma_partition_json() {
+  return object()
+      .set("threads", layout_json<typename TiledMma::ThrLayoutVMNK>())
+      .set("layout", layout_json<Partition>());
+}
+
+// The side of an MMA that an operand is on.
+struct OperandA {
+  template <class TiledMma, class Numbers>
+  using Partition = decltype(TiledMma{}.thrfrg_A(Numbers{}));
+  template <class TiledMma, class Tensor>
+  using Fragment = typename decltype(TiledMma{}.get_slice(0).partition_fragment_A(
+      std::declval<Tensor>()))::layout_type;
+};
+struct OperandB {
+  template <class TiledMma, class Numbers>
+  using Partition = decltype(TiledMma{}.thrfrg_B(Numbers{}));
+  template <class TiledMma, class Tensor>
+  using Fragment = typename decltype(TiledMma{}.get_slice(0).partition_fragment_B(
+      std::declval<Tensor>()))::layout_type;
+};
+
+template <class Element, class Layout>
+using SmemTensor =
+    decltype(cute::make_tensor(cute::make_smem_ptr(std::declval<Element*>()), Layout{}));
+
+// An operand that a tiled copy brings from shared memory into the fragment of an MMA. The kernel
+// makes the fragment from a tensor with the layout FragmentLike.
+template <class Operand, class TiledMma, class TiledCopy, class Smem, class FragmentLike = Smem>
+std::string smem_operand_json(char const* tensor, bool transposed = false) {
+  using Numbers = NumbersOf<Smem>;
+  using Element = typename TiledCopy::ValType;
+  using Fragment = typename Operand::template Fragment<TiledMma, SmemTensor<Element, FragmentLike>>;
+  return instruction_json<TiledCopy>()
+      .set("from", quoted("shared"))
+      .set("source", source_json<TiledCopy, Numbers>())
+      .set("address", source_json<TiledCopy, Linear<Smem>>())
+      .set("smem", smem_json<Smem>(tensor, transposed))
+      .set("registers", layout_json<decltype(TiledCopy::retile(Fragment{}))>())
+      .set("fragment", layout_json<Fragment>())
+      .set("expected",
+           mma_partition_json<TiledMma, typename Operand::template Partition<TiledMma, Numbers>>());
+}
+
+template <class TiledMma, int kM, int kN>
+using AccumulatorLayout = typename decltype(cute::partition_fragment_C(
+    TiledMma{}, cute::Shape<cute::Int<kM>, cute::Int<kN>>{}))::layout_type;
+
+// The accumulator of a tile of kM x kN: which element each register is.
+template <class TiledMma, int kM, int kN>
+std::string accumulator_json() {
+  return object()
+      .set("registers", layout_json<AccumulatorLayout<TiledMma, kM, kN>>())
+      .set("expected",
+           mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(Numbers<kM, kN>{}))>());
+}
+
+// An operand that is an accumulator of before, seen through a layout (MMA, MMA_M, MMA_K).
+template <class Layout>
+std::string register_operand_json(char const* accumulator) {
+  return object()
+      .set("from", quoted("registers"))
+      .set("accumulator", quoted(accumulator))
+      .set("fragment", layout_json<Layout>());
+}
+
+// C = A B of a tile of m x n x k, the rows shared out among `warpgroups` that each see the rows of
+// their own.
+inline std::string product_json(char const* name, char const* formula, char const* instruction,
+                                int m, int n, int k, std::string const& a, std::string const& b,
+                                std::string const& c, int warpgroups = 1) {
+  return object()
+      .set("name", quoted(name))
+      .set("formula", quoted(formula))
+      .set("instruction", quoted(instruction))
+      .set("tile", array().add(m).add(n).add(k))
+      .set("warpgroups", warpgroups)
+      .set("a", a)
+      .set("b", b)
+      .set("c", c);
+}
+
+// A buffer of the shared-memory plan. It is alive from phase `first` to phase `last`, both
+// included; `alignment` is what its readers need, in bytes.
+template <class SharedMemory, class Member>
+std::string buffer_json(char const* name, SharedMemory const& plan, Member const& member,
+                        int alignment, int first, int last) {
+  auto const offset = reinterpret_cast<char const*>(&member) - reinterpret_cast<char const*>(&plan);
+  return object()
+      .set("name", quoted(name))
+      .set("offset", int(offset))
+      .set("bytes", int(sizeof(member)))
+      .set("needs_alignment", alignment)
+      .set("first", first)
+      .set("last", last);
+}
+
+// Threads that do the same work. `together`: accumulators alive at once, the one being computed
+// last. `fixed`: setmaxnreg gives them this number of registers.
+inline std::string role_json(char const* name, int threads, int registers, bool fixed,
+                             std::string const& together) {
+  return object()
+      .set("name", quoted(name))
+      .set("threads", threads)
+      .set("registers", registers)
+      .set("fixed", fixed ? "true" : "false")
+      .set("together", together);
+}
+
+}  // namespace cute_attention::layouts

@@ -1,0 +1,50 @@
+// host_cuda.h: what g++ lacks to read headers written for nvcc. Included before everything else; of
+// these only the conversion to a shared-memory address is ever called.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#define CUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED 1
+
+int __dp4a(int, int, int);
+unsigned __byte_perm(unsigned, unsigned, unsigned);
+template <class T>
+T __hfma2(T, T, T);
+template <class T>
+T __shfl_sync(unsigned, T, int, int = 32);
+template <class T>
+T __shfl_xor_sync(unsigned, T, int, int = 32);
+template <class T>
+T __shfl_up_sync(unsigned, T, unsigned, int = 32);
+template <class T>
+T __shfl_down_sync(unsigned, T, unsigned, int = 32);
+unsigned __ballot_sync(unsigned, int);
+int __any_sync(unsigned, int);
+int __all_sync(unsigned, int);
+int __ffs(int);
+int __clz(int);
+int __popc(unsigned);
+template <class T>
+T __ldg(T const*);
+void __threadfence();
+void __nanosleep(unsigned);
+void __syncthreads();
+void __syncwarp(unsigned = 0xffffffffu);
+extern uint3 const threadIdx, blockIdx;
+extern dim3 const blockDim, gridDim;
+
+namespace cute_attention::layouts {
+
+// The host's copy of a CTA's shared memory: address 0 is where it begins.
+constexpr size_t kSharedMemoryWindow = 256 * 1024;
+alignas(1024) inline unsigned char shared_memory_window[kSharedMemoryWindow];
+
+}  // namespace cute_attention::layouts
+
+inline size_t __cvta_generic_to_shared(void const* pointer) {
+  return size_t(static_cast<unsigned char const*>(pointer) -
+                cute_attention::layouts::shared_memory_window);
+}

@@ -1,0 +1,69 @@
+// sm80_forward.h: the layouts of the sm80 forward kernel, from its traits and used as its kernel
+// uses them.
+#pragma once
+
+#include "layouts/describe.h"
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/sm80/forward_traits.h"
+
+namespace cute_attention::layouts {
+
+template <class Traits>
+struct Sm80Forward {
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kHeadDimV = Traits::kHeadDimV;
+  using SharedMemory = typename Traits::SharedMemory;
+
+  static std::string plan() {
+    static SharedMemory const plan{};
+    return object()
+        .set("phases", R"(["S = Q K^T", "O += P V", "write O"])")
+        .set("bytes", int(sizeof(SharedMemory)))
+        .set("buffers", array()
+                            .add(buffer_json("q", plan, plan.q, kBankRow, 0, 1))
+                            .add(buffer_json("o", plan, plan.o, kBankRow, 2, 2))
+                            .add(buffer_json("k", plan, plan.k, kBankRow, 0, 1))
+                            .add(buffer_json("v", plan, plan.v, kBankRow, 0, 1)));
+  }
+
+  using TiledMma = typename Traits::TiledMma;
+  using Scores = AccumulatorLayout<TiledMma, kTileM, kTileN>;
+  using Output = AccumulatorLayout<TiledMma, kTileM, kHeadDimV>;
+
+  static std::string copies() {
+    using LayoutO = typename Traits::SmemLayoutO;
+    return array()
+        .add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
+        .add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>("k", true))
+        .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v", true))
+        .add(accumulator_copy_json<typename Traits::SmemCopyO, LayoutO, Output>("o", "O"))
+        .add(tile_copy_json<typename Traits::GmemCopyO, LayoutO>("o", false));
+  }
+
+  // As sm80/gemm.h uses them.
+  static std::string products() {
+    auto const q = smem_operand_json<OperandA, TiledMma, typename Traits::SmemCopyQ,
+                                     typename Traits::SmemLayoutQ>("q");
+    auto const k = smem_operand_json<OperandB, TiledMma, typename Traits::SmemCopyK,
+                                     typename Traits::SmemLayoutK>("k");
+    auto const p = register_operand_json<decltype(as_a_operand(Scores{}))>("S");
+    auto const v =
+        smem_operand_json<OperandB, TiledMma, typename Traits::SmemCopyV,
+                          typename Traits::SmemLayoutVt, Numbers<kHeadDimV, kTileN>>("v", true);
+    return array()
+        .add(product_json("S", "S = Q K^T", "mma.m16n8k16", kTileM, kTileN, kHeadDim, q, k,
+                          accumulator_json<TiledMma, kTileM, kTileN>()))
+        .add(product_json("O", "O += P V", "mma.m16n8k16", kTileM, kHeadDimV, kTileN, p, v,
+                          accumulator_json<TiledMma, kTileM, kHeadDimV>()));
+  }
+
+  static std::string roles() {
+    return array().add(role_json("load, multiply, store", Traits::kThreads, kMaxRegisters, false,
+                                 R"([["O", "S"], ["O"]])"));
+  }
+};
+
+}  // namespace cute_attention::layouts

@@ -1,0 +1,115 @@
+// sm90_forward.h: the layouts of the sm90 forward kernel, from its traits and used as its kernel
+// uses them.
+#pragma once
+
+#include "layouts/descriptors.h"
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/sm90/forward_traits.h"
+
+namespace cute_attention::layouts {
+
+template <class Traits>
+struct Sm90Forward {
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kHeadDimV = Traits::kHeadDimV;
+  static constexpr int kConsumers = Traits::kConsumers;
+  static constexpr int kWarpgroupM = sm90::kWarpgroupM;
+  using Element = typename Traits::Element;
+  using SharedMemory = typename Traits::SharedMemory;
+  using MmaQK = typename Traits::MmaQK;
+  using MmaPV = typename Traits::MmaPV;
+  using Scores = AccumulatorLayout<MmaQK, kWarpgroupM, kTileN>;
+
+  // The first buffer of each: Q as (64 x WARPGROUP, D), K and V one stage.
+  using TileQ = RowsOfGroups<typename Traits::SmemLayoutQ, kConsumers>;
+  using TileK = RowsOfGroups<typename Traits::SmemLayoutK, 1>;
+  using TileV = RowsOfGroups<typename Traits::SmemLayoutV, 1>;
+
+  static std::string plan() {
+    static SharedMemory const plan{};
+    constexpr int kAlignmentQK = swizzle_alignment<typename Traits::SmemLayoutQ>();
+    constexpr int kAlignmentV = swizzle_alignment<typename Traits::SmemLayoutV>();
+    return object()
+        .set("phases", R"(["all tiles"])")
+        .set("bytes", int(sizeof(SharedMemory)))
+        .set("buffers", array()
+                            .add(buffer_json("q", plan, plan.q, kAlignmentQK, 0, 0))
+                            .add(buffer_json("k", plan, plan.k, kAlignmentQK, 0, 0))
+                            .add(buffer_json("v", plan, plan.v, kAlignmentV, 0, 0))
+                            .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)));
+  }
+
+  // As sm90/forward_load.h issues them: boxes of kBoxCols columns, all rows of the tile, one after
+  // the other.
+  template <class Tile, int kRows, int kCols>
+  static std::string boxes(char const* tensor, int groups) {
+    constexpr int kBoxCols = sm90::kBoxCols<kCols>;
+    Json boxes = array();
+    for (int group = 0; group < groups; ++group) {
+      for (int col = 0; col < kCols; col += kBoxCols) {
+        boxes.add(object()
+                      .set("row", group * kRows)
+                      .set("col", col)
+                      .set("address", group * kRows * kCols + kRows * col));
+      }
+    }
+    return object()
+        .set("kind", quoted("boxes"))
+        .set("tensor", quoted(tensor))
+        .set("rows", groups * kRows)
+        .set("box", array().add(kRows).add(kBoxCols))
+        .set("swizzle_bits", kBoxCols == 64 ? 3 : 2)
+        .set("boxes", boxes)
+        .set("smem", smem_json<Tile>(tensor));
+  }
+
+  static std::string copies() {
+    return array()
+        .add(boxes<TileQ, kWarpgroupM, kHeadDim>("q", kConsumers))
+        .add(boxes<TileK, kTileN, kHeadDim>("k", 1))
+        .add(boxes<TileV, kTileN, kHeadDimV>("v", 1));
+  }
+
+  static std::string products() {
+    using namespace cute;
+    auto* const memory = reinterpret_cast<Element*>(shared_memory_window);
+    auto const tensor = [&](auto layout) { return make_tensor(make_smem_ptr(memory), layout); };
+    MmaQK const mma_qk;
+    MmaPV const mma_pv;
+    auto const q = descriptors_json(
+        "q", false, "k", kWarpgroupM, kConsumers,
+        mma_qk.get_slice(0).partition_fragment_A(tensor(typename Traits::SmemLayoutQ{})));
+    auto const k = descriptors_json(
+        "k", false, "k", size<1>(typename MmaQK::AtomShape_MNK{}), 1,
+        mma_qk.get_slice(0).partition_fragment_B(tensor(typename Traits::SmemLayoutK{})));
+    auto const v = descriptors_json(
+        "v", true, "mn", size<1>(typename MmaPV::AtomShape_MNK{}), 1,
+        mma_pv.get_slice(0).partition_fragment_B(tensor(typename Traits::SmemLayoutVt{})));
+    auto const p = register_operand_json<decltype(as_a_operand(Scores{}))>("S");
+    return array()
+        .add(product<MmaQK>("S", "S = Q K^T", kTileN, kHeadDim, q, k,
+                            accumulator_json<MmaQK, kWarpgroupM, kTileN>()))
+        .add(product<MmaPV>("O", "O += P V", kHeadDimV, kTileN, p, v,
+                            accumulator_json<MmaPV, kWarpgroupM, kHeadDimV>()));
+  }
+
+  template <class Mma>
+  static std::string product(char const* name, char const* formula, int n, int k,
+                             std::string const& a, std::string const& b, std::string const& c) {
+    int const atom_n = cute::size<1>(typename Mma::AtomShape_MNK{});
+    std::string const instruction = "wgmma.m64n" + std::to_string(atom_n) + "k16";
+    return product_json(name, formula, instruction.c_str(), kTileM, n, k, a, b, c, kConsumers);
+  }
+
+  static std::string roles() {
+    return array()
+        .add(role_json("producer", sm90::kWarpgroupThreads, Traits::kProducerRegisters, true, "[]"))
+        .add(role_json("consumers", kConsumers * sm90::kWarpgroupThreads,
+                       Traits::kConsumerRegisters, true, R"([["S", "O"]])"));
+  }
+};
+
+}  // namespace cute_attention::layouts
