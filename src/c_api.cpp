@@ -26,13 +26,21 @@ bool is_readable(void const* pointer, Strides const& stride) {
 
 constexpr int32_t kLongest = 1 << 30;  // see Sequence in core/sequence.h
 
-void check(ForwardParams const& p) {
+template <class Params>
+void check_shape(Params const& p, int32_t arch) {
   require(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0 && p.heads >= 0, "a size is negative");
   require(p.seqlen_q < kLongest && p.seqlen_k < kLongest, "a sequence is longer than 2^30 - 1");
   require(p.heads_kv > 0 && p.heads % p.heads_kv == 0, "heads must be a multiple of heads_kv");
   require(p.head_dim > 0 && p.head_dim_v > 0, "head_dim and head_dim_v must be positive");
   require(p.window_left >= 0 && p.window_right >= 0,
           "window_left and window_right must not be negative");
+  if (arch != kAnyArch && arch != int32_t(Arch::Sm80) && arch != int32_t(Arch::Sm90)) {
+    throw std::invalid_argument("arch is " + std::to_string(arch) + ", expected 0 (any), 80 or 90");
+  }
+}
+
+template <class Params>
+void check_inputs(Params const& p) {
   require(is_readable(p.q, p.q_stride) && is_readable(p.k, p.k_stride) &&
               is_readable(p.v, p.v_stride) && is_readable(p.o, p.o_stride),
           "pointers and strides of q, k, v and o must be multiples of 16 bytes");
@@ -69,13 +77,10 @@ class DeviceScope {
   int32_t previous_ = 0;
 };
 
-void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
-  check(p);
-  if (arch != kAnyArch && arch != int32_t(Arch::Sm80) && arch != int32_t(Arch::Sm90)) {
-    throw std::invalid_argument("arch is " + std::to_string(arch) + ", expected 0 (any), 80 or 90");
-  }
-  if (p.batch == 0 || p.seqlen_q == 0 || p.heads == 0) return;
-  Problem const problem{Direction::Forward,
+template <class Params>
+LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int32_t arch,
+                         DeviceInfo const& device) {
+  Problem const problem{direction,
                         dtype,
                         p.batch,
                         p.seqlen_q,
@@ -88,16 +93,47 @@ void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, 
                         p.window_right,
                         p.softcap,
                         p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)};
-  DeviceInfo const& info = device_at(device);
-  LoadedRow const& found = find_row(problem, arch, info);
-  DeviceScope const scope(*found.library, device);
-  LaunchContext const context{&info, stream};
-  int32_t const error = found.row->launch(&p, &context);
+  return find_row(problem, arch, device);
+}
+
+void launch(LoadedRow const& found, void const* params, DeviceInfo const& device, void* stream) {
+  DeviceScope const scope(*found.library, device.ordinal);
+  LaunchContext const context{&device, stream};
+  int32_t const error = found.row->launch(params, &context);
   if (error != 0) {
     throw std::runtime_error(std::string(found.row->name) + ": " +
                              found.library->error_string(error) + " (CUDA error " +
                              std::to_string(error) + ")");
   }
+}
+
+void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
+  check_shape(p, arch);
+  check_inputs(p);
+  if (p.batch == 0 || p.seqlen_q == 0 || p.heads == 0) return;
+  DeviceInfo const& info = device_at(device);
+  launch(row_for(Direction::Forward, p, dtype, arch, info), &p, info, stream);
+}
+
+BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32_t arch,
+                                     int32_t device) {
+  check_shape(p, arch);
+  KernelRow const& row = *row_for(Direction::Backward, p, dtype, arch, device_at(device)).row;
+  int64_t const blocks = grad_q_blocks(p, row.config.tile_m);
+  return {blocks * row.config.tile_m * row.key.head_dim, blocks};
+}
+
+void backward(BackwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
+  check_shape(p, arch);
+  check_inputs(p);
+  require(is_readable(p.grad_o, p.grad_o_stride) && is_readable(p.grad_q, p.grad_q_stride) &&
+              is_readable(p.grad_k, p.grad_k_stride) && is_readable(p.grad_v, p.grad_v_stride),
+          "pointers and strides of the gradients must be multiples of 16 bytes");
+  require(p.lse != nullptr && p.delta != nullptr && p.grad_q_sum != nullptr,
+          "lse, delta and grad_q_sum must not be null");
+  if (p.batch == 0 || p.heads == 0) return;
+  DeviceInfo const& info = device_at(device);
+  launch(row_for(Direction::Backward, p, dtype, arch, info), &p, info, stream);
 }
 
 // Runs `body` and turns what it throws into the thread's last error.
@@ -161,6 +197,16 @@ using namespace cute_attention;
 int32_t cute_attention_forward(ForwardParams const* params, DType dtype, int32_t arch,
                                int32_t device, void* stream) {
   return guarded([&] { forward(*params, dtype, arch, device, stream); });
+}
+
+int32_t cute_attention_backward_workspace(BackwardParams const* params, DType dtype, int32_t arch,
+                                          int32_t device, BackwardWorkspace* workspace) {
+  return guarded([&] { *workspace = backward_workspace(*params, dtype, arch, device); });
+}
+
+int32_t cute_attention_backward(BackwardParams const* params, DType dtype, int32_t arch,
+                                int32_t device, void* stream) {
+  return guarded([&] { backward(*params, dtype, arch, device, stream); });
 }
 
 char const* cute_attention_last_error() { return last_error.c_str(); }

@@ -67,7 +67,7 @@ Strides strides_of(Tensor const& tensor) {
 
 int32_t to_int32(int64_t value, char const* name) {
   STD_TORCH_CHECK(value >= 0 && value <= std::numeric_limits<int32_t>::max(),
-                  "cute_attention::forward: ", name, " is ", value, ", expected 0 to 2^31 - 1");
+                  "cute_attention: ", name, " is ", value, ", expected 0 to 2^31 - 1");
   return static_cast<int32_t>(value);
 }
 
@@ -77,37 +77,36 @@ int32_t window_bound(int64_t bound) {
 
 int32_t const* cu_seqlens_of(std::optional<Tensor> const& cu_seqlens, char const* name) {
   if (!cu_seqlens) return nullptr;
-  STD_TORCH_CHECK(
-      cu_seqlens->is_cuda() && cu_seqlens->scalar_type() == ScalarType::Int &&
-          cu_seqlens->dim() == 1 && cu_seqlens->size(0) >= 1 && cu_seqlens->is_contiguous(),
-      "cute_attention::forward: ", name, " must be a contiguous int32 CUDA tensor [batch + 1]");
+  STD_TORCH_CHECK(cu_seqlens->is_cuda() && cu_seqlens->scalar_type() == ScalarType::Int &&
+                      cu_seqlens->dim() == 1 && cu_seqlens->size(0) >= 1 &&
+                      cu_seqlens->is_contiguous(),
+                  "cute_attention: ", name, " must be a contiguous int32 CUDA tensor [batch + 1]");
   return static_cast<int32_t const*>(cu_seqlens->data_ptr());
 }
 
 int32_t arch_of(std::string const& backend) {
   if (backend == "sm80") return static_cast<int32_t>(Arch::Sm80);
   if (backend == "sm90") return static_cast<int32_t>(Arch::Sm90);
-  STD_TORCH_CHECK(false, "cute_attention::forward: backend is '", backend,
-                  "', expected 'sm80' or 'sm90'");
+  STD_TORCH_CHECK(false, "cute_attention: backend is '", backend, "', expected 'sm80' or 'sm90'");
   return kAnyArch;
 }
 
 void check(Tensor const& q, Tensor const& k, Tensor const& v, bool packed) {
   int64_t const dim = packed ? 3 : 4;
   STD_TORCH_CHECK(q.dim() == dim && k.dim() == dim && v.dim() == dim,
-                  "cute_attention::forward: q, k and v must have ", dim, " dimensions");
+                  "cute_attention: q, k and v must have ", dim, " dimensions");
   STD_TORCH_CHECK(q.is_cuda() && k.get_device_index() == q.get_device_index() && k.is_cuda() &&
                       v.is_cuda() && v.get_device_index() == q.get_device_index(),
-                  "cute_attention::forward: q, k and v must be on one CUDA device");
+                  "cute_attention: q, k and v must be on one CUDA device");
   ScalarType const dtype = q.scalar_type();
   STD_TORCH_CHECK((dtype == ScalarType::Half || dtype == ScalarType::BFloat16) &&
                       k.scalar_type() == dtype && v.scalar_type() == dtype,
-                  "cute_attention::forward: q, k and v must all be float16 or all bfloat16");
+                  "cute_attention: q, k and v must all be float16 or all bfloat16");
   bool const same_keys =
       k.size(0) == v.size(0) && (packed || (k.size(0) == q.size(0) && k.size(1) == v.size(1)));
   STD_TORCH_CHECK(
       same_keys && k.size(dim - 2) == v.size(dim - 2) && k.size(dim - 1) == q.size(dim - 1),
-      "cute_attention::forward: the shapes of q, k and v do not match");
+      "cute_attention: the shapes of q, k and v do not match");
 }
 
 void* current_stream(int32_t device) {
@@ -118,70 +117,186 @@ void* current_stream(int32_t device) {
   return stream;
 }
 
+// What forward and backward are both given.
+struct Inputs {
+  Tensor const& q;
+  Tensor const& k;
+  Tensor const& v;
+  std::optional<Tensor> const& cu_seqlens_q;
+  std::optional<Tensor> const& cu_seqlens_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+  double scale;
+  double softcap;
+  int64_t window_left;
+  int64_t window_right;
+  std::string const& backend;
+
+  bool packed() const { return cu_seqlens_q.has_value(); }
+  int32_t device() const { return q.get_device_index(); }
+  DType kernel_dtype() const {
+    return q.scalar_type() == ScalarType::Half ? DType::Float16 : DType::BFloat16;
+  }
+  int32_t torch_dtype() const {
+    int32_t dtype;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(q.get(), &dtype));
+    return dtype;
+  }
+  Tensor readable(Tensor const& tensor) const {
+    return cute_attention::readable(tensor, torch_dtype(), device());
+  }
+};
+
+// Everything but pointers and strides.
+template <class Params>
+Params shape_params(Inputs const& in) {
+  STD_TORCH_CHECK(in.packed() == in.cu_seqlens_k.has_value(),
+                  "cute_attention: cu_seqlens_q and cu_seqlens_k go together");
+  check(in.q, in.k, in.v, in.packed());
+  int64_t const dim = in.q.dim();
+  Params params{};
+  params.batch = to_int32(in.packed() ? in.cu_seqlens_q->size(0) - 1 : in.q.size(0), "batch");
+  params.seqlen_q = to_int32(in.packed() ? in.max_seqlen_q : in.q.size(1), "seqlen_q");
+  params.seqlen_k = to_int32(in.packed() ? in.max_seqlen_k : in.k.size(1), "seqlen_k");
+  params.total_q = in.packed() ? in.q.size(0) : 0;
+  params.total_k = in.packed() ? in.k.size(0) : 0;
+  params.heads = to_int32(in.q.size(dim - 2), "heads");
+  params.heads_kv = to_int32(in.k.size(dim - 2), "heads_kv");
+  params.head_dim = to_int32(in.q.size(dim - 1), "head_dim");
+  params.head_dim_v = to_int32(in.v.size(dim - 1), "head_dim_v");
+  params.cu_seqlens_q = cu_seqlens_of(in.cu_seqlens_q, "cu_seqlens_q");
+  params.cu_seqlens_k = cu_seqlens_of(in.cu_seqlens_k, "cu_seqlens_k");
+  params.scale = static_cast<float>(in.scale);
+  params.softcap = static_cast<float>(in.softcap);
+  params.window_left = window_bound(in.window_left);
+  params.window_right = window_bound(in.window_right);
+  return params;
+}
+
+template <class Params>
+void set_inputs(Params& params, Tensor const& q, Tensor const& k, Tensor const& v) {
+  params.q = q.data_ptr();
+  params.k = k.data_ptr();
+  params.v = v.data_ptr();
+  params.q_stride = strides_of(q);
+  params.k_stride = strides_of(k);
+  params.v_stride = strides_of(v);
+}
+
 std::tuple<Tensor, Tensor> forward(Tensor const& q, Tensor const& k, Tensor const& v,
                                    std::optional<Tensor> const& cu_seqlens_q,
                                    std::optional<Tensor> const& cu_seqlens_k, int64_t max_seqlen_q,
                                    int64_t max_seqlen_k, double scale, double softcap,
                                    int64_t window_left, int64_t window_right,
                                    std::string const& backend) {
-  bool const packed = cu_seqlens_q.has_value();
-  STD_TORCH_CHECK(packed == cu_seqlens_k.has_value(),
-                  "cute_attention::forward: cu_seqlens_q and cu_seqlens_k go together");
-  check(q, k, v, packed);
-  int32_t const device = q.get_device_index();
-  int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(q.get(), &dtype));
-  int32_t const float32 = aoti_torch_dtype_float32();
+  Inputs const in{
+      q,     k,       v,           cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+      scale, softcap, window_left, window_right, backend};
+  auto params = shape_params<ForwardParams>(in);
+  int32_t const dtype = in.torch_dtype(), float32 = aoti_torch_dtype_float32();
+  int32_t const device = in.device();
 
-  int64_t const dim = q.dim();
-  ForwardParams params{};
-  params.batch = to_int32(packed ? cu_seqlens_q->size(0) - 1 : q.size(0), "batch");
-  params.seqlen_q = to_int32(packed ? max_seqlen_q : q.size(1), "seqlen_q");
-  params.seqlen_k = to_int32(packed ? max_seqlen_k : k.size(1), "seqlen_k");
-  params.total_q = packed ? q.size(0) : 0;
-  params.total_k = packed ? k.size(0) : 0;
-  params.heads = to_int32(q.size(dim - 2), "heads");
-  params.heads_kv = to_int32(k.size(dim - 2), "heads_kv");
-  params.head_dim = to_int32(q.size(dim - 1), "head_dim");
-  params.head_dim_v = to_int32(v.size(dim - 1), "head_dim_v");
-
-  Tensor out = packed
+  Tensor out = in.packed()
                    ? empty({q.size(0), params.heads, params.head_dim_v}, dtype, device)
                    : empty({q.size(0), q.size(1), params.heads, params.head_dim_v}, dtype, device);
-  Tensor lse = packed ? empty({params.heads, q.size(0)}, float32, device)
-                      : empty({params.batch, params.heads, params.seqlen_q}, float32, device);
-  if (q.numel() == 0 || params.batch == 0) return {out, lse};
-  bool const no_keys = params.seqlen_k == 0 || k.numel() == 0;
-  if (packed || no_keys) {  // rows of no sequence, or of none with keys: no kernel writes them
+  Tensor lse = in.packed() ? empty({params.heads, q.size(0)}, float32, device)
+                           : empty({params.batch, params.heads, params.seqlen_q}, float32, device);
+  if (q.numel() == 0) return {out, lse};
+  bool const no_keys = params.batch == 0 || params.seqlen_k == 0 || k.numel() == 0;
+  if (in.packed() || no_keys) {  // rows of no sequence, or of none with keys: no kernel writes them
     torch::stable::zero_(out);
     torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
   }
   if (no_keys) return {out, lse};
 
-  Tensor const q_read = readable(q, dtype, device);
-  Tensor const k_read = readable(k, dtype, device);
-  Tensor const v_read = readable(v, dtype, device);
-  params.q = q_read.data_ptr();
-  params.k = k_read.data_ptr();
-  params.v = v_read.data_ptr();
+  Tensor const q_read = in.readable(q), k_read = in.readable(k), v_read = in.readable(v);
+  set_inputs(params, q_read, k_read, v_read);
   params.o = out.data_ptr();
-  params.lse = static_cast<float*>(lse.data_ptr());
-  params.cu_seqlens_q = cu_seqlens_of(cu_seqlens_q, "cu_seqlens_q");
-  params.cu_seqlens_k = cu_seqlens_of(cu_seqlens_k, "cu_seqlens_k");
-  params.q_stride = strides_of(q_read);
-  params.k_stride = strides_of(k_read);
-  params.v_stride = strides_of(v_read);
   params.o_stride = strides_of(out);
-  params.scale = static_cast<float>(scale);
-  params.softcap = static_cast<float>(softcap);
-  params.window_left = window_bound(window_left);
-  params.window_right = window_bound(window_right);
-
-  DType const kernel_dtype = q.scalar_type() == ScalarType::Half ? DType::Float16 : DType::BFloat16;
-  int32_t const error = cute_attention_forward(&params, kernel_dtype, arch_of(backend), device,
+  params.lse = static_cast<float*>(lse.data_ptr());
+  int32_t const error = cute_attention_forward(&params, in.kernel_dtype(), arch_of(backend), device,
                                                current_stream(device));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
   return {out, lse};
+}
+
+// Launches the backward pass; the workspaces live until the stream is done with them.
+void launch_backward(Inputs const& in, BackwardParams& params, Tensor const& lse,
+                     bool deterministic) {
+  int32_t const device = in.device(), arch = arch_of(in.backend);
+  BackwardWorkspace sizes{};
+  int32_t error =
+      cute_attention_backward_workspace(&params, in.kernel_dtype(), arch, device, &sizes);
+  STD_TORCH_CHECK(error == 0, cute_attention_last_error());
+  int32_t const float32 = aoti_torch_dtype_float32();
+  Tensor delta = empty({lse.numel()}, float32, device);
+  Tensor grad_q_sum = empty({sizes.grad_q_sum}, float32, device);
+  Tensor grad_q_turn =
+      empty({deterministic ? sizes.grad_q_turn : 0}, aoti_torch_dtype_int32(), device);
+  params.delta = static_cast<float*>(delta.data_ptr());
+  params.grad_q_sum = static_cast<float*>(grad_q_sum.data_ptr());
+  params.grad_q_turn = deterministic ? static_cast<int32_t*>(grad_q_turn.data_ptr()) : nullptr;
+  error = cute_attention_backward(&params, in.kernel_dtype(), arch, device, current_stream(device));
+  STD_TORCH_CHECK(error == 0, cute_attention_last_error());
+}
+
+void check_float(Tensor const& tensor, Tensor const& like, char const* name) {
+  STD_TORCH_CHECK(tensor.is_cuda() && tensor.scalar_type() == ScalarType::Float &&
+                      tensor.numel() == like.numel(),
+                  "cute_attention::backward: ", name, " must be float32 of the shape of the LSE");
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward(
+    Tensor const& grad_out, std::optional<Tensor> const& grad_lse, Tensor const& q, Tensor const& k,
+    Tensor const& v, Tensor const& out, Tensor const& lse,
+    std::optional<Tensor> const& cu_seqlens_q, std::optional<Tensor> const& cu_seqlens_k,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double scale, double softcap, int64_t window_left,
+    int64_t window_right, bool deterministic, std::string const& backend) {
+  Inputs const in{
+      q,     k,       v,           cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+      scale, softcap, window_left, window_right, backend};
+  auto params = shape_params<BackwardParams>(in);
+  STD_TORCH_CHECK(grad_out.numel() == out.numel() && grad_out.scalar_type() == q.scalar_type() &&
+                      out.scalar_type() == q.scalar_type(),
+                  "cute_attention::backward: grad_out and out must have q's dtype and one shape");
+  check_float(lse, lse, "lse");
+  if (grad_lse) check_float(*grad_lse, lse, "grad_lse");
+
+  auto const contiguous_like = [&](Tensor const& t) {
+    return in.packed()
+               ? empty({t.size(0), t.size(1), t.size(2)}, in.torch_dtype(), in.device())
+               : empty({t.size(0), t.size(1), t.size(2), t.size(3)}, in.torch_dtype(), in.device());
+  };
+  Tensor dq = contiguous_like(q), dk = contiguous_like(k), dv = contiguous_like(v);
+  bool const nothing = q.numel() == 0 || k.numel() == 0 || params.batch == 0 ||
+                       params.seqlen_q == 0 || params.seqlen_k == 0;
+  if (in.packed() || nothing) {  // rows of no sequence, or without a partner: no kernel writes them
+    for (Tensor* gradient : {&dq, &dk, &dv}) torch::stable::zero_(*gradient);
+  }
+  if (nothing) return {dq, dk, dv};
+
+  Tensor const q_read = in.readable(q), k_read = in.readable(k), v_read = in.readable(v);
+  Tensor const out_read = in.readable(out), grad_out_read = in.readable(grad_out);
+  Tensor const lse_read = torch::stable::contiguous(lse);
+  set_inputs(params, q_read, k_read, v_read);
+  params.o = out_read.data_ptr();
+  params.grad_o = grad_out_read.data_ptr();
+  params.o_stride = strides_of(out_read);
+  params.grad_o_stride = strides_of(grad_out_read);
+  params.lse = static_cast<float const*>(lse_read.data_ptr());
+  std::optional<Tensor> grad_lse_read;
+  if (grad_lse) {
+    grad_lse_read = torch::stable::contiguous(*grad_lse);
+    params.grad_lse = static_cast<float const*>(grad_lse_read->data_ptr());
+  }
+  params.grad_q = dq.data_ptr();
+  params.grad_k = dk.data_ptr();
+  params.grad_v = dv.data_ptr();
+  params.grad_q_stride = strides_of(dq);
+  params.grad_k_stride = strides_of(dk);
+  params.grad_v_stride = strides_of(dv);
+  launch_backward(in, params, lse_read, deterministic);
+  return {dq, dk, dv};
 }
 
 }  // namespace
@@ -193,8 +308,14 @@ STABLE_TORCH_LIBRARY(cute_attention, library) {
       "forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
       "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, "
       "SymInt window_right, str backend) -> (Tensor out, Tensor lse)");
+  library.def(
+      "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
+      "Tensor lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, "
+      "SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, SymInt window_right, "
+      "bool deterministic, str backend) -> (Tensor dq, Tensor dk, Tensor dv)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUDA, library) {
   library.impl("forward", TORCH_BOX(&cute_attention::forward));
+  library.impl("backward", TORCH_BOX(&cute_attention::backward));
 }

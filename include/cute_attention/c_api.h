@@ -38,6 +38,12 @@ struct Problem {
   uint32_t features;
 };
 
+// Sizes of the workspaces of BackwardParams, in elements.
+struct BackwardWorkspace {
+  int64_t grad_q_sum;
+  int64_t grad_q_turn;  // for a deterministic call
+};
+
 // Any family that serves the problem; otherwise a value of Arch.
 constexpr int32_t kAnyArch = 0;
 
@@ -55,6 +61,17 @@ extern "C" {
 CUTE_ATTENTION_API int32_t cute_attention_forward(cute_attention::ForwardParams const* params,
                                                   cute_attention::DType dtype, int32_t arch,
                                                   int32_t device, void* stream);
+
+// Attention's backward pass, as the forward one: gradients of q, k and v from grad_o and grad_lse.
+// The caller allocates the workspaces: `delta` like the LSE, the others as
+// cute_attention_backward_workspace says of the same params (it reads no pointer), dtype, arch and
+// device.
+CUTE_ATTENTION_API int32_t cute_attention_backward_workspace(
+    cute_attention::BackwardParams const* params, cute_attention::DType dtype, int32_t arch,
+    int32_t device, cute_attention::BackwardWorkspace* workspace);
+CUTE_ATTENTION_API int32_t cute_attention_backward(cute_attention::BackwardParams const* params,
+                                                   cute_attention::DType dtype, int32_t arch,
+                                                   int32_t device, void* stream);
 
 // The text of this thread's last error; valid until the next one.
 CUTE_ATTENTION_API char const* cute_attention_last_error();

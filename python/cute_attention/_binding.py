@@ -20,9 +20,10 @@ def binding_error() -> str:
         torch.ops.load_library(path)
     except OSError as error:
         return f"the torch binding does not load: {error}"
-    from .ops import fake_forward
+    from .ops import fake_backward, fake_forward
 
     torch.library.register_fake("cute_attention::forward", fake_forward)
+    torch.library.register_fake("cute_attention::backward", fake_backward)
     from .flops import register_kernel_formulas
 
     register_kernel_formulas()

@@ -6,7 +6,6 @@ us more where it is needed (one core of an AMD EPYC, torch 2.13, for an op that 
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from . import _check
 from .backend import check_name, requested_backend, select_forward
 from .dropout import as_seed
 from .ops import AttentionFunction, Call, Tensors, TransformedAttention, run_forward
-from .survey import Features
+from .survey import Features, specialized
 
 
 class Options(NamedTuple):
@@ -105,8 +104,7 @@ def attend(
     sides = check_options(name, q, shape, options)
     features = features_of(options, sides, offsets[0] is not None)
     requested = requested_backend(options.backend)
-    # operator.index makes torch.compile specialise on head dims, which the choice depends on.
-    head_dim, head_dim_v = operator.index(shape.head_dim), operator.index(shape.head_dim_v)
+    head_dim, head_dim_v = specialized(shape.head_dim), specialized(shape.head_dim_v)
     call = Call(
         select_forward(q.dtype, head_dim, head_dim_v, features, q.device, requested),
         requested,
@@ -118,6 +116,7 @@ def attend(
         options.dropout_p if features.dropout else 0.0,
         options.deterministic,
         options.return_lse,
+        features,
     )
     bias = options.bias
     if bias is not None:

@@ -84,6 +84,7 @@ def check_name(name: str, label: str, backend: object) -> None:
 Key = tuple[torch.dtype, int, int, Features, torch.device, str]
 
 _choices: dict[Key, str] = {}
+_backward_choices: dict[tuple[Key, bool], str] = {}
 _warned: set[str] = set()
 
 
@@ -143,25 +144,64 @@ def choose(requested: str, reports: tuple[Report, ...]) -> str:
     return requested
 
 
-def select_backward(requested: str, deterministic: bool) -> str:
-    """The backend of a backward call, a key of `_BACKWARD_OPS` in ops.py.
+def select_backward(
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    features: Features,
+    device: torch.device,
+    requested: str,
+    deterministic: bool,
+) -> str:
+    """The backend of the backward of a forward call, from a cache by exactly these arguments.
 
-    There are no backward kernels: `reference` serves what was requested of any backend, and repeats
-    bitwise whether or not `deterministic` (the call's argument, or PyTorch's setting) asks for it.
+    `reference` repeats bitwise whatever `deterministic` asks for.
     """
-    return "reference"
+    if requested == "auto":
+        requested = os.environ.get(ENVIRONMENT, "auto")
+    key = (dtype, head_dim, head_dim_v, features, device, requested)
+    choice = _backward_choices.get((key, deterministic))
+    if choice is None:
+        choice = _backward_choices[key, deterministic] = _choose_backward(key, deterministic)
+    return choice
 
 
-def _warn_of_fallback(reports: tuple[Report, ...]) -> None:
+select_backward._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _choose_backward(key: Key, deterministic: bool) -> str:
+    dtype, head_dim, head_dim_v, features, device, requested = key
+    if requested == "reference" or device.type != "cuda":
+        return "reference"
+    question = Question(
+        "backward", dtype, head_dim, head_dim_v, features, device, deterministic=deterministic
+    )
+    reports = survey(question)
+    choice = choose_backward(requested, reports)
+    if choice == "reference":
+        _warn_of_fallback(reports, "backward ")
+    return choice
+
+
+def choose_backward(requested: str, reports: tuple[Report, ...]) -> str:
+    """What was requested of the forward, if it serves, and `reference` if it does not: the output
+    is there by then. The first that serves where nothing was requested."""
+    serving = [report.backend for report in reports if report.serves]
+    if requested == "auto":
+        return serving[0]
+    return requested if requested in serving else "reference"
+
+
+def _warn_of_fallback(reports: tuple[Report, ...], direction: str = "") -> None:
     reasons = "; ".join(
         f"{report.backend}: {', '.join(report.reasons)}" for report in reports if not report.serves
     )
-    if reasons in _warned:
+    if direction + reasons in _warned:
         return
-    _warned.add(reasons)
+    _warned.add(direction + reasons)
     warnings.warn(
-        f"attention: no kernel serves this call, so the slower reference backend does ({reasons}); "
-        "cute_attention.explain shows more, backend='reference' silences this",
+        f"attention: no {direction}kernel serves this call, so the slower reference backend does "
+        f"({reasons}); cute_attention.explain shows more, backend='reference' silences this",
         FallbackWarning,
         stacklevel=6,  # whoever calls attention
     )

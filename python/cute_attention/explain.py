@@ -11,7 +11,7 @@ from torch import Tensor
 from . import _check, _core
 from ._call import Options, autocast, autocasts, check_options, features_of
 from ._core import Row
-from .backend import ENVIRONMENT, check_name, requested_backend, select_backward
+from .backend import ENVIRONMENT, check_name, choose_backward, requested_backend
 from .functional import Window
 from .survey import DTYPE_NAMES, Question, Report, Sizes, survey, table
 
@@ -141,15 +141,16 @@ def explain_question(question: Question, backend: str = "auto") -> Explanation:
     """`explain` for a call that is only described."""
     requested, source = _requested(backend)
     forward = survey(question)
+    backward = survey(question._replace(direction="backward"))
     serving = [report.backend for report in forward if report.serves]
     wanted = serving[0] if requested == "auto" else requested
     return Explanation(
         call=_describe(question),
         requested=f"{requested} ({source})",
         chosen=wanted if wanted in serving else None,
-        chosen_backward=select_backward(requested, question.deterministic),
+        chosen_backward=choose_backward(requested, backward),
         forward=forward,
-        backward=survey(question._replace(direction="backward")),
+        backward=backward,
     )
 
 

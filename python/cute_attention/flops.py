@@ -40,15 +40,23 @@ def _reference_forward(*args: Any, out_val: Any = None, **_: Any) -> int:
     return _forward(args, args[9:11])
 
 
-def _reference_backward(*args: Any, out_val: Any = None, **_: Any) -> int:
+def _backward(args: tuple[Any, ...], longest: tuple[int, int]) -> int:
     q, k, v, cu_seqlens_q, cu_seqlens_k = args[2], args[3], args[4], args[7], args[8]
-    pairs = _pairs(q, k, (cu_seqlens_q, cu_seqlens_k), args[13:15])
+    pairs = _pairs(q, k, (cu_seqlens_q, cu_seqlens_k), longest)
     # Of head_dim: scores again, dq, dk. Of head_dim_v: dp, dv.
     return 2 * pairs * q.shape[-2] * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
+def _reference_backward(*args: Any, out_val: Any = None, **_: Any) -> int:
+    return _backward(args, args[13:15])
+
+
 def _kernel_forward(*args: Any, out_val: Any = None, **_: Any) -> int:
     return _forward(args, args[5:7])
+
+
+def _kernel_backward(*args: Any, out_val: Any = None, **_: Any) -> int:
+    return _backward(args, args[9:11])
 
 
 _OPS = torch.ops.cute_attention
@@ -59,3 +67,4 @@ register_flop_formula(_OPS.reference_backward, get_raw=True)(_reference_backward
 def register_kernel_formulas() -> None:
     """For the ops of the binding, once it is loaded."""
     register_flop_formula(_OPS.forward, get_raw=True)(_kernel_forward)
+    register_flop_formula(_OPS.backward, get_raw=True)(_kernel_backward)

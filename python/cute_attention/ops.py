@@ -1,6 +1,6 @@
 """The torch ops `cute_attention::*`, their fakes, and how autograd is attached.
 
-    forward             a kernel; defined by the C++ binding, see _binding.py
+    forward, backward   kernels; defined by the C++ binding, see _binding.py
     reference_forward   blockwise.py
     reference_backward  blockwise.py: the gradient of either forward
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .backend import select_backward
 from .blockwise import AttentionSpec, blockwise_backward, blockwise_forward
+from .survey import Features, specialized
 
 _OPTIONS = (
     "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, "
@@ -56,6 +57,7 @@ class Call(NamedTuple):
     dropout_p: float
     deterministic: bool
     return_lse: bool
+    features: Features
 
 
 class Tensors(NamedTuple):
@@ -130,8 +132,11 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
 torch.library.register_fake("cute_attention::reference_forward", fake_forward, lib=_library)
 torch.library.register_fake("cute_attention::reference_backward", _fake_backward, lib=_library)
 
-# By the backend that `select_backward` names.
-_BACKWARD_OPS = {"reference": torch.ops.cute_attention.reference_backward.default}
+
+def fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Shapes and dtypes of the kernels' backward op."""
+    q, k, v = args[2:5]
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def run_forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:
@@ -199,10 +204,25 @@ def run_backward(
         needs: whether bias and sink need their gradients.
     """
     deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
-    op = _BACKWARD_OPS[select_backward(call.requested, deterministic)]
     grad_out, grad_lse, out, lse = results
     q, k, v, *extras = tensors
-    return op(grad_out, grad_lse, q, k, v, out, lse, *extras, *call[2:9], *needs)
+    backend = select_backward(
+        q.dtype,
+        specialized(q.shape[-1]),
+        specialized(v.shape[-1]),
+        call.features,
+        q.device,
+        call.requested,
+        deterministic,
+    )
+    saved = (grad_out, grad_lse, q, k, v, out, lse)
+    if backend == "reference":
+        op = torch.ops.cute_attention.reference_backward.default
+        return op(*saved, *extras, *call[2:9], *needs)
+    grads = torch.ops.cute_attention.backward.default(
+        *saved, *extras[:2], *call[2:8], deterministic, backend
+    )
+    return (*grads, grad_out.new_empty(0), grad_out.new_empty(0))
 
 
 class TransformedAttention(torch.autograd.Function):

@@ -35,6 +35,15 @@ class Features(NamedTuple):
     nonpositive_scale: bool = False
 
 
+def specialized(head_dim: int) -> int:
+    """`head_dim` as a constant of a compiled graph, since the choice of a backend depends on it.
+
+    range() is what makes torch.compile specialise on a symbolic size in every torch since 2.10;
+    operator.index does from some release after 2.11.
+    """
+    return range(head_dim).stop
+
+
 class Sizes(NamedTuple):
     """What decides between the rows of a backend, but not whether it serves."""
 
