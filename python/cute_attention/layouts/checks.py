@@ -20,12 +20,13 @@ from cute_attention.layouts.trace import (
     box_elements,
     operand_copies,
     tile_copies,
+    trace_of,
 )
 
 
 def check(kernel: Kernel) -> list[Result]:
     """Every proof about one kernel."""
-    trace = Trace(kernel)
+    trace = trace_of(kernel)
     return [
         *_check_tiles(kernel),
         *_check_copies(kernel, trace),

@@ -121,7 +121,7 @@ def mma_elements(exported: dict[str, Any], operand: str) -> Array:
     return elements
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed as the object it is
 class Kernel:
     """Everything exported about one row."""
 

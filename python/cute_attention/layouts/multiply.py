@@ -72,6 +72,13 @@ def _matrices(
     return _placed(places, found.outer), _placed(places, found.k)
 
 
+def mma_count(product: dict[str, Any]) -> int:
+    """MMAs of one tile, over all warps or warpgroups."""
+    elements = accumulator_elements(product)
+    groups = elements.shape[0] // _fragments(product["instruction"]).threads
+    return groups * elements.shape[2] * elements.shape[3] * (product["tile"][2] // 16)
+
+
 def check_product(trace: Trace, product: dict[str, Any]) -> Result:
     """The rule `fragments`."""
     m, n, k = product["tile"]
@@ -90,11 +97,10 @@ def check_product(trace: Trace, product: dict[str, Any]) -> Result:
     k_once = np.sort(a_k[:, 0, :, 0, :].reshape(groups, -1), axis=1)
     every_k = bool((k_once == np.arange(k)).all()) if k_once.shape[1] == k else False
     wrong = int((~right_a).sum() + (~right_b).sum() + (~right_c).sum())
-    mmas = groups * c.shape[3] * c.shape[4] * a_k.shape[4]
     ok = wrong == 0 and once == m * n and every_k
     number = (
         f"{wrong} of {right_a.size + right_b.size + right_c.size} values wrong, "
         f"{once} of {m * n} sums once, {'every' if every_k else 'not every'} k of {k}, "
-        f"{mmas} {product['instruction']}"
+        f"{mma_count(product)} {product['instruction']}"
     )
     return Result("fragments", product["formula"], ok, number)

@@ -52,6 +52,7 @@ class TileCopy:
         return self.address.reshape(threads // 32, 32, instructions, values)
 
 
+@functools.lru_cache(maxsize=64)
 def tile_copies(kernel: Kernel) -> list[TileCopy]:
     """The copies between global and shared memory and from accumulators to shared memory."""
     copies = []
@@ -84,6 +85,7 @@ def tile_copies(kernel: Kernel) -> list[TileCopy]:
     return copies
 
 
+@functools.lru_cache(maxsize=64)
 def operand_copies(kernel: Kernel) -> list[TileCopy]:
     """The copies from shared memory to the fragments of MMAs."""
     copies = []
@@ -198,6 +200,7 @@ class Trace:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.contents = contents(kernel)
+        self._operands: dict[tuple[str, str], Operand] = {}
         self.operand_copies = {
             (copy.name.split("(")[-1].rstrip(")"), copy.tile.tensor): copy
             for copy in operand_copies(kernel)
@@ -205,6 +208,12 @@ class Trace:
 
     def operand(self, product: dict[str, Any], side: str) -> Operand:
         """What the registers of an operand hold when its MMAs run."""
+        key = product["name"], side
+        if key not in self._operands:
+            self._operands[key] = self._operand(product, side)
+        return self._operands[key]
+
+    def _operand(self, product: dict[str, Any], side: str) -> Operand:
         operand = product[side]
         fragment = table(operand["fragment"])  # [value, rest, k block] -> register
         if operand["from"] == "registers":
@@ -230,3 +239,9 @@ class Trace:
                 assert copy.registers is not None
                 held[copy.tile.tensor] = _put(copy.address, accumulator(product)[:, copy.registers])
         return held
+
+
+@functools.lru_cache(maxsize=64)
+def trace_of(kernel: Kernel) -> Trace:
+    """The elements of a kernel, followed once."""
+    return Trace(kernel)

@@ -1,0 +1,252 @@
+"""`explain ROW`: the way of one element from global memory to the MMAs, and of one of O back out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cute_attention.layouts import hardware
+from cute_attention.layouts.errors import LayoutError
+from cute_attention.layouts.grid import draw_grid, figure, mark, save, shade, ticks
+from cute_attention.layouts.model import ELEMENT_BYTES, Array, Kernel
+from cute_attention.layouts.pictures import VECTOR, bank_legend, draw_tile
+from cute_attention.layouts.trace import (
+    TileCopy,
+    Trace,
+    accumulator,
+    box_elements,
+    operand_copies,
+    received,
+    tile_copies,
+    trace_of,
+)
+
+_GLOBAL = {
+    "q": "q[b, m_block * {m} + {row}, h, {col}]",
+    "k": "k[b, n_block * {n} + {row}, h_kv, {col}]",
+    "v": "v[b, n_block * {n} + {row}, h_kv, {col}]",
+    "o": "out[b, m_block * {m} + {row}, h, {col}]",
+}
+
+
+@dataclass(frozen=True)
+class Element:
+    """Of a tensor's tile."""
+
+    tensor: str
+    row: int
+    col: int
+
+
+def _checked(kernel: Kernel, element: Element) -> None:
+    tensors = kernel.tiles()
+    if element.tensor not in tensors:
+        raise LayoutError(f"explain: --tensor {element.tensor}, expected one of {list(tensors)}")
+    rows, cols = kernel.shape(element.tensor)
+    if not (0 <= element.row < rows and 0 <= element.col < cols):
+        raise LayoutError(
+            f"explain: element ({element.row}, {element.col}) is outside the {rows} x {cols} tile "
+            f"of {element.tensor}"
+        )
+
+
+def _global(kernel: Kernel, element: Element) -> str:
+    name = _GLOBAL.get(element.tensor, element.tensor + "[..., {row}, {col}]")
+    place = name.format(m=kernel.row.tile_m, n=kernel.row.tile_n, row=element.row, col=element.col)
+    sector = element.col * ELEMENT_BYTES // hardware.SECTOR_BYTES
+    return f"{place}, in 32-byte sector {sector} of its row"
+
+
+def _where(values: Array, wanted: int) -> Array:
+    return np.argwhere(values == wanted)
+
+
+def _loaded(kernel: Kernel, element: Element) -> Iterator[str]:
+    rows = kernel.shape(element.tensor)[0]
+    number = element.row + rows * element.col
+    for copy in tile_copies(kernel):
+        if copy.tile.tensor == element.tensor and copy.kind == "load":
+            assert copy.source is not None
+            thread, instruction, value = _where(copy.source, number)[0]
+            yield (
+                f"global -> shared: thread {thread} copies it in its {copy.instruction} number "
+                f"{instruction}, element {value} of {copy.values}"
+            )
+    for exported in kernel.copies:
+        if exported["kind"] == "boxes" and exported["tensor"] == element.tensor:
+            box, row, col = _where(box_elements(exported)[1], number)[0]
+            height, width = exported["box"]
+            yield (
+                f"global -> shared: TMA box {box} of {len(exported['boxes'])} ({height} x {width}),"
+                f" its row {row}, column {col}"
+            )
+
+
+def _lies(kernel: Kernel, element: Element) -> str:
+    tile = kernel.tiles()[element.tensor]
+    address = int(tile.address[element.row, element.col]) * ELEMENT_BYTES
+    buffers = {buffer["name"]: buffer for buffer in kernel.plan["buffers"]}
+    offset = buffers[element.tensor]["offset"]
+    return (
+        f"shared memory: byte {address} of s{element.tensor.upper()} "
+        f"(byte {offset + address} of the CTA's), bank {address // 4 % 32}, by {tile.notation}"
+    )
+
+
+def _operands(kernel: Kernel, tensor: str) -> Iterator[tuple[dict[str, Any], str]]:
+    for product in kernel.products:
+        for side in "ab":
+            operand = product[side]
+            if operand.get("smem", operand).get("tensor") == tensor:
+                yield product, side
+
+
+def _reads(copy: TileCopy, address: int) -> str:
+    thread, instruction, _ = _where(received(copy), address)[0]
+    giver = _where(copy.address, address)
+    same = giver[(giver[:, 0] // 32 == thread // 32) & (giver[:, 1] == instruction)]
+    text = f"{copy.instruction} number {instruction} of warp {thread // 32}"
+    if copy.instruction.startswith("ldmatrix") and len(same):
+        lane = same[0][0] % 32
+        text += f": lane {lane} gives the address of its 16 bytes (phase {lane // 8})"
+    return text
+
+
+def _multiplied(kernel: Kernel, trace: Trace, element: Element) -> Iterator[str]:
+    copies = {copy.name: copy for copy in operand_copies(kernel)}
+    address = int(kernel.tiles()[element.tensor].address[element.row, element.col])
+    for product, side in _operands(kernel, element.tensor):
+        operand = product[side]
+        shared = operand.get("smem", operand)
+        place = (element.row, element.col)
+        outer, k = place[::-1] if shared["transposed"] else place
+        letter = "mn"["ab".index(side)]
+        if operand["from"] == "descriptors":
+            yield (
+                f"{product['formula']}: operand {side.upper()}, {letter} = {outer}, k = {k}, read "
+                f"by {product['instruction']} number {k // 16} through its descriptor"
+            )
+            continue
+        name = f"{element.tensor}: shared -> registers ({product['formula']})"
+        yield f"shared -> registers: {_reads(copies[name], address)}"
+        found = trace.operand(product, side)
+        hits = np.argwhere((found.outer == outer) & (found.k == k))
+        thread, value, rest, block = hits[0]
+        threads = len(hits)
+        also = f"; {threads} threads hold it, one a warp" if threads > 1 else ""
+        yield (
+            f"{product['formula']}: thread {thread} holds it as operand {side.upper()}, "
+            f"{letter} = {outer}, k = {k}: value {value} of {product['instruction']} "
+            f"({letter} tile {rest}, k block {block}){also}"
+        )
+
+
+def _accumulated(kernel: Kernel, name: str, row: int, col: int) -> str:
+    product = kernel.product(name)
+    thread, register = _where(accumulator(product), row + product["tile"][0] * col)[0]
+    return f"thread {thread}, register {register}"
+
+
+def _written(kernel: Kernel, row: int, col: int) -> Iterator[str]:
+    number = row + kernel.product("O")["tile"][0] * col
+    yield f"O[{row}, {col}] is summed in {_accumulated(kernel, 'O', row, col)}"
+    wrote = False
+    for copy in tile_copies(kernel):
+        if copy.tile.tensor != "o":
+            continue
+        assert copy.target is not None
+        thread, instruction, value = _where(copy.target, number)[0]
+        address = int(copy.address[thread, instruction, value]) * ELEMENT_BYTES
+        words = {
+            "accumulator": f"registers -> shared: thread {thread} writes it to byte {address} of sO",
+            "store": f"shared -> global: thread {thread} copies it in its store number "
+            f"{instruction}, element {value} of {copy.values}",
+        }
+        wrote = True
+        yield words[copy.kind]
+    if not wrote:
+        yield "registers -> global: exchanged among the 4 threads of its row, stored 16 bytes each"
+    yield _global(kernel, Element("o", row, col))
+
+
+def steps(kernel: Kernel, element: Element) -> Iterator[str]:
+    """The way of an element, one step after the other."""
+    _checked(kernel, element)
+    if element.tensor != "o":
+        yield _global(kernel, element)
+        yield from _loaded(kernel, element)
+        yield _lies(kernel, element)
+        yield from _multiplied(kernel, trace_of(kernel), element)
+    if element.tensor in ("q", "k"):
+        at = (element.row, 0) if element.tensor == "q" else (0, element.row)
+        yield (
+            f"S[{at[0]}, {at[1]}] is one of the sums it goes into: "
+            f"{_accumulated(kernel, 'S', *at)}, which becomes P[{at[0]}, {at[1]}] in place"
+        )
+    names = [product["name"] for product in kernel.products]
+    row = element.row if element.tensor in ("q", "o") else 0
+    if "O" in names and element.col < kernel.product("O")["tile"][1]:
+        yield from _written(kernel, row, element.col)
+
+
+def words(kernel: Kernel, element: Element) -> str:
+    """The steps, numbered."""
+    lines = [f"{kernel.name}: {element.tensor} tile, row {element.row}, column {element.col}"]
+    lines += [f"{number}. {step}" for number, step in enumerate(steps(kernel, element), 1)]
+    return "\n".join(lines)
+
+
+def pictures(kernel: Kernel, element: Element, folder: Path) -> list[Path]:
+    """The element in shared memory and in the accumulator of O."""
+    _checked(kernel, element)
+    tile = kernel.tiles()[element.tensor]
+    first = element.row // 8 * 8
+    first = min(first, max(tile.address.shape[0] - 16, 0))
+    created = figure(17, 6)
+    left, right = created.subplots(1, 2, width_ratios=[tile.address.shape[1] // VECTOR + 3, 16])
+    draw_tile(left, tile, first)
+    mark(left, element.row - first, element.col // VECTOR)
+    bank_legend(left)
+    name = "S" if element.tensor in ("q", "k") else kernel.products[-1]["name"]
+    product = kernel.product(name)
+    place = {
+        "q": (element.row, 0),
+        "k": (0, element.row),
+        "v": (0, element.col),
+        "o": (element.row, element.col),
+    }.get(element.tensor, (0, 0))
+    m, n, _ = product["tile"]
+    held = accumulator(product)
+    owner = np.zeros(m * n, np.int64)
+    register = np.zeros(m * n, np.int64)
+    for thread, elements in enumerate(held):
+        owner[elements], register[elements] = thread, np.arange(held.shape[1])
+    row0, col0 = place[0] // 16 * 16, place[1] // 16 * 16
+    cols = min(16, n - col0)
+    labels = [
+        [f"T{owner[row + m * col]}\nr{register[row + m * col]}" for col in range(col0, col0 + cols)]
+        for row in range(row0, row0 + 16)
+    ]
+    draw_grid(
+        right,
+        (16, cols),
+        lambda row, col: shade(int(owner[row0 + row + m * (col0 + col)]) % 32, 32),
+        lambda row, col: labels[row][col],
+        5.5,
+    )
+    ticks(
+        right,
+        [str(row0 + row) for row in range(16)],
+        [str(col0 + col) for col in range(cols)],
+    )
+    mark(right, place[0] - row0, place[1] - col0)
+    right.set_title(f"{name}: thread and register; framed: a sum it goes into", fontsize=8)
+    created.suptitle(
+        f"{kernel.name}: {element.tensor} tile, row {element.row}, column {element.col}", fontsize=9
+    )
+    name = f"{kernel.name}_path_{element.tensor}_{element.row}_{element.col}"
+    return save(created, folder, name)

@@ -1,0 +1,134 @@
+"""Deliberately broken layouts, as C++ traits that the exporter compiles instead of a kernel's own.
+
+Each is the real traits with one thing changed, and the rules of `check` that must catch it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Members that hide those of the sm80 forward traits, and what they break."""
+
+    name: str
+    members: str
+    violated: frozenset[tuple[str, str]]  # (rule, first word of the subject)
+
+    @property
+    def traits(self) -> str:
+        """What the broken traits are called."""
+        return "Broken_" + self.name.replace(" ", "_")
+
+    def preamble(self, base: str = "sm80::ForwardTraits") -> str:
+        """The C++ of the broken traits."""
+        return (
+            f"template <class Row> struct {self.traits} : {base}<Row> {{\n"
+            f"  using Base = {base}<Row>; using Element = typename Base::Element;\n"
+            f"{self.members}}};\n"
+        )
+
+
+def _violated(*pairs: str) -> frozenset[tuple[str, str]]:
+    return frozenset((rule, subject) for rule, subject in (pair.split("/") for pair in pairs))
+
+
+PLAIN_K = """
+  using SmemLayoutK = cute::Layout<
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDim>>,
+      cute::Stride<cute::Int<Base::kHeadDim>, cute::_1>>;
+"""
+PADDED_K = """
+  using SmemLayoutK = cute::Layout<
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDim>>,
+      cute::Stride<cute::Int<Base::kHeadDim + 8>, cute::_1>>;
+"""
+NARROW_SWIZZLE_Q = """
+  using SmemLayoutQ = decltype(cute::tile_to_shape(
+      cute::composition(cute::Swizzle<1, 3, 3>{},
+                        cute::Layout<cute::Shape<cute::_8, cute::_64>,
+                                     cute::Stride<cute::_64, cute::_1>>{}),
+      cute::Shape<cute::Int<Base::kTileM>, cute::Int<Base::kHeadDim>>{}));
+"""
+SPLITTING_SWIZZLE_Q = """
+  using SmemLayoutQ = decltype(cute::tile_to_shape(
+      cute::composition(cute::Swizzle<3, 2, 4>{},
+                        cute::Layout<cute::Shape<cute::_8, cute::_64>,
+                                     cute::Stride<cute::_64, cute::_1>>{}),
+      cute::Shape<cute::Int<Base::kTileM>, cute::Int<Base::kHeadDim>>{}));
+"""
+WRONG_ATOM_V = """
+  using SmemCopyV = decltype(cute::make_tiled_copy_B(
+      cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, typename Base::TiledMma{}));
+"""
+WRONG_ATOM_K = """
+  using SmemCopyK = decltype(cute::make_tiled_copy_B(
+      cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>{}, typename Base::TiledMma{}));
+"""
+# Neighbouring threads down a column of vectors instead of along a row.
+TRANSPOSED_COPY = """
+  using GmemCopyQK = decltype(cute::make_tiled_copy(
+      cute::Copy_Atom<typename Base::CpAsync, Element>{},
+      cute::Layout<cute::Shape<cute::Int<Base::kThreads / 4>, cute::_4>>{},
+      cute::Layout<cute::Shape<cute::_1, cute::_8>>{}));
+"""
+# Half the threads copy what the other half copies too.
+DOUBLE_COPY = """
+  using GmemCopyV = decltype(cute::make_tiled_copy(
+      cute::Copy_Atom<typename Base::CpAsync, Element>{},
+      cute::Layout<cute::Shape<cute::Shape<cute::_2, cute::Int<Base::kThreads / 16>>, cute::_8>,
+                   cute::Stride<cute::Stride<cute::_0, cute::_8>, cute::_1>>{},
+      cute::Layout<cute::Shape<cute::_1, cute::_8>>{}));
+"""
+OVERLAPPING_PLAN = """
+  struct SharedMemory {
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutQ>, 128> q;
+    union {
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 128> k;
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV>, 128> v;
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutO>, 128> o;
+    };
+  };
+"""
+SHORT_BUFFER = """
+  struct SharedMemory {
+    union {
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutQ>, 128> q;
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutO>, 128> o;
+    };
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 128> k;
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV> / 2, 128> v;
+  };
+"""
+CROOKED_BUFFER = """
+  struct SharedMemory {
+    union {
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutQ>, 16> q;
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutO>, 16> o;
+    };
+    char flags[16];
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 16> k;
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV>, 16> v;
+  };
+"""
+HUGE_PLAN = """
+  struct SharedMemory : Base::SharedMemory {
+    char more[128 * 1024];
+  };
+"""
+
+FORWARD = [
+    Mutation("swizzle removed", PLAIN_K, _violated("banks/k:")),
+    Mutation("swizzle of one bit", NARROW_SWIZZLE_Q, _violated("banks/q:")),
+    Mutation("swizzle that splits vectors", SPLITTING_SWIZZLE_Q, _violated("vectors/q:")),
+    Mutation("wrong atom for V", WRONG_ATOM_V, _violated("vectors/v:", "fragments/O")),
+    Mutation("wrong atom for K", WRONG_ATOM_K, _violated("fragments/S")),
+    Mutation("transposed copy", TRANSPOSED_COPY, _violated("sectors/q:", "sectors/k:")),
+    Mutation("vectors copied twice", DOUBLE_COPY, _violated("copied once/v:")),
+    Mutation("overlapping plan", OVERLAPPING_PLAN, _violated("plan/k")),
+    Mutation("buffer too short", SHORT_BUFFER, _violated("layout/v")),
+    Mutation("padding without room for it", PADDED_K, _violated("layout/k")),
+    Mutation("crooked buffer", CROOKED_BUFFER, _violated("alignment/buffers")),
+    Mutation("too much shared memory", HUGE_PLAN, _violated("plan/shared", "occupancy/compute")),
+]

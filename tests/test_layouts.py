@@ -1,0 +1,143 @@
+"""The layout lab: every row's layouts hold, the model of the hardware is right, mistakes are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from layout_mutations import FORWARD
+
+from cute_attention import rows
+from cute_attention.layouts import checks, hardware
+from cute_attention.layouts.__main__ import main
+from cute_attention.layouts.export import Request, described, edited, find_row
+from cute_attention.layouts.model import kernels
+
+pytestmark = pytest.mark.xdist_group("layouts")
+
+TABLE = [row for row in rows.table() if described(row)]
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, checks.Report]:
+    found = checks.check_all(kernels([Request(row) for row in TABLE]))
+    return {report.kernel.name: report for report in found}
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_every_proof_about_every_row_holds(reports, row):
+    report = reports[row.name]
+    assert not report.violations
+    rules = {result.rule for result in report.results}
+    assert {"layout", "copied once", "fragments", "plan", "alignment", "occupancy"} <= rules
+    assert len(report.results) >= 12
+
+
+@pytest.fixture(scope="module")
+def mutated() -> dict[str, checks.Report]:
+    row = find_row("sm80_fwd_bf16_d128")
+    wanted = [Request(row, mutation.traits, mutation.preamble()) for mutation in FORWARD]
+    found = checks.check_all(kernels(wanted))
+    return {mutation.name: report for mutation, report in zip(FORWARD, found, strict=True)}
+
+
+@pytest.mark.parametrize("mutation", FORWARD, ids=lambda mutation: mutation.name)
+def test_each_broken_layout_is_caught_by_the_right_rule(mutated, mutation):
+    caught = {(bad.rule, bad.subject.split(" ")[0]) for bad in mutated[mutation.name].violations}
+    assert mutation.violated <= caught
+    allowed = {
+        "swizzle that splits vectors": {"banks", "fragments"},
+        "wrong atom for K": {"vectors"},
+        "vectors copied twice": {"vectors", "sectors", "fragments"},
+    }
+    others = {rule for rule, _ in caught - mutation.violated}
+    assert others <= allowed.get(mutation.name, set())
+
+
+def test_removed_swizzle_costs_eight_way_conflicts(mutated):
+    (violation,) = mutated["swizzle removed"].violations
+    # K is 64 x 128: 128 ldmatrix.x4 of four phases, each 8 rows in the same 4 banks.
+    assert violation.conflicts == 128 * 4 * 7
+    assert "at worst 8-way" in violation.number
+
+
+def test_an_edited_row_is_checked_with_its_own_layouts():
+    row = edited(find_row("sm80_fwd_bf16_d128"), ["tile_n=96"])
+    (report,) = checks.check_all(kernels([Request(row)]))
+    assert not report.violations
+    assert report.kernel.shape("k") == (96, 128)
+    assert report.kernel.plan["bytes"] == 2 * 128 * (128 + 96 + 96)
+
+
+def test_fragments_are_those_of_tensor_layouts():
+    atoms = pytest.importorskip("tensor_layouts.atoms_nv")
+    atom = atoms.SM80_16x8x16_F32F16F16F32_TN
+    ours = hardware.mma_m16n8k16()
+    for places, theirs, outer in (
+        (ours.a, atom.a_layout, 16),
+        (ours.b, atom.b_layout, 8),
+        (ours.c, atom.c_layout, 16),
+    ):
+        assert places is not None
+        numbers = np.broadcast_to(places[0] + outer * places[1], places[0].shape)
+        expected = [[theirs(t, v) for v in range(numbers.shape[1])] for t in range(32)]
+        assert numbers.tolist() == expected
+
+
+@pytest.mark.parametrize("n", [8, 64, 96, 128, 256])
+def test_wgmma_accumulators_are_those_of_tensor_layouts(n):
+    atoms = pytest.importorskip("tensor_layouts.atoms_nv")
+    theirs = atoms.gmma_c_layout(n)
+    row, col = hardware.wgmma_m64k16(n).c
+    expected = [[theirs(t, v) for v in range(n // 2)] for t in range(128)]
+    assert (row + 64 * col).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("stride", "ways"), [(4, 1), (8, 2), (16, 4), (32, 8), (36, 1), (0, 1), (68, 1)]
+)
+def test_bank_conflicts_are_those_of_tensor_layouts(stride, ways):
+    analysis = pytest.importorskip("tensor_layouts.analysis")
+    layouts = pytest.importorskip("tensor_layouts")
+    words = layouts.Layout((8, 4), (stride, 1))  # 8 lanes, 4 words each
+    theirs = analysis.bank_conflicts(words, element_bytes=4)["max_ways"]
+    ours = hardware.wavefronts(np.arange(8)[None, :] * stride * 4, 16)
+    assert ours.tolist() == [theirs] == [ways]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "sm80_fwd_fp8_d128"], "no row is called 'sm80_fwd_fp8_d128'; the tables have"),
+        (["check", "sm80_fwd_bf16_d128", "--set", "tile=3"], "expected COLUMN=VALUE"),
+        (["check", "sm80_fwd_bf16_d128", "--set", "tile_n=many"], "tile_n is an integer"),
+        (
+            ["check", "sm80_fwd_bf16_d128", "--set", "tile_n=72"],
+            "sm80_fwd_bf16_d128+tile_n=72 does not compile: static assertion failed: MMA and",
+        ),
+        (["check", "--include", "no/such/folder"], "no/such/folder is not a folder"),
+        (["diff", "sm80_fwd_bf16_d128"], "name a second row, or change columns"),
+    ],
+)
+def test_mistakes_are_told(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_compiler_it_says_what_to_do(monkeypatch, tmp_path, capsys):
+    from cute_attention.layouts import export
+
+    export._compiler.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    try:
+        assert main(["check", "sm80_fwd_bf16_d128", "--set", "tile_n=80"]) == 2
+    finally:
+        export._compiler.cache_clear()
+    assert "no C++ compiler was found: install g++ or set CXX" in capsys.readouterr().err
+
+
+def test_exit_code_says_whether_all_holds(capsys):
+    assert main(["check", "sm80_fwd_bf16_d128"]) == 0
+    assert "1 rows" in capsys.readouterr().out
+    assert main(["check", "sm80_fwd_bf16_d128", "--set", "tile_n=192"]) == 1
+    assert "VIOLATED registers" in capsys.readouterr().out
