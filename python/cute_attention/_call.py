@@ -16,7 +16,7 @@ from . import _check
 from .backend import check_name, requested_backend, select_forward
 from .dropout import as_seed
 from .ops import AttentionFunction, Call, Tensors, TransformedAttention, run_forward
-from .survey import Features, specialized
+from .survey import Features, holds, specialized
 
 
 class Options(NamedTuple):
@@ -80,15 +80,15 @@ def check_options(name: str, q: Tensor, shape: _check.Shape, options: Options) -
 def features_of(options: Options, sides: _check.Sides, packed: bool) -> Features:
     """What checked options ask of a kernel."""
     return Features(
-        sides[0] >= 0,
-        sides[1] >= 0,
+        holds(sides[0] >= 0),
+        holds(sides[1] >= 0),
         packed,
         bool(options.softcap),
         options.bias is not None,
         options.alibi_slopes is not None,
         options.sink is not None,
-        options.dropout_p > 0,
-        options.scale is not None and not options.scale > 0,
+        holds(options.dropout_p > 0),
+        options.scale is not None and not holds(options.scale > 0),
     )
 
 

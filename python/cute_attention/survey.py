@@ -38,10 +38,19 @@ class Features(NamedTuple):
 def specialized(head_dim: int) -> int:
     """`head_dim` as a constant of a compiled graph, since the choice of a backend depends on it.
 
-    range() is what makes torch.compile specialise on a symbolic size in every torch since 2.10;
-    operator.index does from some release after 2.11.
+    torch.compile specialises on the bounds of a range.
     """
     return range(head_dim).stop
+
+
+def holds(condition: bool) -> bool:
+    """`condition` as a constant of a compiled graph.
+
+    A comparison of symbolic numbers is none until a branch is taken on it.
+    """
+    if condition:  # noqa: SIM103
+        return True
+    return False
 
 
 class Sizes(NamedTuple):
