@@ -103,7 +103,7 @@ void test_schedule_covers_every_block_once() {
     for (bool in_turn : {false, true}) {
       BackwardParams params = problem();
       params.grad_q_turn = in_turn ? &turn : nullptr;
-      GradSchedule const schedule = make_grad_schedule(params, 128, l2_bytes, 5);
+      GradSchedule const schedule = make_grad_schedule(params, 64, 128, l2_bytes, 5);
       check_equal(schedule.tiles(), int64_t(4 * 4 * 3), "tiles");
       std::set<std::tuple<int, int, int>> seen;
       for (int index = 0; index < schedule.tiles(); ++index) {

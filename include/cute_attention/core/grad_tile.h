@@ -40,16 +40,18 @@ struct GradSchedule {
   }
 };
 
-// `l2_bytes` is what a group may take of the L2 cache. Where dQ is summed in order, `ctas` that run
-// together should belong to different heads, since those of one head follow each other.
-constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t tile_n,
-                                          int64_t l2_bytes, int64_t ctas) {
+// `l2_bytes` is what a group may take of the L2 cache, `ctas` how many CTAs run together. Where dQ
+// is summed in order, CTAs of one head follow each other a step apart: a group has so many heads
+// that few of them run together, one and one more for every 16 steps.
+constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t tile_m,
+                                          int32_t tile_n, int64_t l2_bytes, int64_t ctas) {
   // Q and dO in 16 bits, dQ's sums in 32.
   int64_t const head_bytes = int64_t(params.seqlen_q) * (params.heads / params.heads_kv) *
                              (6 * params.head_dim + 2 * params.head_dim_v);
   int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
   int64_t const fitting = l2_bytes / (head_bytes > 0 ? head_bytes : 1);
-  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas;
+  int64_t const steps = ceil_div(params.seqlen_q, tile_m);
+  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / (1 + steps / 16) + 1;
   int64_t const group = fitting > least ? fitting : least;
   return {ceil_div(params.seqlen_k, tile_n), params.heads_kv, int32_t(all_heads),
           int32_t(group < all_heads ? group : all_heads)};

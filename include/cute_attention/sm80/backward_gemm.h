@@ -1,9 +1,8 @@
 // sm80/backward_gemm.h: products that carry other work along: what is done between the MMAs of one
-// K block and the next runs under them.
+// K block and the next runs under them. And how an operand in registers gets to other warps.
 #pragma once
 
 #include <cute/tensor.hpp>
-
 
 namespace cute_attention::sm80 {
 
@@ -65,6 +64,22 @@ CUTE_DEVICE void gemm_of(TiledMma const& mma, CopyB const& copy_b, MakeA&& make_
       copy(copy_b, tCsB(_, _, k + 1), tCrB_copy(_, _, k + 1));
     }
     gemm(mma, tCrA, tCrB(_, _, k), tCrC);
+  }
+}
+
+// Registers of one K block ((2, 2, 2), MMA_M) of a transposed A operand, into columns 16 k .. of
+//   tXsX  ((2, 2), MMA_M, MMA_N)  the accumulator's places in shared memory
+template <class Block, class Smem>
+CUTE_DEVICE void store_operand_block(Block const& block, Smem&& tXsX, int k) {
+  using namespace cute;
+  Tensor r32 = recast<uint32_t>(block);  // ((1, 2, 2), MMA_M)
+  Tensor s32 = recast<uint32_t>(tXsX);   // ((1, 2), MMA_M, MMA_N)
+  CUTE_UNROLL
+  for (int m = 0; m < size<1>(r32); ++m) {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      s32(make_coord(0, i % 2), m, 2 * k + i / 2) = r32(make_coord(0, i % 2, i / 2), m);
+    }
   }
 }
 

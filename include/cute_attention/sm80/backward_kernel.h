@@ -20,26 +20,9 @@
 #include "cute_attention/sm80/backward_gemm.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
-#include "cute_attention/sm80/global_sum.h"
-#include "cute_attention/sm80/turn.h"
+#include "cute_attention/sm80/pending_sums.h"
 
 namespace cute_attention::sm80 {
-
-// Registers of one K block ((2, 2, 2), MMA_M) of a transposed A operand, into columns 16 k .. of
-//   tXsX  ((2, 2), MMA_M, MMA_N)  the accumulator's places in shared memory
-template <class Block, class Smem>
-CUTE_DEVICE void store_operand_block(Block const& block, Smem&& tXsX, int k) {
-  using namespace cute;
-  Tensor r32 = recast<uint32_t>(block);  // ((1, 2, 2), MMA_M)
-  Tensor s32 = recast<uint32_t>(tXsX);   // ((1, 2), MMA_M, MMA_N)
-  CUTE_UNROLL
-  for (int m = 0; m < size<1>(r32); ++m) {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      s32(make_coord(0, i % 2), m, 2 * k + i / 2) = r32(make_coord(0, i % 2, i / 2), m);
-    }
-  }
-}
 
 template <class Row>
 struct BackwardKernel {
@@ -66,16 +49,9 @@ struct BackwardKernel {
   int const n_begin;  // first key of the block
   MTiles const tiles;
   int const thread;
+  int const own;  // this warp's column in the grid of warps
 
-  // The dQ of a step waits in registers and is added under the products of the next one, a few
-  // vectors at a time: all at once they would hold up the loads of shared memory behind them.
-  struct Sums {
-    float* block = nullptr;
-    int32_t* counter = nullptr;  // where the sums are in turns
-    int32_t turn = 0;
-    int32_t ended = 0;
-  };
-  Sums sums;
+  PendingSums<Traits::kThreads, kHeadDim / 16> sums;  // one share a K block of S^T
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
                              GradTile const& tile)
@@ -85,7 +61,8 @@ struct BackwardKernel {
         sequence(load_sequence(params, tile.batch)),
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
-        thread(int(threadIdx.x)) {}
+        thread(int(threadIdx.x)),
+        own(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))) {}
 
   CUTE_DEVICE void run() {
     using namespace cute;
@@ -179,10 +156,11 @@ struct BackwardKernel {
       int const stage = kStages == 1 ? 0 : t % 2;
       cp_async_wait<0>();  // this step's tiles, and at the first the keys, have landed
       __syncthreads();     // ... for all; and all are done with the last step
-      if (kStages == 2 && t + 1 < steps) {
-        load_queries(next, 1 - stage);
-      }
-      grad_keys(step, stage, tKrK, tVrV, tQrQ);
+      grad_keys(step, stage, tKrK, tVrV, tQrQ, [&] {
+        if (kStages == 2 && t + 1 < steps) {
+          load_queries(next, 1 - stage);
+        }
+      });
       if (kStages == 1) {
         __syncthreads();  // all are done with Q and dO
         if (t + 1 < steps) {
@@ -192,41 +170,16 @@ struct BackwardKernel {
       grad_queries(step, tQrQ);
       step = next;
     }
-    await_sums();
-    for (int k = 0; k < kHeadDim / 16; ++k) {
-      add_sums(tQrQ, k);
+    sums.await();
+    CUTE_UNROLL
+    for (int share = 0; share < kHeadDim / 16; ++share) {
+      sums.add(tQrQ, share, thread);
     }
-    if (sums.counter != nullptr) {
-      settle_additions();
-      __syncthreads();
-      if (thread == 0) {
-        end_turn(sums.counter);
-      }
-    }
+    __syncthreads();
+    sums.end(thread);
   }
 
-  CUTE_DEVICE void await_sums() const {
-    if (sums.counter != nullptr) {
-      await_turn(sums.counter, sums.turn, sums.ended);
-    }
-  }
-
-  // Adds share k of kHeadDim / 16 of the last step's dQ.
-  template <class GradQ>
-  CUTE_DEVICE void add_sums(GradQ const& tQrQ, int k) const {
-    using namespace cute;
-    constexpr int kVectors = decltype(size(tQrQ))::value / kSumVector;
-    if (sums.block != nullptr) {
-      CUTE_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        if (v * (kHeadDim / 16) / kVectors == k) {
-          add_vector<Traits::kThreads>(sums.block, tQrQ, v, thread);
-        }
-      }
-    }
-  }
-
-  // S^T = K Q^T, hidden keys at -infinity.
+  // S^T = K Q^T; under it the last step's dQ is added.
   template <class Scores, class GradQ>
   CUTE_DEVICE void scores(Step const& step, int stage, Scores& tSrS, GradQ const& tQrQ) {
     using namespace cute;
@@ -237,7 +190,14 @@ struct BackwardKernel {
                             typename Traits::SmemLayoutQ{});  // (M, D)
     clear(tSrS);
     gemm_and(mma, typename Traits::SmemCopyK{}, typename Traits::SmemCopyQ{}, sK, sQ, tSrS, thread,
-             [&](int k) { add_sums(tQrQ, k); });
+             [&](int k) { sums.add(tQrQ, k, thread); });
+  }
+
+  // Hidden keys get scores of -infinity.
+  template <class Scores>
+  CUTE_DEVICE void hide_keys(Step const& step, Scores& tSrS) const {
+    using namespace cute;
+    typename Traits::TiledMmaS mma;
     if (tiles.masked(step.m_block)) {
       Tensor cS = make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{});
       Tensor tScS = mma.get_slice(opaque(thread))
@@ -255,8 +215,8 @@ struct BackwardKernel {
   CUTE_DEVICE auto row_numbers(float const* numbers) const {
     using namespace cute;
     typename Traits::TiledMmaS mma;
-    return mma.get_slice(opaque(thread))
-        .partition_C(make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));
+    return mma.get_slice(thread).partition_C(
+        make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));
   }
 
   // P^T from S^T, column by column under the products of dP^T = V dO^T.
@@ -294,9 +254,11 @@ struct BackwardKernel {
   }
 
   // dV += P^T dO and dK += dS^T Q with dS = P (dP - delta), unscaled.
-  template <class GradK, class GradV, class GradQ>
+  // load_next() starts copies into the other stage: behind the first product, when warps are no
+  // longer in step and one's address arithmetic runs under another's MMAs.
+  template <class GradK, class GradV, class GradQ, class LoadNext>
   CUTE_DEVICE void grad_keys(Step const& step, int stage, GradK& tKrK, GradV& tVrV,
-                             GradQ const& tQrQ) {
+                             GradQ const& tQrQ, LoadNext&& load_next) {
     using namespace cute;
     typename Traits::TiledMmaS mma_s;
     typename Traits::TiledMmaKV mma;
@@ -305,8 +267,10 @@ struct BackwardKernel {
         partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
     auto tSrP =
         partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
-    await_sums();
+    sums.await();
     scores(step, stage, tSrS, tQrQ);
+    load_next();
+    hide_keys(step, tSrS);
     probabilities(stage, tSrS, tSrP);
 
     Tensor sQt = make_tensor(make_smem_ptr(shared.q[stage].data()),
@@ -320,14 +284,13 @@ struct BackwardKernel {
     auto const part = [&](auto const& sX, int index) {  // the columns of one column of warps
       return local_tile(sX, make_shape(size<0>(sX), Int<kPartM>{}), make_coord(0, index));
     };
-    int const own = opaque(thread) / (32 * Traits::kWarpsN);
 
     // The own part, from registers: (MMA, MMA_N, MMA_M / 2).
     Tensor rP = make_tensor(tSrS.data(), as_a_operand(tSrS.layout()));
     Tensor rS = make_tensor(tSrP.data(), as_a_operand(tSrP.layout()));
     Tensor tSsD = row_numbers(shared.delta[stage]);
     Tensor sD = make_tensor(tSsD.data(), as_a_operand(tSsD.layout()));
-    auto const thread_mma_s = mma_s.get_slice(opaque(thread));
+    auto const thread_mma_s = mma_s.get_slice(thread);
     Tensor tSsP = thread_mma_s.partition_C(sP);  // (MMA, MMA_N, MMA_M)
     Tensor tSsS = thread_mma_s.partition_C(sS);  // (MMA, MMA_N, MMA_M)
     auto rS16 = make_tensor<Element>(shape(rS));
@@ -344,7 +307,7 @@ struct BackwardKernel {
         }
       }
       Tensor s16 = rounded(rS(_, _, k));
-      copy(s16, rS16(_, _, k));
+      copy(recast<uint32_t>(s16), recast<uint32_t>(rS16(_, _, k)));  // pairs, not halves
       store_operand_block(s16, tSsS, k);
       Tensor p16 = rounded(rP(_, _, k));
       if constexpr (Traits::kWarpsM > 1) {
@@ -354,13 +317,8 @@ struct BackwardKernel {
     };
     gemm_of(mma, copy_b, own_p, part(sOt, own), tVrV, thread);
     gemm_of(mma, copy_b, [&](int k) { return rS16(_, _, k); }, part(sQt, own), tKrK, thread);
-    if (sums.counter != nullptr) {
-      settle_additions();
-    }
     __syncthreads();  // P and dS of all are in shared memory
-    if (sums.counter != nullptr && thread == 0) {
-      end_turn(sums.counter);
-    }
+    sums.end(thread);
     CUTE_UNROLL
     for (int i = 1; i < Traits::kWarpsM; ++i) {
       int const other = (own + i) % Traits::kWarpsM;
@@ -398,9 +356,7 @@ struct BackwardKernel {
     sums.block = params.grad_q_sum + block * (kTileM * kHeadDim);
     if (params.grad_q_turn != nullptr) {
       KvTiles const keys = kv_tiles(sequence, step.m_block * kTileM, kTileM, kTileN);
-      sums.counter = params.grad_q_turn + block;
-      sums.turn = tile.n_block - keys.begin;
-      sums.ended = ended_turns(sums.counter);
+      sums.set_turn(params.grad_q_turn + block, tile.n_block - keys.begin);
     }
     typename Traits::TiledMmaQ mma;
     Tensor sSt = make_tensor(make_smem_ptr(shared.grad_s.data()),

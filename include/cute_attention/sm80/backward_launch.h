@@ -46,9 +46,9 @@ struct BackwardLaunch {
     auto const stream = static_cast<cudaStream_t>(context->stream);
     auto const m_tiles = unsigned(work_tiles(backward_params, Traits::kTileM));
     // Half of the cache: the other half is for K, V and what passes through.
-    GradSchedule const schedule =
-        make_grad_schedule(backward_params, Traits::kTileN, context->device->l2_bytes / 2,
-                           context->device->multiprocessors);
+    GradSchedule const schedule = make_grad_schedule(
+        backward_params, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
+        int64_t(context->device->multiprocessors) * (8 / Row::kConfig.warps));
     cudaError_t const error = cudaFuncSetAttribute(
         backward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryBytes);
     if (error != cudaSuccess) {

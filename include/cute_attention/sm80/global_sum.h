@@ -13,28 +13,36 @@ constexpr int kSumVector = 1;
 #endif
 using SumVector = cutlass::AlignedArray<float, kSumVector>;
 
-CUTE_DEVICE void add_to_global(SumVector* address, SumVector const& value) {
+// Adds where `wanted`; a predicate, since a branch would wait for all loads in flight.
+CUTE_DEVICE void add_to_global(SumVector* address, SumVector const& value, bool wanted) {
   if constexpr (kSumVector == 4) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
-                 "f"(value[0]), "f"(value[1 % kSumVector]), "f"(value[2 % kSumVector]),
-                 "f"(value[3 % kSumVector])
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %5, 0;"
+        " @p red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4}; }" ::"l"(address),
+        "f"(value[0]), "f"(value[1 % kSumVector]), "f"(value[2 % kSumVector]),
+        "f"(value[3 % kSumVector]), "r"(int(wanted))
+        : "memory");
   } else {
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value[0])
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %2, 0;"
+        " @p red.relaxed.gpu.global.add.f32 [%0], %1; }" ::"l"(address),
+        "f"(value[0]), "r"(int(wanted))
+        : "memory");
   }
 }
 
-// Adds vector v of a fragment (any static layout). A block holds its fragments in an order of its own, so that a warp's access is whole cache lines:
-// vector v of `thread` is number v * kThreads + thread.
+// Adds vector v of a fragment (any static layout). A block holds its fragments in an order of its
+// own, so that a warp's access is whole cache lines: vector v of `thread` is number v * kThreads +
+// thread.
 template <int kThreads, class Fragment>
-CUTE_DEVICE void add_vector(float* block, Fragment const& fragment, int v, int thread) {
+CUTE_DEVICE void add_vector(float* block, Fragment const& fragment, int v, int thread,
+                            bool wanted) {
   SumVector vector;
   CUTE_UNROLL
   for (int i = 0; i < kSumVector; ++i) {
     vector[i] = fragment(v * kSumVector + i);
   }
-  add_to_global(reinterpret_cast<SumVector*>(block) + v * kThreads + thread, vector);
+  add_to_global(reinterpret_cast<SumVector*>(block) + v * kThreads + thread, vector, wanted);
 }
 
 // Reads a fragment back from its block.

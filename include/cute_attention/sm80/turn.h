@@ -25,10 +25,8 @@ CUTE_DEVICE void await_turn(int32_t const* counter, int32_t turn, int32_t ended)
   __syncwarp();
 }
 
-// Waits until this thread's additions are done. PTX ISA, "membar, fence".
-CUTE_DEVICE void settle_additions() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
-// One thread ends the CTA's turn, after a barrier behind the settle_additions() of all.
+// One thread ends the CTA's turn, after a barrier behind the additions of all: a release is
+// cumulative, it covers what the barrier has made it see. PTX ISA, "Memory Consistency Model".
 CUTE_DEVICE void end_turn(int32_t* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
