@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
-ONLY ?= bf16
+ONLY ?= bf16_d(64|128)
 
 # What the build itself needs; the rest is pyproject.toml's.
 BUILD_REQUIREMENTS := "$(TORCH)" "scikit-build-core>=0.11" "cmake>=3.28" ninja
@@ -32,7 +32,7 @@ audit: $(VENV)/installed
 	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="80;90a" \
 	  -DCUTE_ATTENTION_ONLY="$(ONLY)" -DCUTE_ATTENTION_TORCH=OFF
 	$(BIN)/cmake --build build/audit
-	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest tests/test_kernel_audit.py
+	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest tests/test_kernel_audit.py tests/test_layouts_docs.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

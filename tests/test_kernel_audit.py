@@ -72,30 +72,44 @@ def loaded_rows() -> dict[str, dict]:
     return {row["name"]: row for row in json.loads(output)}
 
 
-def computed_shared_memory(row: rows.TableRow) -> int:
-    """Q, in whose place O goes at the end, and the buffers of K and V; two bytes an element."""
-    q_or_o = row.tile_m * max(row.head_dim, row.head_dim_v)
-    k_and_v = row.stages * row.tile_n * (row.head_dim + row.head_dim_v)
-    return 2 * (q_or_o + k_and_v)
+# Shared memory that is no tile: barriers and notes between the warps of sm90, and paddings.
+BOOKKEEPING = {("sm80", "forward"): 0, ("sm80", "backward"): 128, ("sm90", "forward"): 2048}
+
+
+def tile_bytes(row: rows.TableRow) -> int:
+    """What the tiles of a row take, by the plan at the SharedMemory struct of its traits."""
+    q, o = row.tile_m * row.head_dim, row.tile_m * row.head_dim_v
+    k_and_v = row.tile_n * (row.head_dim + row.head_dim_v)
+    if row.direction == "forward":  # at the end, O takes Q's place
+        return 2 * (max(q, o) + row.stages * k_and_v)
+    # K and V stay; Q, dO, LSE and delta pass through their stages; dS, and P if warps share it.
+    scores = row.tile_m * row.tile_n
+    warps_along_m = row.warps // (row.tile_n // 32)
+    return (
+        2 * (k_and_v + row.stages * (q + o))
+        + 8 * row.stages * row.tile_m
+        + 2 * scores * (1 if warps_along_m == 1 else 2)
+    )
 
 
 @each_row
-def test_object_file_holds_one_kernel(row):
+def test_object_file_holds_the_kernels_of_its_row(row):
     kernels = {function for _, function, _ in resources(row.name)}
-    assert len(kernels) == 1
-    assert row.name in kernels.pop()
+    assert len(kernels) == {"forward": 1, "backward": 3}[row.direction]  # prepare, main, finish
+    assert all(f"{len(row.name)}{row.name}E" in kernel for kernel in kernels)
 
 
 @each_row
 def test_no_spills_and_registers_fit(row):
-    for chip, _, used in resources(row.name):
-        assert used["REG"] * row.warps * 32 <= REGISTERS_OF_A_MULTIPROCESSOR, chip
-        assert (used["STACK"], used["LOCAL"]) == (0, 0), chip
+    for chip, kernel, used in resources(row.name):
+        assert used["REG"] * row.warps * 32 <= REGISTERS_OF_A_MULTIPROCESSOR, (chip, kernel)
+        assert (used["STACK"], used["LOCAL"]) == (0, 0), (chip, kernel)
 
 
 @each_row
 def test_shared_memory_is_as_computed(row):
-    assert loaded_rows()[row.name]["shared_memory_bytes"] == computed_shared_memory(row)
+    beside_tiles = loaded_rows()[row.name]["shared_memory_bytes"] - tile_bytes(row)
+    assert 0 <= beside_tiles <= BOOKKEEPING[row.arch, row.direction]
     assert {used["SHARED"] for _, _, used in resources(row.name)} == {0}, "all of it is dynamic"
 
 

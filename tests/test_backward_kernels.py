@@ -1,0 +1,175 @@
+"""Every backward row of the kernel tables, on a GPU, against the direct formula in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_attention import attention, attention_varlen, explain, kernels, rows
+from cute_attention.reference import attention_reference
+from test_kernels import CASES, CAUSAL, DTYPES, Case, plain_pytorch, strided
+from tolerances import assert_as_accurate
+
+pytestmark = pytest.mark.gpu
+
+BACKWARD = [row for row in rows.table() if row.direction == "backward"]
+NAMES = ("dq", "dk", "dv")
+
+
+@pytest.fixture(params=BACKWARD, ids=lambda row: row.name)
+def row(request: pytest.FixtureRequest) -> rows.TableRow:
+    """A row of the table that is built and that this GPU can run."""
+    row = request.param
+    if row.name not in {kernel.name for kernel in kernels()}:
+        pytest.skip(f"{row.name} is not built")
+    if row.arch == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"{row.name} needs a GPU of compute capability 9.0")
+    return row
+
+
+def gradients(
+    function: Any, inputs: tuple[Tensor, ...], grad_out: Tensor, grad_lse: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v of a function that returns out and lse."""
+    leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs)
+    out, lse = function(*leaves)
+    if grad_lse is None:
+        return torch.autograd.grad(out, leaves, grad_out.to(out.dtype))
+    return torch.autograd.grad((out, lse), leaves, (grad_out.to(out.dtype), grad_lse.to(lse.dtype)))
+
+
+def make(row: rows.TableRow, case: Case) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """q, k, v and the gradient of the output, all behind strides of their own."""
+    dtype, batch, magnitude = DTYPES[row.dtype], case.batch, case.magnitude
+    q = strided(batch, case.seqlen_q, case.heads, row.head_dim, dtype=dtype, magnitude=magnitude)
+    k = strided(batch, case.seqlen_k, case.heads_kv, row.head_dim, dtype=dtype, magnitude=magnitude)
+    v = strided(batch, case.seqlen_k, case.heads_kv, row.head_dim_v, dtype=dtype)
+    return (q, k, v), strided(batch, case.seqlen_q, case.heads, row.head_dim_v, dtype=dtype)
+
+
+def check(
+    row: rows.TableRow,
+    inputs: tuple[Tensor, ...],
+    grad_out: Tensor,
+    options: dict[str, Any],
+    grad_lse: Tensor | None = None,
+) -> None:
+    def ours(*leaves: Tensor) -> Any:
+        return attention(*leaves, backend=row.arch, return_lse=True, **options)
+
+    def exact(*leaves: Tensor) -> Any:
+        return attention_reference(*leaves, return_lse=True, **options)
+
+    got = gradients(ours, inputs, grad_out, grad_lse)
+    expected = gradients(exact, tuple(t.double() for t in inputs), grad_out, grad_lse)
+    plain = gradients(lambda *leaves: plain_pytorch(*leaves, options), inputs, grad_out, grad_lse)
+    for name, a, b, c in zip(NAMES, got, expected, plain, strict=True):
+        # Plain PyTorch makes NaN of a row without keys; what it has elsewhere is its error.
+        assert_as_accurate(a, b, c.nan_to_num(), name)
+
+
+def test_the_row_is_chosen(row: rows.TableRow) -> None:
+    (q, k, v), _ = make(row, CASES["square"])
+    answer = explain(q, k, v, backend=row.arch)
+    report = next(report for report in answer.backward if report.backend == row.arch)
+    assert answer.chosen_backward == row.arch
+    assert [candidate.name for candidate in report.rows if candidate.chosen] == [row.name]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_accuracy(row: rows.TableRow, case: Case) -> None:
+    inputs, grad_out = make(row, case)
+    check(row, inputs, grad_out, case.options)
+
+
+def test_gradient_of_the_lse(row: rows.TableRow) -> None:
+    inputs, grad_out = make(row, CASES["gqa"])
+    grad_lse = torch.randn(2, 6, 200, device="cuda")
+    check(row, inputs, grad_out, CAUSAL, grad_lse)
+
+
+def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
+    dtype = DTYPES[row.dtype]
+    dims = (row.head_dim - 8, row.head_dim - 8, row.head_dim_v - 8)
+    inputs = tuple(strided(2, 150, 4, dim, dtype=dtype) for dim in dims)
+    check(row, inputs, strided(2, 150, 4, dims[2], dtype=dtype), CAUSAL)
+
+
+@pytest.mark.parametrize("options", [{}, CAUSAL], ids=["full", "causal"])
+def test_packed_sequences_see_nothing_but_themselves(
+    row: rows.TableRow, options: dict[str, Any]
+) -> None:
+    """NaN in every row of another sequence or of none; rows of none have gradients of 0."""
+    dtype = DTYPES[row.dtype]
+    lengths_q, lengths_k = [0, 5, 130, 0, 257, 64], [3, 0, 200, 0, 129, 64]
+    cu_q, cu_k = (
+        torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+        for lengths in (lengths_q, lengths_k)
+    )
+    clean = [
+        torch.randn(int(cu[-1]) + 100, heads, dim, device="cuda").to(dtype)
+        for cu, heads, dim in (
+            (cu_q, 4, row.head_dim),
+            (cu_k, 2, row.head_dim),
+            (cu_k, 2, row.head_dim_v),
+            (cu_q, 4, row.head_dim_v),
+        )
+    ]
+    for sequence in range(len(lengths_q)):
+        spans = [slice(int(cu[sequence]), int(cu[sequence + 1])) for cu in (cu_q, cu_k, cu_k, cu_q)]
+        poisoned = [torch.full_like(t, math.nan) for t in clean]
+        for target, source, span in zip(poisoned, clean, spans, strict=True):
+            target[span] = source[span]
+        *inputs, grad_out = poisoned
+
+        def packed(q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return attention_varlen(
+                q, k, v, cu_q, cu_k, 257, 200, backend=row.arch, return_lse=True, **options
+            )
+
+        got = gradients(packed, tuple(inputs), grad_out, None)
+        mine = tuple(source[span][None] for source, span in zip(clean, spans, strict=True))
+        dense = lambda *t: attention_reference(*t, return_lse=True, **options)  # noqa: E731
+        exact = gradients(dense, tuple(t.double() for t in mine[:3]), mine[3], None)
+        plain = gradients(lambda *t: plain_pytorch(*t, options), mine[:3], mine[3], None)
+        for name, a, b, c, span in zip(NAMES, got, exact, plain, spans, strict=False):
+            assert_as_accurate(a[span][None], b, c.nan_to_num(), name)
+            beyond = a[int((cu_q if name == "dq" else cu_k)[-1]) :]
+            assert beyond.eq(0).all(), f"{name} of rows of no sequence"
+
+
+@pytest.mark.parametrize("case", ["long_causal", "gqa"])
+def test_deterministic_repeats_bitwise(row: rows.TableRow, case: str) -> None:
+    inputs, grad_out = make(row, CASES[case])
+
+    def ours(*leaves: Tensor) -> Any:
+        return attention(
+            *leaves, causal=True, backend=row.arch, return_lse=True, deterministic=True
+        )
+
+    first = gradients(ours, inputs, grad_out, None)
+    for _ in range(1000):
+        assert all(map(torch.equal, gradients(ours, inputs, grad_out, None), first))
+
+
+def test_memory_is_linear(row: rows.TableRow) -> None:
+    """Beyond inputs, outputs and gradients: LSE, delta and one fp32 dQ."""
+    dtype, seqlen, heads = DTYPES[row.dtype], 8192, 4
+    q, k = (torch.randn(1, seqlen, heads, row.head_dim, device="cuda").to(dtype) for _ in range(2))
+    v = torch.randn(1, seqlen, heads, row.head_dim_v, device="cuda").to(dtype)
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    out = attention(*leaves, backend=row.arch)
+    grad_out = torch.randn_like(out)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(out, leaves, grad_out)
+    used = torch.cuda.max_memory_allocated() - before
+    grads = sum(tensor.nbytes for tensor in leaves)
+    accumulator = 4 * heads * (seqlen + row.tile_m) * row.head_dim
+    rows_of_floats = 2 * 4 * heads * seqlen
+    assert used <= grads + accumulator + rows_of_floats + (1 << 20)
