@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutation:
-    """Members that hide those of the sm80 forward traits, and what they break."""
+    """Members that hide those of the kernel's traits, and what they break."""
 
     name: str
     members: str
@@ -131,4 +131,56 @@ FORWARD = [
     Mutation("padding without room for it", PADDED_K, _violated("layout/k")),
     Mutation("crooked buffer", CROOKED_BUFFER, _violated("alignment/buffers")),
     Mutation("too much shared memory", HUGE_PLAN, _violated("plan/shared", "occupancy/compute")),
+]
+
+
+# What WGMMA reads: another swizzle than TMA writes, and the wrong way round.
+NARROW_SWIZZLE_K = """
+  using SmemLayoutK = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_K_SW64_Atom<Element>{},
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDim>,
+                  cute::Int<Base::kStages>>{}));
+"""
+BLOCKS_BY_ROW_V = """
+  using SmemLayoutV = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_K_SW128_Atom<Element>{},
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDimV>, cute::Int<Base::kStages>>{},
+      cute::Step<cute::_2, cute::_1, cute::_3>{}));
+"""
+WRONG_ORDER_VT = """
+  using SmemLayoutVt = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_MN_SW128_Atom<Element>{},
+      cute::Shape<cute::Int<Base::kHeadDimV>, cute::Int<Base::kTileN>,
+                  cute::Int<Base::kStages>>{}));
+"""
+WRONG_MAJOR_V = """
+  using MmaPV = decltype(cute::make_tiled_mma(
+      cute::GMMA::rs_op_selector<Element, Element, float,
+          cute::Shape<cute::Int<64>, cute::Int<Base::kHeadDimV>, cute::Int<Base::kTileN>>,
+          cute::GMMA::Major::K, cute::GMMA::Major::K>()));
+  using SmemLayoutVt = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_K_SW128_Atom<Element>{},
+      cute::Shape<cute::Int<Base::kHeadDimV>, cute::Int<Base::kTileN>,
+                  cute::Int<Base::kStages>>{}));
+"""
+CROOKED_TMA_BUFFER = """
+  struct SharedMemory {
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutQ>, 128> q;
+    char flags[128];
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 128> k;
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV>, 128> v;
+    char tiles[8];
+  };
+"""
+
+HOPPER_FORWARD = [
+    Mutation(
+        "narrower swizzle than TMA",
+        NARROW_SWIZZLE_K,
+        _violated("copied once/k:", "swizzle/k:", "fragments/S"),
+    ),
+    Mutation("blocks in another order than boxes", BLOCKS_BY_ROW_V, _violated("copied once/v:")),
+    Mutation("transpose in the wrong order", WRONG_ORDER_VT, _violated("fragments/O")),
+    Mutation("wrong major", WRONG_MAJOR_V, _violated("fragments/O")),
+    Mutation("crooked buffer for TMA", CROOKED_TMA_BUFFER, _violated("alignment/buffers")),
 ]

@@ -1,16 +1,16 @@
-"""The layout lab: every row's layouts hold, the model of the hardware is right, mistakes are told."""
+"""The layout lab: every row holds, broken layouts are caught, mistakes are told."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from layout_mutations import FORWARD
 
 from cute_attention import rows
 from cute_attention.layouts import checks, hardware
 from cute_attention.layouts.__main__ import main
 from cute_attention.layouts.export import Request, described, edited, find_row
 from cute_attention.layouts.model import kernels
+from layout_mutations import FORWARD, HOPPER_FORWARD
 
 pytestmark = pytest.mark.xdist_group("layouts")
 
@@ -32,15 +32,35 @@ def test_every_proof_about_every_row_holds(reports, row):
     assert len(report.results) >= 12
 
 
+# A row of the sm90 forward kernel, whatever the tables hold.
+HOPPER = rows.TableRow(
+    *("sm90_fwd_bf16_d128_test", "sm90", "forward", "bf16", 128, 128, "any", "none"),
+    *(128, 128, 2, 12),
+)
+
+
 @pytest.fixture(scope="module")
 def mutated() -> dict[str, checks.Report]:
     row = find_row("sm80_fwd_bf16_d128")
     wanted = [Request(row, mutation.traits, mutation.preamble()) for mutation in FORWARD]
+    wanted += [
+        Request(HOPPER, mutation.traits, mutation.preamble("sm90::ForwardTraits"))
+        for mutation in HOPPER_FORWARD
+    ]
     found = checks.check_all(kernels(wanted))
-    return {mutation.name: report for mutation, report in zip(FORWARD, found, strict=True)}
+    mutations = [*FORWARD, *HOPPER_FORWARD]
+    return {mutation.name: report for mutation, report in zip(mutations, found, strict=True)}
 
 
-@pytest.mark.parametrize("mutation", FORWARD, ids=lambda mutation: mutation.name)
+def test_every_proof_about_a_hopper_row_holds():
+    (report,) = checks.check_all(kernels([Request(HOPPER)]))
+    assert not report.violations
+    assert {"copied once", "swizzle", "fragments", "alignment"} <= {
+        result.rule for result in report.results
+    }
+
+
+@pytest.mark.parametrize("mutation", [*FORWARD, *HOPPER_FORWARD], ids=lambda m: m.name)
 def test_each_broken_layout_is_caught_by_the_right_rule(mutated, mutation):
     caught = {(bad.rule, bad.subject.split(" ")[0]) for bad in mutated[mutation.name].violations}
     assert mutation.violated <= caught

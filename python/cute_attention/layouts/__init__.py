@@ -4,5 +4,5 @@
     python -m cute_attention.layouts show sm80_fwd_bf16_d128
 
 What is shown and proven are the layouts that the kernels compile with: a small C++ program, made
-from the headers of the kernels, writes them down (export.py), and CuTe itself does the partitioning.
+from the headers of the kernels, writes them down (export.py); CuTe itself does the partitioning.
 """

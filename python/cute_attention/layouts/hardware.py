@@ -1,4 +1,4 @@
-"""What the hardware does with addresses and registers, from the PTX ISA and the programming guide."""
+"""What the hardware does with addresses and registers, as the PTX ISA has it."""
 
 from __future__ import annotations
 

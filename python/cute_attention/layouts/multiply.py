@@ -1,8 +1,8 @@
 """Proves a product: every a[m, k] * b[n, k] is added to c[m, n] exactly once.
 
 The fragments of each MMA are laid out as the PTX ISA has them: a row of A must be one m, a row of B
-one n, column k of both the same k, and the accumulator's (row, col) the c[m, n] that the rest of the
-kernel takes it for. Nothing here asks CuTe.
+one n, column k of both the same k, and the accumulator's (row, col) the c[m, n] that the rest of
+the kernel takes it for. Nothing here asks CuTe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a kernel: all pictures, all proofs, and tiles to click through."""
+"""One self-contained HTML page of a kernel: pictures, proofs, and tiles to click through."""
 
 from __future__ import annotations
 

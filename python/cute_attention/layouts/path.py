@@ -1,4 +1,4 @@
-"""`explain ROW`: the way of one element from global memory to the MMAs, and of one of O back out."""
+"""`explain ROW`: the way of an element from global memory to the MMAs, and of O back out."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ def _written(kernel: Kernel, row: int, col: int) -> Iterator[str]:
         thread, instruction, value = _where(copy.target, number)[0]
         address = int(copy.address[thread, instruction, value]) * ELEMENT_BYTES
         words = {
-            "accumulator": f"registers -> shared: thread {thread} writes it to byte {address} of sO",
+            "accumulator": f"registers -> shared: thread {thread} writes it to byte {address} "
+            "of sO",
             "store": f"shared -> global: thread {thread} copies it in its store number "
             f"{instruction}, element {value} of {copy.values}",
         }
