@@ -83,7 +83,7 @@ def features_of(options: Options, sides: _check.Sides, packed: bool) -> Features
         holds(sides[0] >= 0),
         holds(sides[1] >= 0),
         packed,
-        bool(options.softcap),
+        options.softcap is not None and holds(options.softcap > 0),
         options.bias is not None,
         options.alibi_slopes is not None,
         options.sink is not None,
