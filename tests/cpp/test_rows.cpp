@@ -18,8 +18,12 @@ struct NamedRow {
 NamedRow const kRows[] = {
 #define CUTE_ATTENTION_FORWARD(NAME, ...) \
   {rows::NAME::kName, rows::NAME::kKey, rows::NAME::kConfig},
+#define CUTE_ATTENTION_BACKWARD(NAME, ...) CUTE_ATTENTION_FORWARD(NAME, __VA_ARGS__)
 #include "kernels/forward.def"
+// The backward table comes second, as in the other readers.
+#include "kernels/backward.def"
 #undef CUTE_ATTENTION_FORWARD
+#undef CUTE_ATTENTION_BACKWARD
 };
 
 void print_table() {
