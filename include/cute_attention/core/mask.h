@@ -34,4 +34,41 @@ CUTE_DEVICE void mask_scores(Scores& scores, Coords const& coords, Sequence cons
   }
 }
 
+// As mask_scores, one side of the visible interval after the other: a side that hides nothing in
+// the tile of kRows x kCols costs a branch, and under a causal mask a score costs one compare. The
+// branches are the same for the whole warp.
+template <int kRows, int kCols, class Scores, class Coords>
+CUTE_DEVICE void mask_scores_by_side(Scores& scores, Coords const& coords, Sequence const& sequence,
+                                     int32_t m_begin, int32_t n_begin) {
+  using namespace cute;
+  CUTE_STATIC_ASSERT_V(size<0>(scores) == size<0>(coords));
+  CUTE_STATIC_ASSERT_V(size<1>(scores) == size<1>(coords));
+  auto const hide = [&](auto const& is_hidden) {
+    CUTE_UNROLL
+    for (int row = 0; row < size<0>(scores); ++row) {
+      int32_t const query = m_begin + int32_t(get<0>(coords(row, 0)));
+      int32_t const origin = n_begin + int32_t(get<1>(coords(row, 0)));
+      auto const hidden = is_hidden(query, origin);
+      CUTE_UNROLL
+      for (int col = 0; col < size<1>(scores); ++col) {
+        if (hidden(int32_t(get<1>(coords(row, col))) - int32_t(get<1>(coords(row, 0))))) {
+          scores(row, col) = -INFINITY;
+        }
+      }
+    }
+  };
+  if (n_begin + kCols > min_of(m_begin + sequence.last_offset + 1, sequence.seqlen_k)) {
+    hide([&](int32_t query, int32_t origin) {
+      int32_t const last = min_of(query + sequence.last_offset, sequence.seqlen_k - 1) - origin;
+      return [last](int32_t key) { return key > last; };
+    });
+  }
+  if (n_begin < m_begin + kRows - 1 + sequence.first_offset) {
+    hide([&](int32_t query, int32_t origin) {
+      int32_t const first = query + sequence.first_offset - origin;
+      return [first](int32_t key) { return key < first; };
+    });
+  }
+}
+
 }  // namespace cute_attention

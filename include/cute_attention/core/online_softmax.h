@@ -28,6 +28,27 @@ CUTE_DEVICE float reduce_row_threads(float value, Op const& op) {
   return value;
 }
 
+// Combines one row of scores (ROWS, COLS) of this thread in kChains independent chains: a dependent
+// chain of one would wait for the latency of each operation.
+template <int kChains, class Scores, class Op>
+CUTE_DEVICE float reduce_columns(Scores const& scores, int row, Op const& op) {
+  using namespace cute;
+  float partial[kChains];
+  CUTE_UNROLL
+  for (int chain = 0; chain < kChains; ++chain) {
+    partial[chain] = scores(row, chain);
+  }
+  CUTE_UNROLL
+  for (int col = kChains; col < size<1>(scores); ++col) {
+    partial[col % kChains] = op(partial[col % kChains], scores(row, col));
+  }
+  CUTE_UNROLL
+  for (int chain = 1; chain < kChains; ++chain) {
+    partial[0] = op(partial[0], partial[chain]);
+  }
+  return partial[0];
+}
+
 // One thread's rows. `scale` must be positive: the maximum is taken before it.
 template <int kRows>
 struct OnlineSoftmax {
@@ -82,6 +103,42 @@ struct OnlineSoftmax {
         row_sum(row) += scores(row, col);
       }
     }
+  }
+
+  // As update_max, for scores whose exponentiated values stay relative to an older maximum until
+  // the true one has grown by more than kLag in base 2. Returns whether the output so far must be
+  // multiplied by `factors`; the warp agrees. The result is as exact: values reach 2^kLag instead
+  // of 1, and only their ratio to the sum counts.
+  template <bool kMasked, class Scores>
+  CUTE_DEVICE bool update_max_lazily(Scores const& scores, Rows& factors) {
+    using namespace cute;
+    constexpr float kLag = 8.f;
+    Rows new_max;
+    bool grown = false;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      float const tile_max = reduce_row_threads(reduce_columns<4>(scores, row, MaxOp{}), MaxOp{});
+      new_max(row) = fmaxf(row_max(row), tile_max);
+      grown |= (new_max(row) - row_max(row)) * scale_log2 > kLag;
+    }
+    bool const rescale = __any_sync(0xffffffffu, grown);
+    Rows const old_max = row_max;
+    if (rescale) {
+      row_max = new_max;
+    }
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      // exp2(-inf - reference) must be 0, not NaN.
+      reference(row) = kMasked && row_max(row) == -INFINITY ? 0.f : row_max(row) * scale_log2;
+    }
+    if (rescale) {
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        factors(row) = exp2f(old_max(row) * scale_log2 - reference(row));
+        row_sum(row) *= factors(row);
+      }
+    }
+    return rescale;
   }
 
   // After the last tile. Returns the factors (ROWS) that normalise the output, and replaces row_max

@@ -30,6 +30,70 @@ CUTE_HOST_DEVICE constexpr WorkTile work_tile(Params const& params, int32_t tile
   return {m_blocks - 1 - index % m_blocks, head_index % params.heads, head_index / params.heads};
 }
 
+// The order in which a persistent grid of CTAs takes the tiles of all heads and sequences: no
+// counter in memory.
+//
+// Heads: the tiles of a head follow each other, so that CTAs that run together share its K and V in
+// L2. Pairs: likewise, and each CTA takes the n-th tile from the end of a head, then its n-th from
+// the start. Under a causal
+//   mask all pairs cost the same.
+// Longest: the last tiles of all heads first, which see most keys under a causal mask, to the
+// first. CTAs take turns in
+//   snake order, 0 1 2 2 1 0: who got the longest of one round gets the shortest of the next. The
+//   best balance, for problems whose K and V all fit in L2.
+enum class Order : int32_t { Heads, Pairs, Longest };
+
+struct Schedule {
+  Order order;
+  int32_t tiles;
+  int32_t m_blocks;
+  int32_t heads;      // of one sequence
+  int32_t all_heads;  // of all sequences
+
+  // The tile that `cta` of `ctas` takes in round `round`: true where there is one, and then in
+  // `work`. A round of Pairs may be empty for a CTA that has tiles later; `more` is false where
+  // none can follow.
+  CUTE_HOST_DEVICE constexpr bool tile(int32_t cta, int32_t ctas, int32_t round, WorkTile& work,
+                                       bool& more) const {
+    if (order == Order::Pairs) {
+      int32_t const pairs =
+          (m_blocks + 1) / 2;  // of a head; the middle tile of an odd number is alone
+      int32_t const pair = round / 2 * ctas + cta;
+      int32_t const head = pair / pairs;
+      int32_t const near = pair % pairs, far = m_blocks - 1 - near;
+      more = head < all_heads;
+      work = {round % 2 == 0 ? far : near, head % heads, head / heads};
+      return more && (round % 2 == 0 || near != far);
+    }
+    bool const backwards = order == Order::Longest && round % 2 != 0;
+    int32_t const index = round * ctas + (backwards ? ctas - 1 - cta : cta);
+    int32_t const head = order == Order::Longest ? index % all_heads : index / m_blocks;
+    int32_t const from_last = order == Order::Longest ? index / all_heads : index % m_blocks;
+    more = index < tiles;
+    work = {m_blocks - 1 - from_last, head % heads, head / heads};
+    return more;
+  }
+};
+
+// `l2_bytes` is what K and V may take of the L2 cache.
+template <class Params>
+constexpr Schedule make_schedule(Params const& params, int32_t tile_m, int32_t ctas,
+                                 int64_t l2_bytes) {
+  int32_t const m_blocks = ceil_div(params.seqlen_q, tile_m);
+  int64_t const all_heads = int64_t(params.batch) * params.heads;
+  int64_t const kv_bytes = 2 * int64_t(params.batch) * params.heads_kv * params.seqlen_k *
+                           (int64_t(params.head_dim) + params.head_dim_v);
+  bool const uneven =
+      params.window_right < params.seqlen_k && params.window_left >= params.seqlen_k;
+  int64_t const pairs = (m_blocks + 1) / 2 * all_heads;
+  int64_t const rounds = (pairs + ctas - 1) / ctas;
+  bool const pairs_fill = 10 * pairs > 9 * rounds * ctas;
+  Order const order = !uneven                             ? Order::Heads
+                      : kv_bytes > l2_bytes && pairs_fill ? Order::Pairs
+                                                          : Order::Longest;
+  return {order, int32_t(work_tiles(params, tile_m)), m_blocks, params.heads, int32_t(all_heads)};
+}
+
 // Where the LSE of a head begins: [batch, heads, seqlen_q], or packed [heads, total_q].
 template <class Params>
 CUTE_HOST_DEVICE constexpr int64_t lse_offset(Params const& params, WorkTile const& work,

@@ -1,0 +1,356 @@
+// sm90/forward_compute.h: a consumer warpgroup: 64 queries of every tile, from S = Q K^T to O.
+//
+// The tensor cores run one warpgroup's products under the others' softmax:
+//
+//   warpgroup 0   S(n-1) O(n) | softmax(n-1)  | S(n-2) O(n-1) | softmax(n-2)  | ...
+//   warpgroup 1               | S(n-1) O(n)   | softmax(n-1)  | S(n-2) O(n-1) | ...
+//
+// S of the next KV tile is started before O of this one, so that the first half of each softmax
+// runs under the warpgroup's own O. Where a tile of queries ends, the next one's first S takes the
+// place of S(n-1).
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/mask.h"
+#include "cute_attention/core/online_softmax.h"
+#include "cute_attention/core/opaque.h"
+#include "cute_attention/sm90/forward_store.h"
+#include "cute_attention/sm90/forward_tile.h"
+#include "cute_attention/sm90/forward_traits.h"
+#include "cute_attention/sm90/gemm.h"
+
+namespace cute_attention::sm90 {
+
+template <class Row>
+struct ForwardCompute {
+  using Traits = ForwardTraits<Row>;
+  using Element = typename Traits::Element;
+  using SharedMemory = typename Traits::SharedMemory;
+  using Ring = sm90::Ring<Traits::kStages>;
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+
+  using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
+  using TileO = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<Traits::kHeadDimV>>;
+  using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
+  using FragmentO = decltype(cute::partition_fragment_C(typename Traits::MmaPV{}, TileO{}));
+  using FragmentP = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
+  using Softmax = OnlineSoftmax<2>;
+
+  ForwardArguments const& arguments;
+  SharedMemory& shared;
+  int const warpgroup;  // of the consumers
+  int const thread;     // of the warpgroup
+
+  FragmentS tSrS;  // (MMA, MMA_M, MMA_N)
+  FragmentO tOrO;  // (MMA, MMA_M, MMA_DV)
+  FragmentP tOrP;  // (MMA, MMA_M, MMA_N / 16)
+  Softmax softmax;
+  Ring ring_k{};
+  sm90::Ring<Traits::kStagesQ> ring_q{};
+  sm90::Ring<kTileSlots> ring_tile{};
+
+  CUTE_DEVICE ForwardCompute(ForwardArguments const& arguments, SharedMemory& shared, int warpgroup,
+                             int thread)
+      : arguments(arguments),
+        shared(shared),
+        warpgroup(warpgroup),
+        thread(thread),
+        softmax(arguments.params.scale) {}
+
+  CUTE_DEVICE void run() {
+    if (warpgroup == Traits::kConsumers - 1) {
+      pass_turn();  // the first turn is warpgroup 0's
+    }
+    while (true) {
+      ForwardTile const& tile = wait_for_tile();
+      if (tile.is_end()) {
+        return;
+      }
+      if (tile.sees_keys()) {
+        compute();
+      } else {
+        store_empty<Element>(arguments.params, tile, m_offset(), thread);
+      }
+      release_tile();
+    }
+  }
+
+ private:
+  // Waits until the producer has said what the tile at ring_tile is.
+  CUTE_DEVICE ForwardTile const& wait_for_tile() {
+    Barrier::wait(&shared.tile_full[ring_tile.stage], ring_tile.parity);
+    return shared.tiles[ring_tile.stage];
+  }
+
+  CUTE_DEVICE void release_tile() {
+    __syncwarp();  // all lanes have read it
+    release(shared.tile_empty[ring_tile.stage]);
+    ring_tile.advance();
+  }
+
+  // Computes this tile and all that follow without a gap.
+  CUTE_DEVICE void compute() {
+    cute::clear(tOrO);
+    skip_hidden_keys(shared.tiles[ring_tile.stage]);
+    wait_for_query();
+    wait_for_keys();
+    start_scores();
+    cute::warpgroup_wait<0>();
+    first_probabilities();
+    while (true) {
+      walk_kv_tiles();
+      auto next = ring_tile;
+      next.advance();
+      Barrier::wait(&shared.tile_full[next.stage], next.parity);
+      ForwardTile const& next_tile = shared.tiles[next.stage];
+      if (next_tile.is_end() || !next_tile.sees_keys()) {
+        break;
+      }
+      change_tile(next_tile);
+    }
+    last_output();
+  }
+
+  // First query of this warpgroup in its tile.
+  CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
+
+  // The KV tiles that this warpgroup's own queries need, and those of them that need no mask.
+  CUTE_DEVICE KvTiles own_kv_tiles(ForwardTile const& tile) const {
+    return kv_tiles(tile.sequence, tile.m_begin + m_offset(), kWarpgroupM, kTileN);
+  }
+
+  // Where this warpgroup's walk begins: one tile later than the others' where those alone see keys
+  // of the tile's last one.
+  CUTE_DEVICE static int32_t first_block(ForwardTile const& tile, KvTiles const& own) {
+    int32_t const last = tile.kv.end - 1;
+    return own.end <= last && last > tile.kv.begin ? last - 1 : last;
+  }
+
+  // Lets the tile's last KV tile pass if only other warpgroups need it: first its K, then, a turn
+  // later, its V. Just that one: while the last V of the tile before is unread, there may be no
+  // buffer for a second V to come.
+  CUTE_DEVICE void skip_hidden_keys(ForwardTile const& tile) {
+    if (first_block(tile, own_kv_tiles(tile)) < tile.kv.end - 1) {
+      wait_for_keys();
+      release(shared.key_empty[ring_k.stage]);
+      ring_k.advance();
+    }
+  }
+  CUTE_DEVICE void skip_hidden_values() {
+    Ring const hidden = before(ring_v());
+    Barrier::wait(&shared.value_full[hidden.stage], hidden.parity);
+    release_values(hidden);
+    take_turn();  // for nothing, but all take as many
+    pass_turn();
+  }
+
+  // All KV tiles but the first of the walk, whose scores are there.
+  CUTE_DEVICE void walk_kv_tiles() {
+    ForwardTile const& tile = shared.tiles[ring_tile.stage];
+    KvTiles const own = own_kv_tiles(tile);
+    int32_t const begin = tile.kv.begin;
+    int32_t const first = first_block(tile, own);
+    if (first < tile.kv.end - 1) {
+      skip_hidden_values();
+    }
+    for (int32_t n_block = first - 1; n_block >= begin; --n_block) {
+      if (n_block < own.full_end && n_block >= own.full_begin) {
+        step<false>(n_block, n_block == begin);
+      } else {
+        step<true>(n_block, n_block == begin);
+      }
+    }
+  }
+
+  // Waits until the tensor cores are this warpgroup's.
+  CUTE_DEVICE void take_turn() {
+    if constexpr (Traits::kTakeTurns) {
+      cutlass::arch::NamedBarrier::sync(2 * kWarpgroupThreads,
+                                        uint32_t(NamedBarrier::kTurn) + warpgroup);
+    }
+  }
+  CUTE_DEVICE void pass_turn() {
+    if constexpr (Traits::kTakeTurns) {
+      int const next = warpgroup == Traits::kConsumers - 1 ? 0 : warpgroup + 1;
+      cutlass::arch::NamedBarrier::arrive(2 * kWarpgroupThreads,
+                                          uint32_t(NamedBarrier::kTurn) + next);
+    }
+  }
+
+  // This warp's MMAs have read a buffer.
+  CUTE_DEVICE void release(uint64_t& empty) {
+    if (thread % 32 == 0) {
+      Barrier::arrive(&empty);
+    }
+  }
+
+  CUTE_DEVICE void wait_for_query() {
+    Barrier::wait(&shared.query_full[ring_q.stage][warpgroup], ring_q.parity);
+  }
+  CUTE_DEVICE void wait_for_keys() { Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity); }
+
+  // Starts S = Q K^T with the next K, once both are there.
+  CUTE_DEVICE void start_scores() {
+    using namespace cute;
+    typename Traits::MmaQK mma;
+    Tensor sQ = make_tensor(make_smem_ptr(shared.q.data()),
+                            typename Traits::SmemLayoutQ{});  // (64, D, WARPGROUP)
+    Tensor sK = make_tensor(make_smem_ptr(shared.k.data()),
+                            typename Traits::SmemLayoutK{});  // (N, D, STAGE)
+    auto const thread_mma = mma.get_slice(0);
+    Tensor tSrQ = thread_mma.partition_fragment_A(sQ);  // (MMA, MMA_M, MMA_D, WARPGROUP)
+    Tensor tSrK = thread_mma.partition_fragment_B(sK);  // (MMA, MMA_N, MMA_D, STAGE)
+    start_gemm<GMMA::ScaleOut::Zero>(mma,
+                                     tSrQ(_, _, _, ring_q.stage * Traits::kConsumers + warpgroup),
+                                     tSrK(_, _, _, ring_k.stage), tSrS);
+  }
+
+  CUTE_DEVICE static Ring before(Ring const& ring) {
+    bool const wraps = ring.stage == 0;
+    return {wraps ? Traits::kStages - 1 : ring.stage - 1, ring.parity ^ uint32_t(wraps)};
+  }
+
+  // V is read one KV tile behind K.
+  CUTE_DEVICE Ring ring_v() const { return before(ring_k); }
+
+  // Waits for the V that P belongs to, once its K is released.
+  CUTE_DEVICE void wait_for_values() {
+    Ring const v = ring_v();
+    Barrier::wait(&shared.value_full[v.stage], v.parity);
+  }
+
+  // Starts O += P V, once V is there.
+  CUTE_DEVICE void start_output(Ring const& ring_v) {
+    using namespace cute;
+    typename Traits::MmaPV mma;
+    Tensor sVt = make_tensor(make_smem_ptr(shared.v.data()),
+                             typename Traits::SmemLayoutVt{});  // (DV, N, STAGE)
+    Tensor tOrV = mma.get_slice(0).partition_fragment_B(sVt);   // (MMA, MMA_DV, MMA_N, STAGE)
+    start_gemm<GMMA::ScaleOut::One>(mma, tOrP, tOrV(_, _, _, ring_v.stage), tOrO);
+  }
+
+  // S is there: nobody here reads its K any more, and after the tile's last one its Q.
+  CUTE_DEVICE void release_scores(bool last) {
+    cute::warpgroup_fence_operand(tSrS);
+    release(shared.key_empty[ring_k.stage]);
+    ring_k.advance();
+    if (last) {
+      release(shared.query_empty[ring_q.stage][warpgroup]);
+      ring_q.advance();
+    }
+  }
+
+  CUTE_DEVICE void release_output(Ring const& ring_v) {
+    cute::warpgroup_fence_operand(tOrO);
+    release_values(ring_v);
+  }
+
+  CUTE_DEVICE void release_values(Ring const& ring_v) { release(shared.value_empty[ring_v.stage]); }
+
+  // (ROWS, COLS) of S.
+  CUTE_DEVICE auto scores() {
+    return cute::make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));
+  }
+  CUTE_DEVICE auto output() {
+    return cute::make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));
+  }
+
+  CUTE_DEVICE void mask(int32_t n_block) {
+    using namespace cute;
+    typename Traits::MmaQK mma;
+    Tensor tScS = mma.get_slice(opaque(thread))
+                      .partition_C(make_identity_tensor(TileS{}));          // (MMA, MMA_M, MMA_N)
+    Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
+    ForwardTile const& tile = shared.tiles[ring_tile.stage];
+    auto rS = scores();
+    mask_scores_by_side<kWarpgroupM, kTileN>(rS, cS, tile.sequence, tile.m_begin + m_offset(),
+                                             n_block * kTileN);
+  }
+
+  // P of a tile's first KV tile, once S is there.
+  CUTE_DEVICE void first_probabilities() {
+    ForwardTile const& tile = shared.tiles[ring_tile.stage];
+    KvTiles const own = own_kv_tiles(tile);
+    int32_t const n_block = first_block(tile, own);
+    release_scores(n_block == tile.kv.begin);
+    if (!(n_block < own.full_end && n_block >= own.full_begin)) {
+      mask(n_block);
+    }
+    softmax = Softmax(arguments.params.scale);
+    typename Softmax::Rows factors;
+    softmax.template update_max_lazily<true>(scores(), factors);
+    softmax.exponentiate(scores());
+    convert_into(tSrS, tOrP);
+    wait_for_values();
+  }
+
+  // One KV tile: S(n_block) and, one behind, O with V(n_block + 1).
+  template <bool kMasked>
+  CUTE_DEVICE void step(int32_t n_block, bool last) {
+    Ring const v = ring_v();
+    wait_for_keys();
+    take_turn();
+    start_scores();
+    start_output(v);
+    pass_turn();
+    cute::warpgroup_wait<1>();
+    release_scores(last);
+    if constexpr (kMasked) {
+      mask(n_block);
+    }
+    typename Softmax::Rows factors;
+    bool const rescale = softmax.template update_max_lazily<kMasked>(scores(), factors);
+    softmax.exponentiate(scores());
+    cute::warpgroup_fence_operand(tSrS);
+    wait_for_values();  // here, where it keeps the compiler from moving the wait for O above the
+                        // exponentials
+    cute::warpgroup_wait<0>();
+    release_output(v);
+    convert_into(tSrS, tOrP);
+    if (rescale) {
+      auto rO = output();
+      scale_rows(rO, factors);
+    }
+  }
+
+  // The last O of one tile and the first S of the next: O leaves under S.
+  CUTE_DEVICE void change_tile(ForwardTile const& next) {
+    Ring const v = ring_v();
+    skip_hidden_keys(next);
+    take_turn();
+    start_output(v);
+    wait_for_query();
+    wait_for_keys();
+    start_scores();
+    pass_turn();
+    cute::warpgroup_wait<1>();
+    release_output(v);
+    store();
+    release_tile();
+    cute::clear(tOrO);
+    cute::warpgroup_wait<0>();
+    first_probabilities();
+  }
+
+  CUTE_DEVICE void last_output() {
+    Ring const v = ring_v();
+    take_turn();
+    start_output(v);
+    pass_turn();
+    cute::warpgroup_wait<0>();
+    release_output(v);
+    store();
+  }
+
+  CUTE_DEVICE void store() {
+    auto rO = output();
+    scale_rows(rO, softmax.finish());
+    store_tile<Element>(arguments.params, shared.tiles[ring_tile.stage], m_offset(), thread, rO,
+                        softmax.row_max);
+  }
+};
+
+}  // namespace cute_attention::sm90

@@ -1,0 +1,78 @@
+// sm90/forward_launch.h: launches the sm90 forward kernel of one row.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cute_attention/kernel_library.h"
+#include "cute_attention/sm90/forward_kernel.h"
+#include "cute_attention/sm90/tensor_map.h"
+
+namespace cute_attention::sm90 {
+
+template <class Row>
+__global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
+    forward(CUTE_GRID_CONSTANT ForwardArguments const arguments) {
+  using Kernel = ForwardKernel<Row>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
+}
+
+template <class Row>
+struct ForwardLaunch {
+  using Traits = ForwardTraits<Row>;
+  using Element = typename Traits::Element;
+  static constexpr int kThreads = Traits::kThreads;
+  static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
+
+  // A LaunchFunction; `params` is a ForwardParams with at least one query and one key.
+  static int32_t launch(void const* params, LaunchContext const* context) {
+    ForwardArguments arguments;
+    arguments.params = *static_cast<ForwardParams const*>(params);
+    cudaError_t error = make_maps(arguments);
+    if (error != cudaSuccess) {
+      return error;
+    }
+    error = cudaFuncSetAttribute(forward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 kSharedMemoryBytes);
+    if (error != cudaSuccess) {
+      return error;
+    }
+    int32_t const multiprocessors = context->device->multiprocessors;
+    arguments.schedule = make_schedule(arguments.params, Traits::kTileM, multiprocessors,
+                                       context->device->l2_bytes / 2);
+    int32_t const grid = min_of(arguments.schedule.tiles, multiprocessors);
+    forward<Row><<<unsigned(grid), kThreads, kSharedMemoryBytes,
+                   static_cast<cudaStream_t>(context->stream)>>>(arguments);
+    return cudaGetLastError();
+  }
+
+ private:
+  static cudaError_t make_maps(ForwardArguments& arguments) {
+    ForwardParams const& params = arguments.params;
+    bool const packed_q = params.cu_seqlens_q != nullptr;
+    bool const packed_k = params.cu_seqlens_k != nullptr;
+    int64_t const rows_k = packed_k ? params.total_k : params.seqlen_k;
+    int64_t const batch_k = packed_k ? 1 : params.batch;
+    TensorView const q{params.q,
+                       packed_q ? 1 : params.batch,
+                       packed_q ? params.total_q : params.seqlen_q,
+                       params.heads,
+                       params.head_dim,
+                       params.q_stride};
+    TensorView const k{params.k,        batch_k,         rows_k,
+                       params.heads_kv, params.head_dim, params.k_stride};
+    TensorView const v{params.v,        batch_k,           rows_k,
+                       params.heads_kv, params.head_dim_v, params.v_stride};
+    constexpr int kCols = kBoxCols<Traits::kHeadDim>;
+    constexpr int kColsV = kBoxCols<Traits::kHeadDimV>;
+    cudaError_t error = make_tensor_map<Element>(&arguments.map_q, q, kWarpgroupM, kCols);
+    error = error == cudaSuccess
+                ? make_tensor_map<Element>(&arguments.map_k, k, Traits::kTileN, kCols)
+                : error;
+    return error == cudaSuccess
+               ? make_tensor_map<Element>(&arguments.map_v, v, Traits::kTileN, kColsV)
+               : error;
+  }
+};
+
+}  // namespace cute_attention::sm90

@@ -1,0 +1,181 @@
+// sm90/forward_load.h: the producer warp: TMA loads of Q, K and V, as far ahead as there are
+// buffers.
+#pragma once
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "cute_attention/sm90/forward_tile.h"
+#include "cute_attention/sm90/forward_traits.h"
+
+namespace cute_attention::sm90 {
+
+// Where a box comes from: a head of a tensor, and the row that its row 0 is.
+struct BoxOrigin {
+  int32_t batch;  // 0 where packed
+  int32_t head;
+  int32_t row;
+};
+
+template <class Row>
+struct ForwardLoad {
+  using Traits = ForwardTraits<Row>;
+  using Element = typename Traits::Element;
+  using SharedMemory = typename Traits::SharedMemory;
+  static constexpr int kTileN = Traits::kTileN;
+
+  ForwardArguments const& arguments;
+  SharedMemory& shared;
+  bool const leader;  // one lane talks to the TMA unit and to the barriers
+  Ring<Traits::kStages> ring_k{};
+  Ring<Traits::kStages> ring_v{};
+  Ring<Traits::kStagesQ> ring_q{};
+  Ring<kTileSlots> ring_tile{};
+
+  CUTE_DEVICE ForwardLoad(ForwardArguments const& arguments, SharedMemory& shared)
+      : arguments(arguments), shared(shared), leader(cute::elect_one_sync()) {}
+
+  // In the order in which the consumers need it: S of the next KV tile comes before O of this one.
+  //
+  //   K(n)  Q  K(n-1) V(n)  K(n-2) V(n-1)  ...  V(0) | K(n) Q ... of the next tile
+  CUTE_DEVICE void run() {
+    TileWalk<Traits::kTileM, kTileN> walk{arguments.params, arguments.schedule};
+    while (true) {
+      ForwardTile const tile = walk.next();
+      publish(tile);
+      if (tile.is_end()) {
+        return;
+      }
+      if (tile.sees_keys()) {
+        load_tile(tile);
+      }
+    }
+  }
+
+ private:
+  // Where the boxes of a tile come from.
+  struct Origins {
+    BoxOrigin q, kv;
+  };
+
+  CUTE_DEVICE Origins origins(ForwardTile const& tile) const {
+    ForwardParams const& params = arguments.params;
+    bool const packed_q = params.cu_seqlens_q != nullptr;
+    bool const packed_k = params.cu_seqlens_k != nullptr;
+    return {{packed_q ? 0 : tile.work.batch, tile.work.head,
+             int32_t(tile.sequence.row_q) + tile.m_begin},
+            {packed_k ? 0 : tile.work.batch, tile.work.head / (params.heads / params.heads_kv),
+             int32_t(tile.sequence.row_k)}};
+  }
+
+  CUTE_DEVICE void load_tile(ForwardTile const& tile) {
+    Origins const from = origins(tile);
+    int32_t const last = tile.kv.end - 1;
+    // Where packed, the last KV tile may hold rows of the next sequence.
+    bool const packed = arguments.params.cu_seqlens_k != nullptr;
+    int32_t const last_rows =
+        packed ? min_of(tile.sequence.seqlen_k - last * kTileN, kTileN) : kTileN;
+    load_k(from.kv, last);
+    load_q(from.q);
+    for (int32_t n_block = last - 1; n_block >= tile.kv.begin; --n_block) {
+      load_k(from.kv, n_block);
+      load_v(from.kv, n_block + 1, n_block + 1 == last ? last_rows : kTileN);
+    }
+    load_v(from.kv, tile.kv.begin, tile.kv.begin == last ? last_rows : kTileN);
+  }
+
+  // Tells the consumers what comes next.
+  CUTE_DEVICE void publish(ForwardTile const& tile) {
+    Barrier::wait(&shared.tile_empty[ring_tile.stage], ring_tile.parity ^ 1);
+    if (leader) {
+      shared.tiles[ring_tile.stage] = tile;
+      Barrier::arrive(&shared.tile_full[ring_tile.stage]);
+    }
+    ring_tile.advance();
+  }
+
+  CUTE_DEVICE void load_q(BoxOrigin const& origin) {
+    CUTE_UNROLL
+    for (int warpgroup = 0; warpgroup < Traits::kConsumers; ++warpgroup) {
+      Barrier::wait(&shared.query_empty[ring_q.stage][warpgroup], ring_q.parity ^ 1);
+      if (leader) {
+        Element* const buffer = shared.q.data() + (ring_q.stage * Traits::kConsumers + warpgroup) *
+                                                      (Traits::kBytesQ / int(sizeof(Element)));
+        Barrier::arrive_and_expect_tx(&shared.query_full[ring_q.stage][warpgroup], Traits::kBytesQ);
+        load_boxes<kWarpgroupM, Traits::kHeadDim>(
+            arguments.map_q, origin, warpgroup * kWarpgroupM, buffer,
+            shared.query_full[ring_q.stage][warpgroup], cute::TMA::CacheHintSm90::EVICT_FIRST);
+      }
+    }
+    ring_q.advance();
+  }
+
+  CUTE_DEVICE void load_k(BoxOrigin const& origin, int32_t n_block) {
+    Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
+    if (leader) {
+      Element* const buffer =
+          shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element)));
+      Barrier::arrive_and_expect_tx(&shared.key_full[ring_k.stage], Traits::kBytesK);
+      load_boxes<kTileN, Traits::kHeadDim>(arguments.map_k, origin, n_block * kTileN, buffer,
+                                           shared.key_full[ring_k.stage],
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    }
+    ring_k.advance();
+  }
+
+  // Only the first `rows` rows belong to the sequence. Probabilities of the others are 0, but 0 *
+  // NaN is NaN: where there are others they become zeros before the tile counts as full.
+  CUTE_DEVICE void load_v(BoxOrigin const& origin, int32_t n_block, int32_t rows) {
+    Element* const buffer =
+        shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element)));
+    uint64_t* const full = &shared.value_full[ring_v.stage];
+    bool const mend = rows < kTileN;
+    uint64_t* const landed = mend ? &shared.value_landed : full;
+    Barrier::wait(&shared.value_empty[ring_v.stage], ring_v.parity ^ 1);
+    if (leader) {
+      Barrier::arrive_and_expect_tx(landed, Traits::kBytesV);
+      load_boxes<kTileN, Traits::kHeadDimV>(arguments.map_v, origin, n_block * kTileN, buffer,
+                                            *landed, cute::TMA::CacheHintSm90::EVICT_LAST);
+    }
+    if (mend) {
+      Barrier::wait(landed, ring_landed.parity);
+      ring_landed.advance();
+      clear_rows(buffer, rows);
+      cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
+      __syncwarp();
+      if (leader) {
+        Barrier::arrive(full);
+      }
+    }
+    ring_v.advance();
+  }
+
+  Ring<1> ring_landed{};
+
+  // A tile of kRows x kCols as boxes of kBoxCols columns.
+  template <int kRows, int kCols>
+  CUTE_DEVICE void load_boxes(CUtensorMap const& map, BoxOrigin const& origin, int32_t row,
+                              Element* buffer, uint64_t& full, cute::TMA::CacheHintSm90 hint) {
+    CUTE_UNROLL
+    for (int col = 0; col < kCols; col += kBoxCols<kCols>) {
+      cute::SM90_TMA_LOAD_4D::copy(&map, &full, uint64_t(hint), buffer + kRows * col, col,
+                                   origin.row + row, origin.head, origin.batch);
+    }
+  }
+
+  // Swizzling moves 16-byte vectors inside a row of a box: whole rows can be cleared as if there
+  // were none.
+  CUTE_DEVICE void clear_rows(Element* buffer, int32_t rows) {
+    constexpr int kCols = kBoxCols<Traits::kHeadDimV>;
+    constexpr int kVectors = kCols * int(sizeof(Element)) / 16;  // of a row of a box
+    CUTE_UNROLL
+    for (int col = 0; col < Traits::kHeadDimV; col += kCols) {
+      auto* const box = reinterpret_cast<uint4*>(buffer + kTileN * col);
+      for (int i = rows * kVectors + int(threadIdx.x) % 32; i < kTileN * kVectors; i += 32) {
+        box[i] = uint4{};
+      }
+    }
+  }
+};
+
+}  // namespace cute_attention::sm90

@@ -1,0 +1,116 @@
+// sm90/forward_store.h: O and the LSE from registers to global memory.
+//
+// Q's, K's and V's buffers all belong to the next tile by now, so O does not pass through shared
+// memory: the four threads that share a row exchange columns until each holds 16 bytes, and write
+// whole 32-byte sectors with plain stores. These serve any length, packed or not.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/sm90/forward_tile.h"
+
+namespace cute_attention::sm90 {
+
+// A row's part of an m64n8 accumulator column block that one thread holds: 2 columns of 16-bit
+// elements.
+struct Columns32 {
+  uint32_t block[4];  // of four neighbouring blocks
+};
+
+// Before, thread t of four holds columns 2t and 2t + 1 of blocks 0 to 3; after, all 8 columns of
+// block t, in order: a 4x4 transpose in two exchanges, each of the half that the other thread
+// needs.
+CUTE_DEVICE Columns32 transpose_row_threads(Columns32 const& own, int t) {
+  bool const high = t & 2, odd = t & 1;
+  // Between t and t ^ 2: which two blocks.
+  uint32_t const kept0 = high ? own.block[2] : own.block[0];
+  uint32_t const kept1 = high ? own.block[3] : own.block[1];
+  uint32_t const got0 = __shfl_xor_sync(0xffffffffu, high ? own.block[0] : own.block[2], 2);
+  uint32_t const got1 = __shfl_xor_sync(0xffffffffu, high ? own.block[1] : own.block[3], 2);
+  // Between t and t ^ 1: which of the two.
+  uint32_t const near = odd ? kept1 : kept0;  // from thread t
+  uint32_t const far = odd ? got1 : got0;     // from thread t ^ 2
+  uint32_t const near_other = __shfl_xor_sync(0xffffffffu, odd ? kept0 : kept1, 1);  // from t ^ 1
+  uint32_t const far_other = __shfl_xor_sync(0xffffffffu, odd ? got0 : got1, 1);     // from t ^ 3
+  // In the order of the threads they came from.
+  uint32_t const near_even = odd ? near_other : near, near_odd = odd ? near : near_other;
+  uint32_t const far_even = odd ? far_other : far, far_odd = odd ? far : far_other;
+  return {high ? far_even : near_even, high ? far_odd : near_odd, high ? near_even : far_even,
+          high ? near_odd : far_odd};
+}
+
+// The rows of a warpgroup that a thread holds parts of, and where they are in global memory.
+template <class Element>
+struct StoreRows {
+  int32_t query[2];  // in the sequence
+  Element* o;        // of the sequence and head
+  float* lse;        // of the sequence and head, or null
+
+  CUTE_DEVICE StoreRows(ForwardParams const& params, ForwardTile const& tile, int32_t m_offset,
+                        int thread)
+      : o(static_cast<Element*>(params.o) + tile.work.batch * params.o_stride.batch +
+          tile.work.head * params.o_stride.head + tile.sequence.row_q * params.o_stride.row),
+        lse(params.lse == nullptr ? nullptr
+                                  : params.lse + lse_offset(params, tile.work, tile.sequence)) {
+    int32_t const row = tile.m_begin + m_offset + thread / 32 * 16 + thread % 32 / kThreadsPerRow;
+    query[0] = row;
+    query[1] = row + 8;
+  }
+};
+
+// Writes a warpgroup's 64 rows from `m_offset` of the tile.
+//   rO    (2, DV columns of a thread)  normalised
+//   rLse  (2)
+template <class Element, class Output, class Rows>
+CUTE_DEVICE void store_tile(ForwardParams const& params, ForwardTile const& tile, int32_t m_offset,
+                            int thread, Output const& rO, Rows const& rLse) {
+  using namespace cute;
+  constexpr int kBlocks = decltype(size<1>(rO))::value / 2;  // of 8 columns
+  int const t = thread % kThreadsPerRow;
+  StoreRows<Element> const rows(params, tile, m_offset, thread);
+  CUTE_UNROLL
+  for (int row = 0; row < 2; ++row) {
+    bool const inside = rows.query[row] < tile.sequence.seqlen_q;
+    Element* const o = rows.o + rows.query[row] * params.o_stride.row;
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; block += 4) {
+      Columns32 own;
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        own.block[i] = pack<Element>(rO(row, 2 * (block + i)), rO(row, 2 * (block + i) + 1));
+      }
+      Columns32 const whole = transpose_row_threads(own, t);
+      int const col = 8 * (block + t);
+      if (inside && col < params.head_dim_v) {
+        *reinterpret_cast<uint4*>(o + col) =
+            uint4{whole.block[0], whole.block[1], whole.block[2], whole.block[3]};
+      }
+    }
+    if (rows.lse != nullptr && inside && t == 0) {
+      rows.lse[rows.query[row]] = rLse(row);
+    }
+  }
+}
+
+// Writes the 64 rows of a tile that sees no key: zeros, and LSE -infinity.
+template <class Element>
+CUTE_DEVICE void store_empty(ForwardParams const& params, ForwardTile const& tile, int32_t m_offset,
+                             int thread) {
+  int const t = thread % kThreadsPerRow;
+  StoreRows<Element> const rows(params, tile, m_offset, thread);
+  for (int row = 0; row < 2; ++row) {
+    if (rows.query[row] >= tile.sequence.seqlen_q) {
+      continue;
+    }
+    Element* const o = rows.o + rows.query[row] * params.o_stride.row;
+    for (int col = 8 * t; col < params.head_dim_v; col += 8 * kThreadsPerRow) {
+      *reinterpret_cast<uint4*>(o + col) = uint4{};
+    }
+    if (rows.lse != nullptr && t == 0) {
+      rows.lse[rows.query[row]] = -INFINITY;
+    }
+  }
+}
+
+}  // namespace cute_attention::sm90

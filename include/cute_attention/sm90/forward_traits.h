@@ -1,0 +1,140 @@
+// sm90/forward_traits.h: every layout and MMA of the sm90 forward kernel, its barriers and its
+// shared memory, for one row of the table.
+//
+// To change how the kernel moves or multiplies, change this file (or the row's tile in
+// src/kernels/forward.def); the kernel follows.
+#pragma once
+
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+
+#include "cute_attention/element.h"
+#include "cute_attention/sm90/barrier.h"
+#include "cute_attention/sm90/forward_tile.h"
+
+namespace cute_attention::sm90 {
+
+// Queries of one consumer warpgroup: the M of every WGMMA.
+constexpr int kWarpgroupM = 64;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kWarpgroupWarps = 4;
+
+// Columns of a swizzled block and of a TMA box: 64 elements (128 bytes, all 32 banks) where the
+// head dim allows, else 32.
+template <int kCols>
+constexpr int kBoxCols = kCols % 64 == 0 ? 64 : 32;
+
+// 8 rows of kBoxCols, row-major and swizzled, as WGMMA reads them (PTX ISA, "Asynchronous Warpgroup
+// Level Matrix Shared Memory Layout"): as they are, or as their transpose.
+template <class Element, int kCols>
+using SwizzledAtom =
+    std::conditional_t<kBoxCols<kCols> == 64, cute::GMMA::Layout_K_SW128_Atom<Element>,
+                       cute::GMMA::Layout_K_SW64_Atom<Element>>;
+template <class Element, int kCols>
+using SwizzledAtomTransposed =
+    std::conditional_t<kBoxCols<kCols> == 64, cute::GMMA::Layout_MN_SW128_Atom<Element>,
+                       cute::GMMA::Layout_MN_SW64_Atom<Element>>;
+
+// kStages tiles of kRows x kCols: a block column of kBoxCols, all its rows, then the next: what a
+// TMA box fills.
+template <class Element, int kRows, int kCols, int kStages>
+using SmemTiles = decltype(cute::tile_to_shape(
+    SwizzledAtom<Element, kCols>{},
+    cute::Shape<cute::Int<kRows>, cute::Int<kCols>, cute::Int<kStages>>{}));
+
+// The same memory read as transposes, (kCols, kRows, kStages).
+template <class Element, int kRows, int kCols, int kStages>
+using SmemTilesTransposed = decltype(cute::tile_to_shape(
+    SwizzledAtomTransposed<Element, kCols>{},
+    cute::Shape<cute::Int<kCols>, cute::Int<kRows>, cute::Int<kStages>>{},
+    cute::Step<cute::_2, cute::_1, cute::_3>{}));
+
+// Tiles of queries that the producer may announce before the consumers are done with the first of
+// them.
+constexpr int kTileSlots = 4;
+
+template <class Row>
+struct ForwardTraits {
+  static constexpr KernelKey kKey = Row::kKey;
+  static constexpr KernelConfig kConfig = Row::kConfig;
+  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kHeadDim = kKey.head_dim;
+  static constexpr int kHeadDimV = kKey.head_dim_v;
+  static constexpr int kThreads = kConfig.warps * 32;
+  using Element = ElementOf<kKey.dtype>;
+
+  // One warpgroup loads, the others compute 64 queries each.
+  static constexpr int kConsumers = kTileM / kWarpgroupM;
+  static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
+                "a producer warpgroup and tile_m / 64 consumers");
+
+  // Registers of a thread. At entry all have 65536 / kThreads; setmaxnreg moves the producer's to
+  // the consumers.
+  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160;
+  static_assert(kWarpgroupThreads * (kProducerRegisters + kConsumers * kConsumerRegisters) <=
+                65536);
+
+  // Warpgroups take turns at the tensor cores where one's softmax is as long as its products.
+  static constexpr bool kTakeTurns = kConsumers > 1 && kHeadDim <= 128;
+
+  // S = Q K^T, both from shared memory; O = P V, P from registers. Each warpgroup owns its rows:
+  // softmax needs no other.
+  using MmaQK = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<
+          Element, Element, float,
+          cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>, cute::Int<kHeadDim>>>()));
+  using MmaPV = decltype(cute::make_tiled_mma(
+      cute::GMMA::rs_op_selector<
+          Element, Element, float,
+          cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDimV>, cute::Int<kTileN>>,
+          cute::GMMA::Major::K, cute::GMMA::Major::MN>()));
+
+  static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of one warpgroup
+  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
+  static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
+
+  // Two buffers of Q where they fit, so that the next tile's Q need not wait for the last S of this
+  // one.
+  static constexpr int kStagesQ = 2 * kConsumers * kBytesQ + kStages * (kBytesK + kBytesV) + 2048 <=
+                                          max_shared_memory(kKey.arch)
+                                      ? 2
+                                      : 1;
+
+  using SmemLayoutQ =
+      SmemTiles<Element, kWarpgroupM, kHeadDim, kConsumers * kStagesQ>;  // (64, D, WARPGROUP)
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStages>;     // (N, D, STAGE)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, kStages>;    // (N, DV, STAGE)
+  using SmemLayoutVt = SmemTilesTransposed<Element, kTileN, kHeadDimV, kStages>;  // (DV, N, STAGE)
+
+  struct SharedMemory {
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;
+
+    ForwardTile tiles[kTileSlots];
+
+    // Full: the producer arrives once with the bytes to come, TMA brings them; the consumers wait.
+    // Empty: each warp of each reading warpgroup arrives once its MMAs have read the buffer; the
+    // producer waits.
+    uint64_t query_full[kStagesQ][kConsumers];   // one a warpgroup, 1 arrival
+    uint64_t query_empty[kStagesQ][kConsumers];  // kWarpgroupWarps arrivals
+    uint64_t key_full[kStages];                  // 1 arrival
+    uint64_t key_empty[kStages];                 // kConsumers * kWarpgroupWarps arrivals
+    uint64_t value_full[kStages];                // 1 arrival
+    uint64_t value_empty[kStages];               // kConsumers * kWarpgroupWarps arrivals
+    uint64_t tile_full[kTileSlots];              // 1 arrival
+    uint64_t tile_empty[kTileSlots];             // kConsumers * kWarpgroupWarps arrivals
+    uint64_t value_landed;  // a V tile that the producer has to mend before it is full: 1 arrival
+  };
+
+  static_assert(kTileM % kWarpgroupM == 0 && kTileN % 16 == 0 && kTileN <= 256,
+                "MMA and TMA box sizes");
+  static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0 && kHeadDimV <= 256,
+                "swizzle block and MMA sizes");
+  static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
+};
+
+}  // namespace cute_attention::sm90

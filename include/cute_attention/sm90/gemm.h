@@ -1,0 +1,31 @@
+// sm90/gemm.h: one warpgroup's asynchronous matrix products.
+#pragma once
+
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+
+namespace cute_attention::sm90 {
+
+// Starts C = A B, or C += A B, as one group of WGMMAs; warpgroup_wait() says when C may be read and
+// A's registers or A's and B's shared memory reused.
+//   tCrA  (MMA, MMA_M, MMA_K)  registers, or descriptors of shared memory
+//   tCrB  (MMA, MMA_N, MMA_K)  descriptors of shared memory
+//   tCrC  (MMA, MMA_M, MMA_N)
+template <cute::GMMA::ScaleOut kFirst, class TiledMma, class A, class B, class C>
+CUTE_DEVICE void start_gemm(TiledMma const& tiled_mma, A const& tCrA, B const& tCrB, C& tCrC) {
+  using namespace cute;
+  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
+  TiledMma mma = tiled_mma;
+  mma.accumulate_ = kFirst;
+  warpgroup_fence_operand(tCrC);
+  warpgroup_arrive();
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(tCrB); ++k) {
+    gemm(mma, tCrA(_, _, k), tCrB(_, _, k), tCrC);
+    mma.accumulate_ = GMMA::ScaleOut::One;
+  }
+  warpgroup_commit_batch();
+  warpgroup_fence_operand(tCrC);
+}
+
+}  // namespace cute_attention::sm90

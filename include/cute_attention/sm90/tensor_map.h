@@ -1,0 +1,74 @@
+// sm90/tensor_map.h: TMA descriptors, made on the host for each launch.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cutlass/numeric_types.h>
+
+#include <type_traits>
+
+#include "cute_attention/params.h"
+
+namespace cute_attention::sm90 {
+
+// A [batch, rows, heads, cols] tensor of 16-bit elements, cols contiguous.
+struct TensorView {
+  void const* data;
+  int64_t batch;
+  int64_t rows;
+  int64_t heads;
+  int64_t cols;
+  Strides stride;  // in elements
+};
+
+using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
+
+// cuTensorMapEncodeTiled of the driver, found once: the library is not linked with libcuda.
+inline TensorMapEncoder tensor_map_encoder() {
+  static auto const encoder = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaError_t const error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &found);
+    bool const usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return usable ? reinterpret_cast<TensorMapEncoder>(function) : nullptr;
+  }();
+  return encoder;
+}
+
+// Describes boxes of `box_rows` x `box_cols` of `view` to the TMA unit (CUDA Driver API, "Tensor
+// Map Object Management"). A box arrives in shared memory row-major, swizzled within rows of 64 or
+// 32 elements; what lies outside the view is filled with zeros. Coordinates are (col, row, head,
+// batch).
+template <class Element>
+cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int box_rows, int box_cols) {
+  static_assert(sizeof(Element) == 2);
+  auto const encode = tensor_map_encoder();
+  if (encode == nullptr) {
+    return cudaErrorNotSupported;
+  }
+  // The stride of a dimension of one element is never used, and may be anything: give it one that
+  // is allowed.
+  auto const bytes = [&](int64_t extent, int64_t stride) {
+    return cuuint64_t(extent > 1 ? stride * 2 : 16);
+  };
+  cuuint64_t const extents[] = {cuuint64_t(view.cols), cuuint64_t(view.rows),
+                                cuuint64_t(view.heads), cuuint64_t(view.batch)};
+  cuuint64_t const strides[] = {bytes(view.rows, view.stride.row),
+                                bytes(view.heads, view.stride.head),
+                                bytes(view.batch, view.stride.batch)};
+  cuuint32_t const box[] = {cuuint32_t(box_cols), cuuint32_t(box_rows), 1, 1};
+  cuuint32_t const element_strides[] = {1, 1, 1, 1};
+  CUresult const result =
+      encode(map,
+             std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                      : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+             4, const_cast<void*>(view.data), extents, strides, box, element_strides,
+             CU_TENSOR_MAP_INTERLEAVE_NONE,
+             box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace cute_attention::sm90
