@@ -184,3 +184,24 @@ HOPPER_FORWARD = [
     Mutation("wrong major", WRONG_MAJOR_V, _violated("fragments/O")),
     Mutation("crooked buffer for TMA", CROOKED_TMA_BUFFER, _violated("alignment/buffers")),
 ]
+
+
+PLAIN_P = """
+  using SmemLayoutP = cute::Layout<
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kTileM>>,
+      cute::Stride<cute::Int<Base::kTileM>, cute::_1>>;
+"""
+# Queries of a warp in the order of the MMA instead of together: P^T is no K block of its columns.
+SCATTERED_QUERIES = """
+  using TiledMmaS = typename Base::template Mma<Base::kWarpsN, Base::kWarpsM,
+                                                cute::Int<16 * Base::kWarpsM>>;
+  using SmemCopyK = decltype(cute::make_tiled_copy_A(typename Base::Ldmatrix{}, TiledMmaS{}));
+  using SmemCopyQ = decltype(cute::make_tiled_copy_B(typename Base::Ldmatrix{}, TiledMmaS{}));
+"""
+
+BACKWARD = [
+    Mutation(
+        "swizzle of dS removed", PLAIN_P, _violated("banks/p:", "banks/grad_s:", "fragments/dQ")
+    ),
+    Mutation("scattered queries", SCATTERED_QUERIES, _violated("fragments/dV", "fragments/dK")),
+]

@@ -10,7 +10,7 @@ from cute_attention.layouts import checks, hardware
 from cute_attention.layouts.__main__ import main
 from cute_attention.layouts.export import Request, described, edited, find_row
 from cute_attention.layouts.model import kernels
-from layout_mutations import FORWARD, HOPPER_FORWARD
+from layout_mutations import BACKWARD, FORWARD, HOPPER_FORWARD
 
 pytestmark = pytest.mark.xdist_group("layouts")
 
@@ -32,7 +32,11 @@ def test_every_proof_about_every_row_holds(reports, row):
     assert len(report.results) >= 12
 
 
-# A row of the sm90 forward kernel, whatever the tables hold.
+# Rows of other kernel families, whatever the tables hold.
+BACKWARD_ROW = rows.TableRow(
+    *("sm80_bwd_bf16_d128_test", "sm80", "backward", "bf16", 128, 128, "any", "none"),
+    *(64, 128, 1, 8),
+)
 HOPPER = rows.TableRow(
     *("sm90_fwd_bf16_d128_test", "sm90", "forward", "bf16", 128, 128, "any", "none"),
     *(128, 128, 2, 12),
@@ -47,20 +51,29 @@ def mutated() -> dict[str, checks.Report]:
         Request(HOPPER, mutation.traits, mutation.preamble("sm90::ForwardTraits"))
         for mutation in HOPPER_FORWARD
     ]
+    wanted += [
+        Request(BACKWARD_ROW, mutation.traits, mutation.preamble("sm80::BackwardTraits"))
+        for mutation in BACKWARD
+    ]
     found = checks.check_all(kernels(wanted))
-    mutations = [*FORWARD, *HOPPER_FORWARD]
+    mutations = [*FORWARD, *HOPPER_FORWARD, *BACKWARD]
     return {mutation.name: report for mutation, report in zip(mutations, found, strict=True)}
 
 
-def test_every_proof_about_a_hopper_row_holds():
-    (report,) = checks.check_all(kernels([Request(HOPPER)]))
+@pytest.mark.parametrize(
+    ("row", "products"),
+    [(HOPPER, 2), (BACKWARD_ROW, 5)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_proof_about_other_families_holds(row, products):
+    (report,) = checks.check_all(kernels([Request(row)]))
     assert not report.violations
-    assert {"copied once", "swizzle", "fragments", "alignment"} <= {
-        result.rule for result in report.results
-    }
+    found = [result.rule for result in report.results]
+    assert found.count("fragments") == products
+    assert {"copied once", "alignment", "plan", "registers"} <= set(found)
 
 
-@pytest.mark.parametrize("mutation", [*FORWARD, *HOPPER_FORWARD], ids=lambda m: m.name)
+@pytest.mark.parametrize("mutation", [*FORWARD, *HOPPER_FORWARD, *BACKWARD], ids=lambda m: m.name)
 def test_each_broken_layout_is_caught_by_the_right_rule(mutated, mutation):
     caught = {(bad.rule, bad.subject.split(" ")[0]) for bad in mutated[mutation.name].violations}
     assert mutation.violated <= caught

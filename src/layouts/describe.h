@@ -120,6 +120,23 @@ std::string accumulator_copy_json(char const* tensor, char const* accumulator) {
       .set("smem", smem_json<Smem>(tensor));
 }
 
+// kCols columns of a tile, as local_tile cuts them.
+template <class LinearLayout, int kCols>
+struct LinearColumns {
+  using Divided = decltype(cute::zipped_divide(
+      LinearLayout{}, cute::make_shape(cute::size<0>(LinearLayout{}), cute::Int<kCols>{})));
+  using Layout = decltype(cute::get<0>(Divided{}));
+  static int offset(int index) { return int(cute::get<1>(Divided{})(cute::make_coord(0, index))); }
+};
+template <class Smem, int kCols>
+struct ColumnsOf : LinearColumns<Smem, kCols> {};
+template <class Swizzle, class Offset, class LinearLayout, int kCols>
+struct ColumnsOf<cute::ComposedLayout<Swizzle, Offset, LinearLayout>, kCols>
+    : LinearColumns<LinearLayout, kCols> {
+  using Layout =
+      cute::ComposedLayout<Swizzle, Offset, typename LinearColumns<LinearLayout, kCols>::Layout>;
+};
+
 // Threads of a tiled MMA as (V, M, N, K), and a tile's elements as ((V, (M, K)), (VALUES, (REST_M,
 // REST_K))) of them.
 template <class TiledMma, class Partition>
@@ -127,6 +144,22 @@ std::string mma_partition_json() {
   return object()
       .set("threads", layout_json<typename TiledMma::ThrLayoutVMNK>())
       .set("layout", layout_json<Partition>());
+}
+
+// An accumulator of 32-bit pairs of 16-bit elements written to the same places of a tile in shared
+// memory.
+template <class TiledMma, class Smem, class Fragment>
+std::string fragment_store_json(char const* tensor, char const* accumulator) {
+  return object()
+      .set("instruction", quoted("vector"))
+      .set("tensor", quoted(tensor))
+      .set("kind", quoted("fragment"))
+      .set("accumulator", quoted(accumulator))
+      .set("registers", layout_json<Fragment>())
+      .set("target",
+           mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(NumbersOf<Smem>{}))>())
+      .set("address", mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(Linear<Smem>{}))>())
+      .set("smem", smem_json<Smem>(tensor));
 }
 
 // The side of an MMA that an operand is on.
@@ -152,7 +185,8 @@ using SmemTensor =
 // An operand that a tiled copy brings from shared memory into the fragment of an MMA. The kernel
 // makes the fragment from a tensor with the layout FragmentLike.
 template <class Operand, class TiledMma, class TiledCopy, class Smem, class FragmentLike = Smem>
-std::string smem_operand_json(char const* tensor, bool transposed = false) {
+std::string smem_operand_json(char const* tensor, bool transposed = false,
+                              std::string const& warp_offsets = "[0]") {
   using Numbers = NumbersOf<Smem>;
   using Element = typename TiledCopy::ValType;
   using Fragment = typename Operand::template Fragment<TiledMma, SmemTensor<Element, FragmentLike>>;
@@ -161,6 +195,7 @@ std::string smem_operand_json(char const* tensor, bool transposed = false) {
       .set("source", source_json<TiledCopy, Numbers>())
       .set("address", source_json<TiledCopy, Linear<Smem>>())
       .set("smem", smem_json<Smem>(tensor, transposed))
+      .set("warp_offsets", warp_offsets)
       .set("registers", layout_json<decltype(TiledCopy::retile(Fragment{}))>())
       .set("fragment", layout_json<Fragment>())
       .set("expected",

@@ -28,6 +28,7 @@ from cute_attention.rows import TableRow
 # The adapter of each kernel family: its header, and the traits it describes.
 FAMILIES = {
     ("sm80", "forward"): ("Sm80Forward", "sm80::ForwardTraits"),
+    ("sm80", "backward"): ("Sm80Backward", "sm80::BackwardTraits"),
     ("sm90", "forward"): ("Sm90Forward", "sm90::ForwardTraits"),
 }
 _NAMES = {"fp16": "Float16", "bf16": "BFloat16"}

@@ -25,6 +25,12 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
+def distinct(index: int) -> tuple[float, float, float]:
+    """One of twenty colours that differ."""
+    red, green, blue, _ = matplotlib.colormaps["tab20"](index % 20)
+    return red, green, blue
+
+
 def shade(index: int, count: int) -> tuple[float, float, float]:
     """One of `count` colours along a scale."""
     red, green, blue, _ = matplotlib.colormaps["viridis"](0.15 + 0.8 * index / max(count - 1, 1))

@@ -12,6 +12,7 @@ import numpy as np
 from cute_attention.layouts.hardware import CHIPS
 from cute_attention.layouts.model import Kernel, table
 from cute_attention.layouts.result import Result
+from cute_attention.layouts.trace import parts_of
 
 SMALL_CHIP = 99 * 1024  # of a CTA where the compute capability is 8.6, 8.9 or 12.0
 
@@ -69,7 +70,7 @@ def _operand_registers(product: dict[str, Any]) -> int:
     shared memory, all of what was an accumulator."""
     total = 0
     for side in "ab":
-        operand = product[side]
+        operand = parts_of(product)[0][side]
         if operand["from"] == "registers":
             total += _count(operand["fragment"]) // 2
         elif operand["from"] == "shared":

@@ -1,7 +1,7 @@
 """Exported layouts as tables: which thread, value and instruction has which element where.
 
-Element (r, c) of an R x C tile is number r + R c. Tables of a copy are [thread,
-instruction, value], those of a fragment [thread, register]. Addresses are in elements from the start of a buffer.
+Element (r, c) of an R x C tile is number r + R c. Tables of a copy are [thread, instruction,
+value], those of a fragment [thread, register]. Addresses are in elements from a buffer's start.
 """
 
 from __future__ import annotations

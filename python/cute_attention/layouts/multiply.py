@@ -14,7 +14,7 @@ import numpy as np
 from cute_attention.layouts import hardware
 from cute_attention.layouts.model import Array, swizzled
 from cute_attention.layouts.result import Result
-from cute_attention.layouts.trace import Trace, accumulator_elements, at
+from cute_attention.layouts.trace import Trace, accumulator_elements, at, parts_of
 
 
 def _fragments(instruction: str) -> hardware.Fragments:
@@ -62,14 +62,19 @@ def _descriptor_operand(trace: Trace, operand: dict[str, Any], groups: int) -> t
 def _matrices(
     trace: Trace, product: dict[str, Any], side: str, fragments: hardware.Fragments, groups: int
 ) -> tuple[Array, Array]:
-    """(outer, k) of an operand, each [group, outer, k, rest, block]."""
-    operand = product[side]
-    if operand["from"] == "descriptors":
-        return _descriptor_operand(trace, operand, groups)
-    found = trace.operand(product, side)
-    places = fragments.a if side == "a" else fragments.b
-    assert places is not None
-    return _placed(places, found.outer), _placed(places, found.k)
+    """(outer, k) of an operand, each [group, outer, k, rest, block], over all parts."""
+    outer, k = [], []
+    for index, part in enumerate(parts_of(product)):
+        if part[side]["from"] == "descriptors":
+            matrices = _descriptor_operand(trace, part[side], groups)
+        else:
+            found = trace.operand(product, side, index)
+            places = fragments.a if side == "a" else fragments.b
+            assert places is not None
+            matrices = _placed(places, found.outer), _placed(places, found.k)
+        outer.append(matrices[0])
+        k.append(matrices[1])
+    return np.concatenate(outer, axis=-1), np.concatenate(k, axis=-1)
 
 
 def mma_count(product: dict[str, Any]) -> int:

@@ -20,6 +20,7 @@ from cute_attention.layouts.trace import (
     accumulator,
     box_elements,
     operand_copies,
+    parts_of,
     received,
     tile_copies,
     trace_of,
@@ -97,12 +98,12 @@ def _lies(kernel: Kernel, element: Element) -> str:
     )
 
 
-def _operands(kernel: Kernel, tensor: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _operands(kernel: Kernel, tensor: str) -> Iterator[tuple[dict[str, Any], str, int]]:
     for product in kernel.products:
-        for side in "ab":
-            operand = product[side]
-            if operand.get("smem", operand).get("tensor") == tensor:
-                yield product, side
+        for index, part in enumerate(parts_of(product)):
+            for side in "ab":
+                if part[side].get("smem", part[side]).get("tensor") == tensor:
+                    yield product, side, index
 
 
 def _reads(copy: TileCopy, address: int) -> str:
@@ -117,10 +118,10 @@ def _reads(copy: TileCopy, address: int) -> str:
 
 
 def _multiplied(kernel: Kernel, trace: Trace, element: Element) -> Iterator[str]:
-    copies = {copy.name: copy for copy in operand_copies(kernel)}
+    copies = {copy.key: copy for copy in operand_copies(kernel)}
     address = int(kernel.tiles()[element.tensor].address[element.row, element.col])
-    for product, side in _operands(kernel, element.tensor):
-        operand = product[side]
+    for product, side, part in _operands(kernel, element.tensor):
+        operand = parts_of(product)[part][side]
         shared = operand.get("smem", operand)
         place = (element.row, element.col)
         outer, k = place[::-1] if shared["transposed"] else place
@@ -131,11 +132,13 @@ def _multiplied(kernel: Kernel, trace: Trace, element: Element) -> Iterator[str]
                 f"by {product['instruction']} number {k // 16} through its descriptor"
             )
             continue
-        name = f"{element.tensor}: shared -> registers ({product['formula']})"
-        yield f"shared -> registers: {_reads(copies[name], address)}"
-        found = trace.operand(product, side)
+        found = trace.operand(product, side, part)
         hits = np.argwhere((found.outer == outer) & (found.k == k))
+        if not len(hits):
+            continue  # another part of the product reads it
         thread, value, rest, block = hits[0]
+        copy = copies[product["name"], side, part]
+        yield f"shared -> registers: {_reads(copy, address)}"
         threads = len(hits)
         also = f"; {threads} threads hold it, one a warp" if threads > 1 else ""
         yield (
@@ -182,7 +185,7 @@ def steps(kernel: Kernel, element: Element) -> Iterator[str]:
         yield from _loaded(kernel, element)
         yield _lies(kernel, element)
         yield from _multiplied(kernel, trace_of(kernel), element)
-    if element.tensor in ("q", "k"):
+    if element.tensor in ("q", "k") and kernel.row.direction == "forward":
         at = (element.row, 0) if element.tensor == "q" else (0, element.row)
         yield (
             f"S[{at[0]}, {at[1]}] is one of the sums it goes into: "

@@ -12,7 +12,16 @@ from matplotlib.figure import Figure
 
 from cute_attention.layouts import hardware
 from cute_attention.layouts.checks import bank_phases
-from cute_attention.layouts.grid import CELL, colour, draw_grid, figure, legend, shade, ticks
+from cute_attention.layouts.grid import (
+    CELL,
+    colour,
+    distinct,
+    draw_grid,
+    figure,
+    legend,
+    shade,
+    ticks,
+)
 from cute_attention.layouts.model import ELEMENT_BYTES, Kernel, SharedTile
 from cute_attention.layouts.trace import (
     TileCopy,
@@ -39,6 +48,8 @@ def pictures(kernel: Kernel) -> Iterator[tuple[str, str, Figure]]:
         yield name, f"Threads: {copy.name}", threads(kernel, copy)
     for copy in [*tile_copies(kernel), *operand_copies(kernel)]:
         name = f"banks_{copy.tile.tensor}_{copy.kind}"
+        if copy.kind == "operand":
+            name += f"_{copy.key[0]}" + (f"_{copy.key[2]}" if copy.key[2] else "")
         yield name, f"Banks: {copy.name}", banks(kernel, copy)
     for product in kernel.products:
         yield f"product_{product['name']}", f"{product['formula']}", fragments(kernel, product)
@@ -162,12 +173,14 @@ def threads(kernel: Kernel, copy: TileCopy) -> Figure:
             step[first % tile_rows, first // tile_rows] = instruction
     owner, step = owner[:rows, :: copy.values], step[:rows, :: copy.values]
     wide = min(cols, 32)
+    shown = sorted({int(i) for i in step[:, :wide].reshape(-1)})
+    order = {instruction: place for place, instruction in enumerate(shown)}
     created = figure(CELL * 1.1 * wide + 2.6, CELL * 0.72 * rows + 1.2)
     axes = created.subplots()
     draw_grid(
         axes,
         (rows, wide),
-        lambda row, col: colour(int(step[row, col])),
+        lambda row, col: distinct(order[int(step[row, col])]),
         lambda row, col: str(owner[row, col]),
     )
     ticks(
@@ -177,8 +190,7 @@ def threads(kernel: Kernel, copy: TileCopy) -> Figure:
     )
     axes.set_xlabel("column (element)", fontsize=7)
     axes.set_ylabel("row", fontsize=7)
-    shown = sorted({int(i) for i in step[:rows, :wide].reshape(-1) if i >= 0})[:12]
-    legend(axes, [(colour(i), f"instruction {i}") for i in shown])
+    legend(axes, [(distinct(order[i]), f"instruction {i}") for i in shown[:24]])
     size = copy.values * ELEMENT_BYTES
     axes.set_title(
         f"{kernel.name}\n{copy.name}: thread that moves each {size}-byte vector "

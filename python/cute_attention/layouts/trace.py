@@ -39,6 +39,7 @@ class TileCopy:
     target: Array | None = None
     accumulator: str = ""
     registers: Array | None = None  # [instruction, value]
+    key: tuple[str, str, int] = ("", "", 0)  # of an operand: product, side, part
 
     @property
     def values(self) -> int:
@@ -62,6 +63,8 @@ def tile_copies(kernel: Kernel) -> list[TileCopy]:
         "accumulator": "registers -> shared",
     }
     for exported in kernel.copies:
+        if exported["kind"] == "fragment":
+            copies.append(_fragment_store(exported))
         if exported["kind"] not in words:
             continue
         tile = shared_tile(exported["smem"])
@@ -85,31 +88,61 @@ def tile_copies(kernel: Kernel) -> list[TileCopy]:
     return copies
 
 
+def _fragment_store(exported: dict[str, Any]) -> TileCopy:
+    """Pairs of an accumulator written where the MMA has them, without a tiled copy."""
+    tile = shared_tile(exported["smem"])
+
+    def pairs(values: Array) -> Array:  # [..., 2 x rows, rest, rest] -> [..., instruction, 2]
+        lead = values.shape[:-3]
+        split = values.reshape(*lead, values.shape[-3] // 2, 2, *values.shape[-2:])
+        return np.moveaxis(split, -3, -1).reshape(*lead, -1, 2)
+
+    return TileCopy(
+        f"{exported['tensor']}: registers -> shared",
+        "accumulator",
+        exported["instruction"],
+        tile,
+        swizzled(pairs(mma_elements(exported["address"], "c")), tile.swizzle),
+        None,
+        pairs(mma_elements(exported["target"], "c")),
+        exported["accumulator"],
+        pairs(table(exported["registers"])),
+    )
+
+
+def parts_of(product: dict[str, Any]) -> list[dict[str, Any]]:
+    """The operands a and b of a product, or of each part of it along k."""
+    return product.get("parts", [product])
+
+
 @functools.lru_cache(maxsize=64)
 def operand_copies(kernel: Kernel) -> list[TileCopy]:
     """The copies from shared memory to the fragments of MMAs."""
     copies = []
     for product in kernel.products:
-        for side in "ab":
-            operand = product[side]
-            if operand["from"] != "shared":
-                continue
-            tile = shared_tile(operand["smem"])
-            address = by_instruction(operand["address"], operand["source_values"])
-            name = f"{tile.tensor}: shared -> registers ({product['formula']})"
-            copies.append(
-                TileCopy(
-                    name,
-                    "operand",
-                    operand["instruction"],
-                    tile,
-                    swizzled(address, tile.swizzle),
-                    registers=registers_by_instruction(
-                        operand["registers"], operand["target_values"]
-                    ),
-                )
-            )
+        for index, part in enumerate(parts_of(product)):
+            for side in "ab":
+                if part[side]["from"] == "shared":
+                    key = product["name"], side, index
+                    copies.append(_operand_copy(part[side], product["formula"], key))
     return copies
+
+
+def _operand_copy(operand: dict[str, Any], formula: str, key: tuple[str, str, int]) -> TileCopy:
+    tile = shared_tile(operand["smem"])
+    address = by_instruction(operand["address"], operand["source_values"])
+    offsets = np.resize(np.array(operand["warp_offsets"]), address.shape[0] // 32)
+    address = address + np.repeat(offsets, 32)[:, None, None]
+    part = f", part {key[2]}" if key[2] else ""
+    return TileCopy(
+        f"{tile.tensor}: shared -> registers ({formula}{part})",
+        "operand",
+        operand["instruction"],
+        tile,
+        swizzled(address, tile.swizzle),
+        registers=registers_by_instruction(operand["registers"], operand["target_values"]),
+        key=key,
+    )
 
 
 def received(copy: TileCopy) -> Array:
@@ -199,29 +232,25 @@ class Trace:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.contents = contents(kernel)
-        self._operands: dict[tuple[str, str], Operand] = {}
-        self.operand_copies = {
-            (copy.name.split("(")[-1].rstrip(")"), copy.tile.tensor): copy
-            for copy in operand_copies(kernel)
-        }
+        self.contents = contents(kernel) | self.stored
+        self._operands: dict[tuple[str, str, int], Operand] = {}
+        self._copies = {copy.key: copy for copy in operand_copies(kernel)}
 
-    def operand(self, product: dict[str, Any], side: str) -> Operand:
+    def operand(self, product: dict[str, Any], side: str, part: int = 0) -> Operand:
         """What the registers of an operand hold when its MMAs run."""
-        key = product["name"], side
+        key = product["name"], side, part
         if key not in self._operands:
-            self._operands[key] = self._operand(product, side)
+            self._operands[key] = self._operand(parts_of(product)[part][side], key)
         return self._operands[key]
 
-    def _operand(self, product: dict[str, Any], side: str) -> Operand:
-        operand = product[side]
+    def _operand(self, operand: dict[str, Any], key: tuple[str, str, int]) -> Operand:
         fragment = table(operand["fragment"])  # [value, rest, k block] -> register
         if operand["from"] == "registers":
             source = self.kernel.product(operand["accumulator"])
             held = accumulator(source)[:, fragment]
             return Operand(*_coordinates(held, source["tile"][0]))
         tensor, transposed = operand["smem"]["tensor"], operand["smem"]["transposed"]
-        copy = self.operand_copies[product["formula"], tensor]
+        copy = self._copies[key]
         assert copy.registers is not None
         elements = at(self.contents[tensor], received(copy))
         held = np.full((elements.shape[0], int(fragment.max()) + 1), -1, np.int64)

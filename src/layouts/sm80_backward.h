@@ -1,0 +1,144 @@
+// sm80_backward.h: the layouts of the sm80 backward kernel, from its traits and used as its kernel
+// uses them.
+#pragma once
+
+#include "layouts/describe.h"
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/sm80/backward_traits.h"
+
+namespace cute_attention::layouts {
+
+template <class Traits>
+struct Sm80Backward {
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kHeadDimV = Traits::kHeadDimV;
+  static constexpr int kPartM = Traits::kPartM;
+  static constexpr int kWarpsM = Traits::kWarpsM;
+  static constexpr int kWarpsN = Traits::kWarpsN;
+  using SharedMemory = typename Traits::SharedMemory;
+  using MmaS = typename Traits::TiledMmaS;
+  using MmaKV = typename Traits::TiledMmaKV;
+  using MmaQ = typename Traits::TiledMmaQ;
+  using LayoutK = typename Traits::SmemLayoutK;
+  using LayoutV = typename Traits::SmemLayoutV;
+  using LayoutP = typename Traits::SmemLayoutP;
+  using Scores = AccumulatorLayout<MmaS, kTileN, kTileM>;
+
+  static std::string plan() {
+    static SharedMemory const plan{};
+    Json buffers = array();
+    buffers.add(buffer_json("k", plan, plan.k, kBankRow, 0, 0))
+        .add(buffer_json("v", plan, plan.v, kBankRow, 0, 0))
+        .add(buffer_json("q", plan, plan.q, kBankRow, 0, 0))
+        .add(buffer_json("grad_o", plan, plan.grad_o, kBankRow, 0, 0))
+        .add(buffer_json("grad_s", plan, plan.grad_s, kBankRow, 0, 0))
+        .add(buffer_json("p", plan, plan.p, kBankRow, 0, 0))
+        .add(buffer_json("lse", plan, plan.lse, 16, 0, 0))
+        .add(buffer_json("delta", plan, plan.delta, 16, 0, 0))
+        .add(buffer_json("grad_k", plan, plan.k, kBankRow, 1, 1))
+        .add(buffer_json("grad_v", plan, plan.v, kBankRow, 1, 1));
+    return object()
+        .set("phases", R"(["tiles of queries", "write dK, dV"])")
+        .set("bytes", int(sizeof(SharedMemory)))
+        .set("buffers", buffers);
+  }
+
+  static std::string copies() {
+    using GradK = AccumulatorLayout<MmaKV, kTileN, kHeadDim>;
+    using GradV = AccumulatorLayout<MmaKV, kTileN, kHeadDimV>;
+    using Store = typename Traits::SmemStoreKV;
+    Json copies = array();
+    copies.add(tile_copy_json<typename Traits::GmemCopyQK, LayoutK>("k", true))
+        .add(tile_copy_json<typename Traits::GmemCopyV, LayoutV>("v", true))
+        .add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
+        .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutGradO>("grad_o",
+                                                                                          true))
+        .add(fragment_store_json<MmaS, LayoutP, Scores>("grad_s", "dP"));
+    if (kWarpsM > 1) {
+      copies.add(fragment_store_json<MmaS, LayoutP, Scores>("p", "S"));
+    }
+    return copies.add(accumulator_copy_json<Store, LayoutK, GradK>("grad_k", "dK"))
+        .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutK>("grad_k", false))
+        .add(accumulator_copy_json<Store, LayoutV, GradV>("grad_v", "dV"))
+        .add(tile_copy_json<typename Traits::GmemStoreV, LayoutV>("grad_v", false));
+  }
+
+  static std::string products() {
+    using CopyK = typename Traits::SmemCopyK;
+    using CopyQ = typename Traits::SmemCopyQ;
+    auto const scores = accumulator_json<MmaS, kTileN, kTileM>();
+    auto const k = smem_operand_json<OperandA, MmaS, CopyK, LayoutK>("k");
+    auto const q = smem_operand_json<OperandB, MmaS, CopyQ, typename Traits::SmemLayoutQ>("q");
+    auto const v = smem_operand_json<OperandA, MmaS, CopyK, LayoutV>("v");
+    auto const grad_o =
+        smem_operand_json<OperandB, MmaS, CopyQ, typename Traits::SmemLayoutGradO>("grad_o");
+    auto const st = smem_operand_json<OperandA, MmaQ, typename Traits::SmemCopyPt,
+                                      typename Traits::SmemLayoutPt>("grad_s", true);
+    auto const kt = smem_operand_json<OperandB, MmaQ, typename Traits::SmemCopyKt,
+                                      typename Traits::SmemLayoutKt>("k", true);
+    return array()
+        .add(product_json("S", "S^T = K Q^T", kMma, kTileN, kTileM, kHeadDim, k, q, scores))
+        .add(
+            product_json("dP", "dP^T = V dO^T", kMma, kTileN, kTileM, kHeadDimV, v, grad_o, scores))
+        .add(key_product<typename Traits::SmemLayoutGradOt, kHeadDimV>("dV", "dV += P^T dO", "S",
+                                                                       "p", "grad_o"))
+        .add(key_product<typename Traits::SmemLayoutQt, kHeadDim>("dK", "dK += dS^T Q", "dP",
+                                                                  "grad_s", "q"))
+        .add(product_json("dQ", "dQ = dS K", kMma, kTileM, kHeadDim, kTileN, st, kt,
+                          accumulator_json<MmaQ, kTileM, kHeadDim>()));
+  }
+
+  // dV or dK: a warp's own part of the queries from registers, then those of its neighbours from
+  // shared memory.
+  template <class LayoutB, int kCols>
+  static std::string key_product(char const* name, char const* formula, char const* accumulator,
+                                 char const* a, char const* b) {
+    using CopyB = typename Traits::SmemCopyQt;
+    using PartA = ColumnsOf<LayoutP, kPartM>;
+    using PartB = ColumnsOf<LayoutB, kPartM>;
+    Json parts = array();
+    parts.add(object()
+                  .set("a", register_operand_json<decltype(as_a_operand(Scores{}))>(accumulator))
+                  .set("b", smem_operand_json<OperandB, MmaKV, CopyB, typename PartB::Layout,
+                                              Numbers<kCols, kPartM>>(b, true, offsets<PartB>(0))));
+    for (int i = 1; i < kWarpsM; ++i) {
+      auto const part_a =
+          smem_operand_json<OperandA, MmaKV, typename Traits::SmemCopyP, typename PartA::Layout>(
+              a, false, offsets<PartA>(i));
+      auto const part_b = smem_operand_json<OperandB, MmaKV, CopyB, typename PartB::Layout>(
+          b, true, offsets<PartB>(i));
+      parts.add(object().set("a", part_a).set("b", part_b));
+    }
+    return object()
+        .set("name", quoted(name))
+        .set("formula", quoted(formula))
+        .set("instruction", quoted(kMma))
+        .set("tile", array().add(kTileN).add(kCols).add(kTileM))
+        .set("warpgroups", 1)
+        .set("parts", parts)
+        .set("c", accumulator_json<MmaKV, kTileN, kCols>());
+  }
+
+  // Where each warp's part begins, the i-th after its own: elements before the swizzle.
+  template <class Part>
+  static std::string offsets(int i) {
+    Json offsets = array();
+    for (int warp = 0; warp < kWarpsN * kWarpsM; ++warp) {
+      offsets.add(Part::offset((warp / kWarpsN + i) % kWarpsM));
+    }
+    return offsets;
+  }
+
+  static std::string roles() {
+    return array().add(
+        role_json("all", Traits::kThreads, kMaxRegisters, false,
+                  R"([["dV", "dK", "dQ", "S"], ["dV", "dK", "S", "dP"], ["dV", "dK", "dQ"]])"));
+  }
+
+  static constexpr char const* kMma = "mma.m16n8k16";
+};
+
+}  // namespace cute_attention::layouts

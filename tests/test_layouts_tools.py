@@ -1,0 +1,94 @@
+"""show, diff and explain tell the truth, and counters of a GPU are read and compared."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from cute_attention.layouts import diff, ncu
+from cute_attention.layouts.__main__ import main
+from cute_attention.layouts.export import Request, edited, find_row
+from cute_attention.layouts.model import Kernel, kernels
+from cute_attention.layouts.path import Element, words
+from cute_attention.layouts.show import show
+
+pytestmark = pytest.mark.xdist_group("layouts")
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Kernel:
+    return kernels([Request(find_row("sm80_fwd_bf16_d64"))])[0]
+
+
+def test_the_way_of_an_element_is_that_of_the_ptx_isa(kernel):
+    told = words(kernel, Element("q", 5, 40))
+    # 8 vectors a row, neighbouring threads along it: row 5, vector 5.
+    assert "thread 45 copies it in its cp.async number 0, element 0 of 8" in told
+    # Row 5 of 128 bytes, vector 5 ^ 5 = 0.
+    assert "byte 640 of sQ" in told and "bank 0" in told
+    # m16n8k16, operand A: column 8 of k block 2 is value 4, row 5 lane 20.
+    assert "thread 20 holds it as operand A, m = 5, k = 40: value 4" in told
+    # The accumulator's row 5, column 40: block 5 of 8 columns, lane 20, register 0.
+    assert "out[b, m_block * 128 + 5, h, 40]" in told
+
+
+def test_elements_outside_a_tile_are_refused(capsys):
+    assert main(["explain", "sm80_fwd_bf16_d64", "--row", "128"]) == 2
+    assert "element (128, 0) is outside the 128 x 64 tile of q" in capsys.readouterr().err
+    assert main(["explain", "sm80_fwd_bf16_d64", "--tensor", "x"]) == 2
+    assert "--tensor x, expected one of ['q', 'k', 'v', 'o']" in capsys.readouterr().err
+
+
+def test_diff_counts_what_a_smaller_tile_changes(kernel):
+    (smaller,) = kernels([Request(edited(kernel.row, ["tile_n=64"]))])
+    old, new = diff.metrics(kernel), diff.metrics(smaller)
+    assert (old["buffer k, bytes"], new["buffer k, bytes"]) == ("16384", "8192")
+    assert (old["S = Q K^T"], new["S = Q K^T"]) == ("512 mma.m16n8k16", "256 mma.m16n8k16")
+    assert "tile (queries x keys)" in diff.numbers(kernel, smaller)
+    assert diff.numbers(kernel, kernel).endswith("the layouts are the same")
+
+
+def test_the_page_is_self_contained_and_its_script_runs(kernel, tmp_path):
+    files = show(kernel, tmp_path)
+    names = {file.suffix for file in files}
+    assert names == {".svg", ".png", ".html"}
+    assert len({file.name for file in files}) == len(files)
+    page = files[-1].read_text()
+    assert not re.search(r"(src|href)=\"(?!#)", page)
+    identifiers = re.findall(r" id=\"([^\"]+)\"", page)
+    assert len(set(identifiers)) == len(identifiers)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert data["tiles"]["k"]["addresses"][1][:2] == [144, 128]
+    assert data["tiles"]["k"]["paths"][5][5][0].startswith("k[b, n_block * 128 + 5")
+    if shutil.which("node"):
+        script = tmp_path / "page.js"
+        script.write_text(re.search(r"<script>\n(.*?)</script>", page, re.DOTALL)[1])
+        subprocess.run(["node", "--check", script], check=True)
+
+
+def _csv(counts: dict[str, int], name: str) -> str:
+    lines = ['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
+    for short, metric in ncu.METRICS.items():
+        mangled = f"_ZN4cute6kernelINS_4rows{len(name)}{name}EEEvv"
+        lines.append(f'"0","{mangled}","{metric}","","{counts[short]:,}"')
+        lines.append(f'"1","_Z5otherv","{metric}","","7"')
+    return "\n".join(["==PROF== Connected", *lines])
+
+
+def test_counters_are_read_and_compared(kernel):
+    expected = ncu.predicted(kernel)
+    # 2 heads x 4 tiles of queries, each 8 x (32 + 128 + 128) ldmatrix.
+    assert expected["ldmatrix"] == 2 * 4 * 8 * (32 + 128 + 128)
+    assert expected["load conflicts"] == expected["store conflicts"] == 0
+    counted = ncu.parse(_csv(expected, kernel.name), [kernel.name])
+    assert counted == {kernel.name: expected}
+    assert ncu.table({kernel.name: kernel}, counted).agrees
+    conflicts = expected | {"load conflicts": 10_000}
+    counted = ncu.parse(_csv(conflicts, kernel.name), [kernel.name])
+    compared = ncu.table({kernel.name: kernel}, counted)
+    assert not compared.agrees
+    assert "0 / 10000" in compared.text
