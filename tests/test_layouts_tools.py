@@ -58,7 +58,7 @@ def test_the_page_is_self_contained_and_its_script_runs(kernel, tmp_path):
     assert names == {".svg", ".png", ".html"}
     assert len({file.name for file in files}) == len(files)
     page = files[-1].read_text()
-    assert not re.search(r"(src|href)=\"(?!#)", page)
+    assert not re.search(r"(src|href)=\"(?!#|data:)", page)
     identifiers = re.findall(r" id=\"([^\"]+)\"", page)
     assert len(set(identifiers)) == len(identifiers)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
