@@ -4,6 +4,8 @@
 
 #include <cute/tensor.hpp>
 
+#include "cute_attention/core/accumulator.h"
+
 namespace cute_attention::sm80 {
 
 struct NoWork {
@@ -65,6 +67,54 @@ CUTE_DEVICE void gemm_of(TiledMma const& mma, CopyB const& copy_b, MakeA&& make_
     }
     gemm(mma, tCrA, tCrB(_, _, k), tCrC);
   }
+}
+
+// All K blocks of B in registers, (MMA, MMA_N, MMA_K), for a product that cannot begin yet.
+template <class TiledMma, class CopyB, class SmemB>
+CUTE_DEVICE auto load_operand_b(TiledMma const& mma, CopyB const& copy_b, SmemB const& sB,
+                                int thread) {
+  using namespace cute;
+  auto const thread_copy_b = copy_b.get_slice(thread);
+  Tensor tCrB = mma.get_slice(thread).partition_fragment_B(
+      make_tensor(sB.data(), make_layout(make_shape(size<0>(sB), size<1>(sB)))));
+  copy(copy_b, thread_copy_b.partition_S(sB), thread_copy_b.retile_D(tCrB));
+  return tCrB;
+}
+
+// C += A B, A from shared memory, B in registers.
+//   tCrC  (MMA, MMA_M, MMA_N)
+//   sA    (M, K)
+//   tCrB  (MMA, MMA_N, MMA_K)
+template <class TiledMma, class CopyA, class SmemA, class FragmentB, class Accumulator>
+CUTE_DEVICE void gemm_with_b(TiledMma const& mma, CopyA const& copy_a, SmemA const& sA,
+                             FragmentB const& tCrB, Accumulator& tCrC, int thread) {
+  using namespace cute;
+  auto const thread_copy_a = copy_a.get_slice(thread);
+  Tensor tCrA = mma.get_slice(thread).partition_fragment_A(sA);  // (MMA, MMA_M, MMA_K)
+  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
+  copy(copy_a, thread_copy_a.partition_S(sA), thread_copy_a.retile_D(tCrA));
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(tCrA); ++k) {
+    gemm(mma, tCrA(_, _, k), tCrB(_, _, k), tCrC);
+  }
+}
+
+// A part of an accumulator, rounded to Element; `convert` takes its values as they lie.
+template <class Element, class Block>
+CUTE_DEVICE auto rounded(Block const& block) {
+  using namespace cute;
+  Tensor compact = make_fragment_like(block);
+  copy(block, compact);
+  return convert<Element>(compact);
+}
+
+// One K block ((2 cols, 2 rows, 2 col blocks), MMA_M) of an A operand as (ROWS, COLS).
+template <class Block>
+CUTE_DEVICE auto operand_rows(Block&& block) {
+  using namespace cute;
+  auto const layout = block.layout();
+  return make_tensor(block.data(), make_layout(make_layout(get<0, 1>(layout), get<1>(layout)),
+                                               make_layout(get<0, 0>(layout), get<0, 2>(layout))));
 }
 
 // Registers of one K block ((2, 2, 2), MMA_M) of a transposed A operand, into columns 16 k .. of

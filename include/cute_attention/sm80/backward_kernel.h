@@ -295,9 +295,9 @@ struct BackwardKernel {
     Tensor tSsS = thread_mma_s.partition_C(sS);  // (MMA, MMA_N, MMA_M)
     auto rS16 = make_tensor<Element>(shape(rS));
     auto const own_p = [&](int k) {
-      Tensor p = rows(rP(_, _, k));      // (ROWS, COLS)
-      Tensor s = rows(rS(_, _, k));      // (ROWS, COLS)
-      Tensor delta = rows(sD(_, _, k));  // (ROWS, COLS)
+      Tensor p = operand_rows(rP(_, _, k));      // (ROWS, COLS)
+      Tensor s = operand_rows(rS(_, _, k));      // (ROWS, COLS)
+      Tensor delta = operand_rows(sD(_, _, k));  // (ROWS, COLS)
       CUTE_UNROLL
       for (int col = 0; col < size<1>(p); ++col) {
         float const d = delta(0, col);
@@ -306,10 +306,10 @@ struct BackwardKernel {
           s(row, col) = p(row, col) * (s(row, col) - d);
         }
       }
-      Tensor s16 = rounded(rS(_, _, k));
+      Tensor s16 = rounded<Element>(rS(_, _, k));
       copy(recast<uint32_t>(s16), recast<uint32_t>(rS16(_, _, k)));  // pairs, not halves
       store_operand_block(s16, tSsS, k);
-      Tensor p16 = rounded(rP(_, _, k));
+      Tensor p16 = rounded<Element>(rP(_, _, k));
       if constexpr (Traits::kWarpsM > 1) {
         store_operand_block(p16, tSsP, k);
       }
@@ -317,34 +317,24 @@ struct BackwardKernel {
     };
     gemm_of(mma, copy_b, own_p, part(sOt, own), tVrV, thread);
     gemm_of(mma, copy_b, [&](int k) { return rS16(_, _, k); }, part(sQt, own), tKrK, thread);
-    __syncthreads();  // P and dS of all are in shared memory
-    sums.end(thread);
-    CUTE_UNROLL
-    for (int i = 1; i < Traits::kWarpsM; ++i) {
-      int const other = (own + i) % Traits::kWarpsM;
+    if constexpr (Traits::kWarpsM == 1) {
+      __syncthreads();  // dS of all is in shared memory
+      sums.end(thread);
+    } else {
       typename Traits::SmemCopyP copy_a;
-      gemm_and(mma, copy_a, copy_b, part(sP, other), part(sOt, other), tVrV, thread);
+      int other = (own + 1) % Traits::kWarpsM;
+      Tensor tVrO = load_operand_b(mma, copy_b, part(sOt, other), thread);  // (MMA, MMA_D, MMA_M)
+      __syncthreads();  // P and dS of all are in shared memory
+      sums.end(thread);
+      gemm_with_b(mma, copy_a, part(sP, other), tVrO, tVrV, thread);
       gemm_and(mma, copy_a, copy_b, part(sS, other), part(sQt, other), tKrK, thread);
+      CUTE_UNROLL
+      for (int i = 2; i < Traits::kWarpsM; ++i) {
+        other = (own + i) % Traits::kWarpsM;
+        gemm_and(mma, copy_a, copy_b, part(sP, other), part(sOt, other), tVrV, thread);
+        gemm_and(mma, copy_a, copy_b, part(sS, other), part(sQt, other), tKrK, thread);
+      }
     }
-  }
-
-  // A part of an accumulator, rounded to Element; `convert` takes its values as they lie.
-  template <class Block>
-  CUTE_DEVICE static auto rounded(Block const& block) {
-    using namespace cute;
-    Tensor compact = make_fragment_like(block);
-    copy(block, compact);
-    return convert<Element>(compact);
-  }
-
-  // One K block ((2 cols, 2 rows, 2 col blocks), MMA_M) of an A operand as (ROWS, COLS).
-  template <class Block>
-  CUTE_DEVICE static auto rows(Block&& block) {
-    using namespace cute;
-    auto const layout = block.layout();
-    return make_tensor(block.data(),
-                       make_layout(make_layout(get<0, 1>(layout), get<1>(layout)),
-                                   make_layout(get<0, 0>(layout), get<0, 2>(layout))));
   }
 
   // dQ = dS K, unscaled, of this block of keys.

@@ -119,6 +119,7 @@ struct BackwardTraits {
                 "dQ of a warp");
   static_assert(kThreads >= 2 * kTileM, "a thread loads one number of a row");
   static_assert(kStages == 1 || kStages == 2, "buffers of Q and dO");
+  static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
 };
 
 }  // namespace cute_attention::sm80
