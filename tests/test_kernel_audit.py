@@ -80,6 +80,10 @@ def tile_bytes(row: rows.TableRow) -> int:
     """What the tiles of a row take, by the plan at the SharedMemory struct of its traits."""
     q, o = row.tile_m * row.head_dim, row.tile_m * row.head_dim_v
     k_and_v = row.tile_n * (row.head_dim + row.head_dim_v)
+    if row.arch == "sm90":  # a second Q where it fits beside the barriers; O never passes through
+        bookkeeping = BOOKKEEPING["sm90", "forward"]
+        two = 2 * (2 * q + row.stages * k_and_v) + bookkeeping <= 227 * 1024
+        return 2 * ((1 + two) * q + row.stages * k_and_v)
     if row.direction == "forward":  # at the end, O takes Q's place
         return 2 * (max(q, o) + row.stages * k_and_v)
     # K and V stay; Q, dO, LSE and delta pass through their stages; dS, and P if warps share it.
@@ -110,7 +114,9 @@ def test_no_spills_and_registers_fit(row):
 def test_shared_memory_is_as_computed(row):
     beside_tiles = loaded_rows()[row.name]["shared_memory_bytes"] - tile_bytes(row)
     assert 0 <= beside_tiles <= BOOKKEEPING[row.arch, row.direction]
-    assert {used["SHARED"] for _, _, used in resources(row.name)} == {0}, "all of it is dynamic"
+    # All of it is dynamic, but for 1 KB of a CTA that ptxas counts as the system's from sm_90 on.
+    static = {"sm80": 0, "sm90": 1024}[row.arch]
+    assert {used["SHARED"] for _, _, used in resources(row.name)} == {static}
 
 
 @each_row
