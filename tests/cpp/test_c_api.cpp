@@ -39,6 +39,7 @@ Answer forward(std::function<void(Call&)> const& change) {
   call.params.heads = 4;
   call.params.heads_kv = 2;
   call.params.head_dim = call.params.head_dim_v = 64;
+  call.params.scale = 0.125f;
   call.params.window_left = call.params.window_right = kUnbounded;
   change(call);
   Answer answer{"", std::vector<float>(8, -1)};

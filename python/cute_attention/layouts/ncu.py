@@ -88,14 +88,19 @@ def measure(names: Sequence[str]) -> dict[str, dict[str, float]]:
     return parse(result.stdout, names)
 
 
+def _is_row(kernel: str, row: str) -> bool:
+    """Whether a kernel has the name of a row; mangled, a type is its length and its letters."""
+    return re.search(rf"(\b|{len(row)}){row}(E|\b)", kernel) is not None
+
+
 def parse(output: str, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Counters by row, from the CSV that ncu prints; launches of other kernels are left out."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     columns = {metric: name for name, metric in METRICS.items()}
     found: dict[str, dict[str, float]] = {}
     for line in csv.DictReader(lines):
-        # The mangled name of a row's type is its length and its letters.
-        row = next((name for name in names if f"{len(name)}{name}" in line["Kernel Name"]), None)
+        kernel = line["Kernel Name"]
+        row = next((name for name in names if _is_row(kernel, name)), None)
         value = line["Metric Value"].replace(",", "")
         if row and line["Metric Name"] in columns and re.fullmatch(r"[0-9.]+", value):
             found.setdefault(row, {})[columns[line["Metric Name"]]] = float(value)
