@@ -5,6 +5,7 @@
 #include <limits>
 #include <mutex>
 #include <stdexcept>
+#include <tuple>
 #include <unordered_map>
 
 #include "cost_model.h"
@@ -136,6 +137,12 @@ std::string miss_message(Problem const& problem, int32_t arch, DeviceInfo const&
   return message;
 }
 
+// The row made for the head dims, or the next larger one; then the fastest.
+std::tuple<int32_t, int32_t, double> rank(Candidate const& candidate) {
+  KernelKey const& key = candidate.row->row->key;
+  return {key.head_dim, key.head_dim_v, candidate.estimate_us};
+}
+
 struct Question {
   Problem problem;
   int32_t arch;
@@ -170,12 +177,11 @@ std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* devi
     all.push_back(std::move(candidate));
   }
   for (Candidate& candidate : all) {
-    candidate.chosen = candidate.reasons.empty() &&
-                       std::none_of(all.begin(), all.end(), [&](Candidate const& other) {
-                         return other.row->row->key.arch == candidate.row->row->key.arch &&
-                                (other.estimate_us < candidate.estimate_us ||
-                                 (other.chosen && other.estimate_us == candidate.estimate_us));
-                       });
+    auto const beats = [&](Candidate const& other) {
+      return other.reasons.empty() && other.row->row->key.arch == candidate.row->row->key.arch &&
+             (rank(other) < rank(candidate) || (other.chosen && rank(other) == rank(candidate)));
+    };
+    candidate.chosen = candidate.reasons.empty() && std::none_of(all.begin(), all.end(), beats);
   }
   return all;
 }

@@ -13,7 +13,7 @@ struct Candidate {
   LoadedRow const* row;
   std::vector<std::string> reasons;  // why it is refused; none where it serves
   double estimate_us;                // infinite where it is refused
-  bool chosen;                       // the fastest of its architecture
+  bool chosen;                       // of its architecture: the closest head dims, then the fastest
 };
 
 // Every row's answer to the problem. Without a device every row is refused.

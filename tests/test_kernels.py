@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import BackendError, attention, attention_varlen, kernels, rows
+from cute_attention import BackendError, attention, attention_varlen, explain, kernels, rows
 from cute_attention.reference import attention_reference, attention_varlen_reference
 from tolerances import assert_as_accurate, assert_close
 
@@ -96,6 +96,13 @@ def plain_pytorch(
     scores = scores.masked_fill(hidden, -math.inf)
     out = (scores.softmax(-1).nan_to_num() @ v).transpose(1, 2)
     return out, scores.float().logsumexp(-1)
+
+
+def test_the_row_is_chosen(row: rows.TableRow) -> None:
+    q = k = torch.randn(2, 256, 4, row.head_dim, device="cuda").to(DTYPES[row.dtype])
+    v = torch.randn(2, 256, 4, row.head_dim_v, device="cuda").to(DTYPES[row.dtype])
+    report = next(r for r in explain(q, k, v, backend=row.arch).forward if r.backend == row.arch)
+    assert [candidate.name for candidate in report.rows if candidate.chosen] == [row.name]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
