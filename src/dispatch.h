@@ -19,7 +19,7 @@ struct Candidate {
 // Every row's answer to the problem. Without a device every row is refused.
 std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* device);
 
-// The fastest row that serves the problem, among those of one architecture or of all (kAnyArch);
+// The chosen row that serves the problem, of one architecture or, of all (kAnyArch), the fastest;
 // remembered by problem. Throws std::runtime_error with what was asked and why the nearest rows are
 // refused.
 LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const& device);

@@ -96,7 +96,8 @@ class Problem:
 class Candidate:
     """One row's answer to a problem.
 
-    `chosen` is the fastest of its backend; `reasons` say why it cannot serve, if it cannot.
+    `chosen` is the fastest of its backend among those with the closest head dims; `reasons` say why
+    it cannot serve, if it cannot.
     """
 
     name: str

@@ -103,7 +103,7 @@ CUTE_DEVICE void gemm_with_b(TiledMma const& mma, CopyA const& copy_a, SmemA con
 template <class Element, class Block>
 CUTE_DEVICE auto rounded(Block const& block) {
   using namespace cute;
-  Tensor compact = make_fragment_like(block);
+  Tensor compact = make_fragment_like(block);  // as block, without gaps
   copy(block, compact);
   return convert<Element>(compact);
 }

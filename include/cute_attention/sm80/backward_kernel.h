@@ -199,7 +199,7 @@ struct BackwardKernel {
     using namespace cute;
     typename Traits::TiledMmaS mma;
     if (tiles.masked(step.m_block)) {
-      Tensor cS = make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{});
+      Tensor cS = make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{});  // (M, N)
       Tensor tScS = mma.get_slice(opaque(thread))
                         .partition_C(  // (MMA, MMA_N, MMA_M) of (query, key)
                             make_tensor(cS.data(), select<1, 0>(cS.layout())));
@@ -228,7 +228,7 @@ struct BackwardKernel {
         make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV)
     Tensor sO = make_tensor(make_smem_ptr(shared.grad_o[stage].data()),               // (M, DV)
                             typename Traits::SmemLayoutGradO{});
-    Tensor tSsL = row_numbers(shared.lse[stage]);
+    Tensor tSsL = row_numbers(shared.lse[stage]);                           // (MMA, MMA_N, MMA_M)
     Tensor sL = make_tensor(tSsL.data(), rows_and_columns(tSsL.layout()));  // (ROWS, COLS)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
     float const scale_log2 = params.scale * float(M_LOG2E);
