@@ -11,7 +11,7 @@ set(CUTE_ATTENTION_NVCC_FLAGS
 # The options of ptxas that a row wants, as a list.
 function(cute_attention_ptxas_options name out)
   set(options)
-  if(name MATCHES "^sm80_fwd_.*_d(32|64|128)$")
+  if(name MATCHES "^sm80_fwd_.*_d(32|64|128)(_softcap)?$")
     # The kernel's own order of ldmatrix and MMA. From -O2 on ptxas hoists loads until these rows spill: on an NVIDIA
     # H200, head dim 128, 8192 tokens, full: 376 TFLOP/s against 352. The others do not spill and want the reordering:
     # 338 against 327 at head dim 96, 325 against 281 at head dim 256.
@@ -20,8 +20,9 @@ function(cute_attention_ptxas_options name out)
   set(${out} "${options}" PARENT_SCOPE)
 endfunction()
 
-# The instance of one row: its kernel alone, so that rows compile in parallel and rebuild apart.
-function(cute_attention_write_instance file name arch direction)
+# The instance of one row: its line of the table and its kernel alone, so that rows compile in parallel and rebuild
+# apart.
+function(cute_attention_write_instance file name arch direction line)
   string(SUBSTRING "${direction}" 0 1 initial)
   string(SUBSTRING "${direction}" 1 -1 rest)
   string(TOUPPER "${initial}" initial)
@@ -29,7 +30,11 @@ function(cute_attention_write_instance file name arch direction)
 // Generated from src/kernels/@direction@.def by cmake/kernels.cmake.
 #include "cute_attention/@arch@/@direction@_launch.h"
 #include "cute_attention/launcher.h"
-#include "kernels/rows.h"
+#include "kernels/row.h"
+
+namespace cute_attention::rows {
+@line@
+}  // namespace cute_attention::rows
 
 CUTE_ATTENTION_LAUNCHER(@name@, @arch@::@initial@@rest@Launch)
 ]])
@@ -70,7 +75,8 @@ function(cute_attention_add_kernel_library arch flags tables)
     cute_attention_read_rows("${table}" rows)
     foreach(name IN LISTS rows)
       if(rows_${name}_ARCH STREQUAL arch AND name MATCHES "${CUTE_ATTENTION_ONLY}")
-        cute_attention_write_instance("${generated}/${name}.cu" ${name} ${arch} ${rows_${name}_DIRECTION})
+        cute_attention_write_instance(
+          "${generated}/${name}.cu" ${name} ${arch} ${rows_${name}_DIRECTION} "${rows_${name}_LINE}")
         cute_attention_ptxas_options(${name} options)
         set_source_files_properties("${generated}/${name}.cu" PROPERTIES COMPILE_OPTIONS "${options}")
         list(APPEND built ${name})

@@ -1,7 +1,7 @@
 # rows.cmake: the CMake reader of the kernel tables (src/kernels/*.def).
 
-# Sets <out> to the names of a table's rows, in order, and for each row <out>_<name>_ARCH ("sm80") and
-# <out>_<name>_DIRECTION ("forward").
+# Sets <out> to the names of a table's rows, in order, and for each row <out>_<name>_ARCH ("sm80"),
+# <out>_<name>_DIRECTION ("forward") and <out>_<name>_LINE, the row as it stands.
 function(cute_attention_read_rows table out)
   file(STRINGS "${table}" lines REGEX "^CUTE_ATTENTION_[A-Z]+\\(")
   set(names)
@@ -15,6 +15,7 @@ function(cute_attention_read_rows table out)
     list(APPEND names "${name}")
     set(${out}_${name}_DIRECTION "${direction}" PARENT_SCOPE)
     set(${out}_${name}_ARCH "${arch}" PARENT_SCOPE)
+    set(${out}_${name}_LINE "${line}" PARENT_SCOPE)
   endforeach()
   set(${out} "${names}" PARENT_SCOPE)
 endfunction()

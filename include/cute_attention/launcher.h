@@ -6,7 +6,7 @@
 
 namespace cute_attention {
 
-// `Row` is a tag type of src/kernels/rows.h; `Launch` is <arch>/<direction>_launch.h's class for
+// `Row` is a tag type of src/kernels/row.h; `Launch` is <arch>/<direction>_launch.h's class for
 // it, with kThreads, kSharedMemoryBytes and a static launch() that is a LaunchFunction.
 template <class Row, class Launch>
 KernelRow make_kernel_row() {
