@@ -121,6 +121,22 @@ void test_schedule_covers_every_block_once() {
   }
 }
 
+void test_groups_of_a_schedule_are_even() {
+  BackwardParams params = problem();
+  params.batch = 16;  // 64 kv heads of 300 * 2 * 512 bytes
+  int64_t const head_bytes = 300 * 2 * 512;
+  check_equal(make_grad_schedule(params, 64, 128, 7 * head_bytes, 132).heads_per_group, 8,
+              "nine groups of 8 at most instead of nine of 7 and one of 1");
+  check_equal(make_grad_schedule(params, 64, 128, 0, 132).heads_per_group, 1, "one head at least");
+  check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 132).heads_per_group, 64,
+              "all at most");
+  int32_t turn = 0;
+  params.grad_q_turn = &turn;  // 5 steps: 132 CTAs over 4 of a head, and 1
+  check_equal(make_grad_schedule(params, 64, 128, 0, 132).heads_per_group, 64, "in order");
+  params.batch = 64;
+  check_equal(make_grad_schedule(params, 64, 128, 0, 132).heads_per_group, 37, "in order");
+}
+
 void test_packed_blocks_do_not_overlap() {
   int const tile_m = 64;
   std::vector<int> const lengths = {0, 1, 64, 63, 0, 65, 200, 128, 5};
@@ -170,6 +186,7 @@ int main() {
   test_every_mask_of_a_small_world();
   test_long_sequences_do_not_overflow();
   test_schedule_covers_every_block_once();
+  test_groups_of_a_schedule_are_even();
   test_packed_blocks_do_not_overlap();
   test_dense_blocks_do_not_overlap();
   return testing::report();

@@ -42,7 +42,9 @@ struct GradSchedule {
 
 // `l2_bytes` is what a group may take of the L2 cache, `ctas` how many CTAs run together. Where dQ
 // is summed in order, CTAs of one head follow each other a step apart: a group has so many heads
-// that few of them run together, one and one more for every 16 steps.
+// that few of them run together, four and one more for every 16 steps. Measured on an H200 at head
+// dim 256, 512 tokens, in order: 133 heads of 1 MB a group take 1.44 of the time out of order, 33
+// heads 1.09.
 constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t tile_m,
                                           int32_t tile_n, int64_t l2_bytes, int64_t ctas) {
   // Q and dO in 16 bits, dQ's sums in 32.
@@ -51,10 +53,13 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
   int64_t const fitting = l2_bytes / (head_bytes > 0 ? head_bytes : 1);
   int64_t const steps = ceil_div(params.seqlen_q, tile_m);
-  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / (1 + steps / 16) + 1;
-  int64_t const group = fitting > least ? fitting : least;
+  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / (4 + steps / 16) + 1;
+  int64_t const wanted = fitting > least ? fitting : least;
+  // Even groups: with 64 heads in groups of 7 the last, of one head, would leave most of the chip
+  // idle.
+  int64_t const groups = all_heads > wanted ? all_heads / wanted : 1;
   return {ceil_div(params.seqlen_k, tile_n), params.heads_kv, int32_t(all_heads),
-          int32_t(group < all_heads ? group : all_heads)};
+          int32_t((all_heads + groups - 1) / groups)};
 }
 
 // The block of dQ sums of tile 0 of a head of a sequence; the others follow.
