@@ -238,6 +238,14 @@ def test_a_call_reaches_the_kernel_op(core: Core, monkeypatch: pytest.MonkeyPatc
     (grad,) = torch.autograd.grad(out.sum(), q)
     plain = attention(q, k, k, causal=True, window=(3, None), softcap=2.0, backend="reference")
     assert torch.equal(grad, torch.autograd.grad(plain.sum(), q)[0])
+    # Head dims that are no multiple of 8 are filled up for the kernel, with zeros and nothing else.
+    v = torch.randn(2, 7, 2, 13)
+    odd = attention(q[..., :11], k[..., :11], v)
+    assert [t.shape[-1] for t in seen[-1][:3]] == [16, 16, 16] and seen[-1][7] == 11**-0.5
+    assert not any(t[..., dim:].any() for t, dim in zip(seen[-1][:3], (11, 11, 13), strict=True))
+    assert odd.is_contiguous()
+    expected = attention(q[..., :11], k[..., :11], v, backend="reference")
+    torch.testing.assert_close(odd, expected)
     offsets = torch.tensor([0, 2, 5], dtype=torch.int32)
     attention_varlen(q[0], q[0], q[0], offsets, offsets, 3, 4, scale=0.5)
     assert seen[-1][3] is offsets and seen[-1][4] is offsets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -95,6 +97,64 @@ def test_accuracy(served: str) -> None:
     )  # fmt: skip
     for name, actual, wanted, ordinary in rows:
         assert_as_accurate(actual, wanted, ordinary, name)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize(
+    ("dim", "dim_v"), [(1, 3), (60, 64), (64, 60), (100, 77), (192, 127), (250, 250)]
+)
+def test_head_dims_of_any_size(dim: int, dim_v: int, packed: bool, served: str) -> None:
+    """Forward and backward of tensors whose neighbours in memory are NaN, by the kernels."""
+    torch.manual_seed(0)
+    whole = [torch.full((2, 130, heads, 256), math.nan, device="cuda") for heads in (4, 2, 2)]
+    inputs = []
+    for tensor, columns in zip(whole, (dim, dim, dim_v), strict=True):
+        tensor[..., 1 : columns + 1] = torch.randn(*tensor.shape[:3], columns, device="cuda")
+        inputs.append(tensor.bfloat16()[..., 1 : columns + 1])
+    grad_out = torch.randn(2, 130, 4, dim_v, device="cuda")
+
+    def results(function: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        if packed:
+            ends = torch.tensor([0, 77, 77, 260], dtype=torch.int32, device="cuda")
+            rows = [t.flatten(0, 1) for t in leaves]
+            out, lse = function(*rows, ends, ends, 183, 183, causal=True, return_lse=True)
+        else:
+            out, lse = function(*leaves, causal=True, return_lse=True)
+        grads = torch.autograd.grad(out, leaves, grad_out.to(out.dtype).view(out.shape))
+        return [out.detach(), lse.detach(), *grads]
+
+    function = attention_varlen if packed else attention
+    kernel = results(functools.partial(function, backend=served), inputs)
+    exact = results(functools.partial(function, backend="reference"), [t.double() for t in inputs])
+    plain = results(functools.partial(function, backend="reference"), inputs)
+    assert_close(kernel[1], exact[1].float(), "gradient", name="lse")
+    for name, actual, wanted, ordinary in zip(
+        ("out", "dq", "dk", "dv"), kernel[:1] + kernel[2:], exact[:1] + exact[2:],
+        plain[:1] + plain[2:], strict=True,
+    ):  # fmt: skip
+        assert actual.is_contiguous()
+        assert_as_accurate(actual, wanted, ordinary, name)
+
+
+@pytest.mark.parametrize("make", [
+    lambda t: t.transpose(1, 3).contiguous().transpose(1, 3),  # the last stride is not 1
+    lambda t: torch.cat([t, t[..., :1]], -1)[..., :-1],  # rows that are no whole vectors
+    lambda t: torch.cat([t.flatten(), t.flatten()])[1:][: t.numel()].view(t.shape),
+    lambda t: t[:, :, :1].expand_as(t),
+], ids=["last_stride", "row_stride", "address", "expanded"])  # fmt: skip
+def test_strides_of_any_kind(make: Callable[[Tensor], Tensor], served: str) -> None:
+    tensors = [make(t).detach().requires_grad_() for t in qkv()]
+    plain = [t.detach().contiguous().clone().requires_grad_() for t in tensors]
+    results = []
+    for leaves in (tensors, plain):
+        out = attention(*leaves, causal=True, backend=served, deterministic=True)
+        grad_out = torch.randn(
+            out.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda"
+        )
+        results.append([out, *torch.autograd.grad(out, leaves, make(grad_out.to(out.dtype)))])
+    for actual, wanted in zip(*results, strict=True):
+        assert torch.equal(actual, wanted)
 
 
 def test_varlen(served: str) -> None:

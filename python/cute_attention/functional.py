@@ -112,7 +112,8 @@ def attention(
 
     Args:
         q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any
-            strides; those that a kernel cannot read are copied.
+            strides; those that a kernel cannot read are copied, and so are head dims that are no
+            multiple of 8.
         k: keys `[batch, seqlen_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv`
             divides `heads`.
         v: values `[batch, seqlen_k, heads_kv, head_dim_v]`, likewise.

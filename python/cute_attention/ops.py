@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .backend import select_backward
 from .blockwise import AttentionSpec, blockwise_backward, blockwise_forward
-from .survey import Features, specialized
+from .survey import VECTOR, Features, specialized
 
 _OPTIONS = (
     "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, "
@@ -143,7 +144,24 @@ def run_forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """Output and LSE by the backend of `call`, without autograd."""
     if call.backend == "reference":
         return torch.ops.cute_attention.reference_forward.default(*tensors, *call[2:9])
-    return torch.ops.cute_attention.forward.default(*tensors[:5], *call[2:8], call.backend)
+    q, k, v, *offsets = tensors[:5]
+    head_dim_v = v.shape[-1]
+    if q.shape[-1] % VECTOR or head_dim_v % VECTOR:
+        q, k, v = map(_whole_vectors, (q, k, v))
+    op = torch.ops.cute_attention.forward.default
+    out, lse = op(q, k, v, *offsets, *call[2:8], call.backend)
+    return _first_columns(out, head_dim_v), lse
+
+
+def _whole_vectors(tensor: Tensor) -> Tensor:
+    """The tensor with zeros up to the next whole vector of a row: what kernels load."""
+    missing = -tensor.shape[-1] % VECTOR
+    return pad(tensor, (0, missing)) if missing else tensor
+
+
+def _first_columns(tensor: Tensor, columns: int) -> Tensor:
+    """The tensor without what `_whole_vectors` has added, contiguous."""
+    return tensor if tensor.shape[-1] == columns else tensor[..., :columns].contiguous()
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -219,9 +237,12 @@ def run_backward(
     if backend == "reference":
         op = torch.ops.cute_attention.reference_backward.default
         return op(*saved, *extras, *call[2:9], *needs)
-    grads = torch.ops.cute_attention.backward.default(
-        *saved, *extras[:2], *call[2:8], deterministic, backend
-    )
+    if q.shape[-1] % VECTOR or v.shape[-1] % VECTOR:
+        grad_out, q_whole, k_whole, v_whole, out = map(_whole_vectors, (grad_out, q, k, v, out))
+        saved = (grad_out, grad_lse, q_whole, k_whole, v_whole, out, lse)
+    op = torch.ops.cute_attention.backward.default
+    dq, dk, dv = op(*saved, *extras[:2], *call[2:8], deterministic, backend)
+    grads = (_first_columns(grad, t.shape[-1]) for grad, t in ((dq, q), (dk, k), (dv, v)))
     return (*grads, grad_out.new_empty(0), grad_out.new_empty(0))
 
 

@@ -13,6 +13,9 @@ from ._core import Candidate, Problem
 KERNEL_BACKENDS = ("sm90", "sm80")  # fastest first
 BACKENDS = (*KERNEL_BACKENDS, "reference")
 
+# Elements of a row that kernels load at a time; ops.py fills other head dims up with zeros.
+VECTOR = 8
+
 DTYPE_NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
@@ -115,6 +118,10 @@ def _kernel_report(backend: str, question: Question) -> Report:
     return Report(backend, False, tuple(nearest.reasons), rows)
 
 
+def _whole_vectors(head_dim: int) -> int:
+    return -(-head_dim // VECTOR) * VECTOR
+
+
 def _problem(question: Question) -> Problem:
     features, sizes = question.features, question.sizes
     return Problem(
@@ -125,8 +132,8 @@ def _problem(question: Question) -> Problem:
         seqlen_k=sizes.seqlen_k,
         heads=sizes.heads,
         heads_kv=sizes.heads_kv,
-        head_dim=question.head_dim,
-        head_dim_v=question.head_dim_v,
+        head_dim=_whole_vectors(question.head_dim),
+        head_dim_v=_whole_vectors(question.head_dim_v),
         window_left=sizes.window_left if features.window_left else -1,
         window_right=sizes.window_right if features.window_right else -1,
         softcap=sizes.softcap if features.softcap else 0.0,
