@@ -2,6 +2,7 @@
 // is there, as JSON.
 #include "cute_attention/c_api.h"
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -34,6 +35,7 @@ void check_shape(Params const& p, int32_t arch) {
   require(p.head_dim > 0 && p.head_dim_v > 0, "head_dim and head_dim_v must be positive");
   require(p.window_left >= 0 && p.window_right >= 0,
           "window_left and window_right must not be negative");
+  require(p.softcap >= 0 && std::isfinite(p.softcap), "softcap must be finite and not negative");
   if (arch != kAnyArch && arch != int32_t(Arch::Sm80) && arch != int32_t(Arch::Sm90)) {
     throw std::invalid_argument("arch is " + std::to_string(arch) + ", expected 0 (any), 80 or 90");
   }

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FORWARD = [row for row in rows.table() if row.direction == "forward"]
+SOFTCAP = 2.5  # bends scores of a standard deviation of 1, and flattens huge ones
 
 
 @pytest.fixture(params=FORWARD, ids=lambda row: row.name)
@@ -69,6 +70,11 @@ CASES = {
 }
 
 
+def options_for(row: rows.TableRow, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with what the row's score modifier asks for, where they do not say it."""
+    return {"softcap": SOFTCAP, **options} if row.score_mod == "softcap" else options
+
+
 def strided(*shape: int, dtype: torch.dtype, magnitude: float = 1.0) -> Tensor:
     """Random values behind strides that no contiguous tensor has; the last is 1."""
     *outer, dim = shape
@@ -84,6 +90,8 @@ def plain_pytorch(
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     k, v = (t.repeat_interleave(heads // heads_kv, 1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * options.get("scale", q.shape[-1] ** -0.5)
+    if cap := options.get("softcap"):
+        scores = cap * torch.tanh(scores / cap)
     left, right = options.get("window", (None, None))
     right = 0 if options.get("causal") else right
     position = torch.arange(seqlen_q, device="cuda")[:, None] + seqlen_k - seqlen_q
@@ -101,22 +109,23 @@ def plain_pytorch(
 def test_the_row_is_chosen(row: rows.TableRow) -> None:
     q = k = torch.randn(2, 256, 4, row.head_dim, device="cuda").to(DTYPES[row.dtype])
     v = torch.randn(2, 256, 4, row.head_dim_v, device="cuda").to(DTYPES[row.dtype])
-    report = next(r for r in explain(q, k, v, backend=row.arch).forward if r.backend == row.arch)
+    answer = explain(q, k, v, backend=row.arch, **options_for(row, {}))
+    report = next(r for r in answer.forward if r.backend == row.arch)
     assert [candidate.name for candidate in report.rows if candidate.chosen] == [row.name]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_accuracy(row: rows.TableRow, case: Case) -> None:
-    dtype = DTYPES[row.dtype]
+    dtype, options = DTYPES[row.dtype], options_for(row, case.options)
     make = lambda s, h, d: strided(case.batch, s, h, d, dtype=dtype, magnitude=case.magnitude)  # noqa: E731
     q = make(case.seqlen_q, case.heads, row.head_dim)
     k = make(case.seqlen_k, case.heads_kv, row.head_dim)
     v = strided(case.batch, case.seqlen_k, case.heads_kv, row.head_dim_v, dtype=dtype)
-    out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **case.options)
+    out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
     exact, exact_lse = attention_reference(
-        q.double(), k.double(), v.double(), return_lse=True, **case.options
+        q.double(), k.double(), v.double(), return_lse=True, **options
     )
-    assert_as_accurate(out, exact, plain_pytorch(q, k, v, case.options)[0], "out")
+    assert_as_accurate(out, exact, plain_pytorch(q, k, v, options)[0], "out")
     assert_close(lse, exact_lse.float(), "large_scores", name="lse")
 
 
@@ -127,7 +136,7 @@ def test_packed_sequences_see_nothing_but_themselves(
     row: rows.TableRow, options: dict[str, Any]
 ) -> None:
     """Zero-length sequences, and NaN in every row that belongs to another sequence or to none."""
-    dtype = DTYPES[row.dtype]
+    dtype, options = DTYPES[row.dtype], options_for(row, options)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64, 1], [3, 0, 200, 0, 129, 64, 77]
     offsets = [
         torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
@@ -165,17 +174,17 @@ def test_packed_sequences_see_nothing_but_themselves(
 
 
 def test_packed_agrees_with_the_packed_reference(row: rows.TableRow) -> None:
-    dtype = DTYPES[row.dtype]
+    dtype, options = DTYPES[row.dtype], options_for(row, CAUSAL)
     cu = torch.tensor([0, 100, 100, 357], dtype=torch.int32, device="cuda")
     q, k, v = (
         torch.randn(357, 4, dim, device="cuda").to(dtype)
         for dim in (row.head_dim, row.head_dim, row.head_dim_v)
     )
     out, lse = attention_varlen(
-        q, k, v, cu, cu, 257, 257, causal=True, backend=row.arch, return_lse=True
+        q, k, v, cu, cu, 257, 257, backend=row.arch, return_lse=True, **options
     )
     expected, expected_lse = attention_varlen_reference(
-        q.float(), k.float(), v.float(), cu, cu, causal=True, return_lse=True
+        q.float(), k.float(), v.float(), cu, cu, return_lse=True, **options
     )
     assert_close(out.float(), expected, "rounding", dtype, name="out")
     assert_close(lse, expected_lse, "rounding", name="lse")
@@ -183,14 +192,32 @@ def test_packed_agrees_with_the_packed_reference(row: rows.TableRow) -> None:
 
 def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
     """A multiple of 8 below the row's head dim is filled up with zeros on the chip."""
-    dtype = DTYPES[row.dtype]
+    dtype, options = DTYPES[row.dtype], options_for(row, CAUSAL)
     q, k, v = (
         strided(2, 150, 4, dim - 8, dtype=dtype)
         for dim in (row.head_dim, row.head_dim, row.head_dim_v)
     )
-    out = attention(q, k, v, causal=True, backend=row.arch)
-    exact = attention_reference(q.double(), k.double(), v.double(), causal=True)
-    assert_as_accurate(out, exact, plain_pytorch(q, k, v, CAUSAL)[0], "out")
+    out = attention(q, k, v, backend=row.arch, **options)
+    exact = attention_reference(q.double(), k.double(), v.double(), **options)
+    assert_as_accurate(out, exact, plain_pytorch(q, k, v, options)[0], "out")
+
+
+@pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5])
+def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
+    """All scores at the cap, an ordinary one, and one that no score comes near."""
+    if row.score_mod != "softcap":
+        pytest.skip("no softcap")
+    q, k, v = (
+        strided(2, 150, 4, dim, dtype=DTYPES[row.dtype])
+        for dim in (row.head_dim, row.head_dim, row.head_dim_v)
+    )
+    options = {"causal": True, "softcap": softcap}
+    out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
+    exact, exact_lse = attention_reference(
+        q.double(), k.double(), v.double(), return_lse=True, **options
+    )
+    assert_as_accurate(out, exact, plain_pytorch(q, k, v, options)[0], "out")
+    assert_close(lse, exact_lse.float(), "rounding", name="lse")
 
 
 @pytest.mark.parametrize("scale", [-0.2, 0.0])
@@ -199,7 +226,7 @@ def test_a_scale_that_is_not_positive_is_refused(row: rows.TableRow, scale: floa
     q = k = torch.randn(1, 40, 2, row.head_dim, device="cuda").to(DTYPES[row.dtype])
     v = torch.randn(1, 40, 2, row.head_dim_v, device="cuda").to(DTYPES[row.dtype])
     with pytest.raises(BackendError, match="a scale that is not positive"):
-        attention(q, k, v, scale=scale, backend=row.arch)
+        attention(q, k, v, scale=scale, backend=row.arch, **options_for(row, {}))
 
 
 def test_repeats_bitwise(row: rows.TableRow) -> None:
@@ -207,9 +234,10 @@ def test_repeats_bitwise(row: rows.TableRow) -> None:
         torch.randn(2, 1000, 4, dim, device="cuda").to(DTYPES[row.dtype])
         for dim in (row.head_dim, row.head_dim, row.head_dim_v)
     )
-    first, first_lse = attention(q, k, v, causal=True, backend=row.arch, return_lse=True)
+    options = options_for(row, CAUSAL)
+    first, first_lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
     for _ in range(100):
-        again, lse = attention(q, k, v, causal=True, backend=row.arch, return_lse=True)
+        again, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
         assert torch.equal(again, first) and torch.equal(lse, first_lse)
 
 
@@ -221,8 +249,9 @@ def test_more_than_2_to_the_31_elements(row: rows.TableRow) -> None:
         pytest.skip("needs five tensors of over 4 GiB on the GPU")
     q, k = (torch.randn(batch, seqlen, heads, dim, device="cuda", dtype=dtype) for _ in range(2))
     v = torch.randn(batch, seqlen, heads, row.head_dim_v, device="cuda", dtype=dtype)
-    out = attention(q, k, v, backend=row.arch)
+    options = options_for(row, {})
+    out = attention(q, k, v, backend=row.arch, **options)
     for entry in (0, batch - 1):
         last = [t[entry : entry + 1] for t in (q, k, v)]
-        expected = attention(*last, backend=row.arch)
+        expected = attention(*last, backend=row.arch, **options)
         assert torch.equal(out[entry : entry + 1], expected)

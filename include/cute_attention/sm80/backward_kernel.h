@@ -18,6 +18,7 @@
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/backward_gemm.h"
+#include "cute_attention/sm80/backward_scores.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/pending_sums.h"
@@ -50,6 +51,7 @@ struct BackwardKernel {
   MTiles const tiles;
   int const thread;
   int const own;  // this warp's column in the grid of warps
+  BackwardScores<Row::kKey.score_mod> const elements;
 
   PendingSums<Traits::kThreads, kHeadDim / 16> sums;  // one share a K block of S^T
 
@@ -62,7 +64,8 @@ struct BackwardKernel {
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
         thread(int(threadIdx.x)),
-        own(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))) {}
+        own(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
+        elements(params) {}
 
   CUTE_DEVICE void run() {
     using namespace cute;
@@ -219,7 +222,7 @@ struct BackwardKernel {
         make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));
   }
 
-  // P^T from S^T, column by column under the products of dP^T = V dO^T.
+  // dP^T = V dO^T; under its products P^T from S^T, column by column.
   template <class Scores>
   CUTE_DEVICE void probabilities(int stage, Scores& tSrS, Scores& tSrP) {
     using namespace cute;
@@ -231,7 +234,6 @@ struct BackwardKernel {
     Tensor tSsL = row_numbers(shared.lse[stage]);                           // (MMA, MMA_N, MMA_M)
     Tensor sL = make_tensor(tSsL.data(), rows_and_columns(tSsL.layout()));  // (ROWS, COLS)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
-    float const scale_log2 = params.scale * float(M_LOG2E);
     constexpr int kCols = decltype(size<1>(rS))::value;
     constexpr int kBlocks = kHeadDimV / 16;
     clear(tSrP);
@@ -242,13 +244,7 @@ struct BackwardKernel {
                  if (col * kBlocks / kCols != k) {
                    continue;  // under the products of another K block
                  }
-                 // A query without keys has LSE -infinity: exp2(-inf - inf) is 0, not NaN.
-                 float const lse = sL(0, col);
-                 float const lse_log2 = lse == -INFINITY ? INFINITY : lse * float(M_LOG2E);
-                 CUTE_UNROLL
-                 for (int row = 0; row < size<0>(rS); ++row) {
-                   rS(row, col) = exp2f(rS(row, col) * scale_log2 - lse_log2);
-                 }
+                 elements.begin(rS(_, col), sL(0, col));
                }
              });
   }
@@ -288,6 +284,8 @@ struct BackwardKernel {
     // The own part, from registers: (MMA, MMA_N, MMA_M / 2).
     Tensor rP = make_tensor(tSrS.data(), as_a_operand(tSrS.layout()));
     Tensor rS = make_tensor(tSrP.data(), as_a_operand(tSrP.layout()));
+    Tensor tSsL = row_numbers(shared.lse[stage]);
+    Tensor sL = make_tensor(tSsL.data(), as_a_operand(tSsL.layout()));
     Tensor tSsD = row_numbers(shared.delta[stage]);
     Tensor sD = make_tensor(tSsD.data(), as_a_operand(tSsD.layout()));
     auto const thread_mma_s = mma_s.get_slice(thread);
@@ -297,14 +295,11 @@ struct BackwardKernel {
     auto const own_p = [&](int k) {
       Tensor p = operand_rows(rP(_, _, k));      // (ROWS, COLS)
       Tensor s = operand_rows(rS(_, _, k));      // (ROWS, COLS)
+      Tensor lse = operand_rows(sL(_, _, k));    // (ROWS, COLS)
       Tensor delta = operand_rows(sD(_, _, k));  // (ROWS, COLS)
       CUTE_UNROLL
       for (int col = 0; col < size<1>(p); ++col) {
-        float const d = delta(0, col);
-        CUTE_UNROLL
-        for (int row = 0; row < size<0>(p); ++row) {
-          s(row, col) = p(row, col) * (s(row, col) - d);
-        }
+        elements.finish(p(_, col), s(_, col), lse(0, col), delta(0, col));
       }
       Tensor s16 = rounded<Element>(rS(_, _, k));
       copy(recast<uint32_t>(s16), recast<uint32_t>(rS16(_, _, k)));  // pairs, not halves

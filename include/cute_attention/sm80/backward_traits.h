@@ -4,8 +4,8 @@
 // Scores are computed transposed, S^T = K Q^T: then P^T and dS^T come out of the accumulators as
 // the A operands of dV += P^T dO and dK += dS^T Q. Warps form a grid of kWarpsN x kWarpsM:
 //
-//   S^T, dP^T (N, M)   a warp has 32 keys and kPartM queries
-//   dV, dK    (N, D)   a warp has the same 32 keys, and D / kWarpsM columns: it multiplies its own
+//   S^T, dP^T (N, M)   a warp has 32 or 16 keys and kPartM queries
+//   dV, dK    (N, D)   a warp has the same keys, and D / kWarpsM columns: it multiplies its own
 //                      part of P^T from registers, those of its neighbours from shared memory
 //   dQ        (M, D)   a grid of its own; dS goes through shared memory
 #pragma once
@@ -24,6 +24,15 @@ using NarrowAtom =
                                cute::Layout<cute::Shape<cute::_8, cute::Int<kCols>>,
                                             cute::Stride<cute::Int<kCols>, cute::_1>>{}));
 
+// Whether warps of `keys` keys each are a grid over the tile: the parts of its other sides are
+// whole MMAs.
+constexpr bool divides_tile(KernelConfig const& config, KernelKey const& key, int keys) {
+  int const warps_n = config.tile_n / keys;
+  int const side = 16 * (config.warps / warps_n);
+  return config.warps % warps_n == 0 && config.tile_m % side == 0 && key.head_dim % side == 0 &&
+         key.head_dim_v % side == 0;
+}
+
 template <class Row>
 struct BackwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
@@ -36,7 +45,8 @@ struct BackwardTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   using Element = ElementOf<kKey.dtype>;
 
-  static constexpr int kWarpsN = kTileN / 32;
+  // 32 keys a warp reuse an operand of the other side twice, where so the warps divide the rest.
+  static constexpr int kWarpsN = divides_tile(kConfig, kKey, 32) ? kTileN / 32 : kTileN / 16;
   static constexpr int kWarpsM = kConfig.warps / kWarpsN;
   static constexpr int kPartM = kTileM / kWarpsM;
   // dQ: as square a part for each warp as the tile allows.
@@ -111,10 +121,8 @@ struct BackwardTraits {
   };
   static constexpr int kSmemBytesGradQ = int(sizeof(Element)) * kTileM * kHeadDim;
 
-  static_assert(kTileN % 32 == 0 && kConfig.warps % kWarpsN == 0, "a warp owns 32 keys");
-  static_assert(kPartM % 16 == 0, "a warp's queries are whole K blocks of the next MMA");
-  static_assert(kHeadDim % (16 * kWarpsM) == 0 && kHeadDimV % (16 * kWarpsM) == 0,
-                "dK, dV of a warp");
+  static_assert(kTileN % 32 == 0 && divides_tile(kConfig, kKey, kTileN / kWarpsN),
+                "a warp owns whole MMA tiles of S^T, dK and dV");
   static_assert(kTileM % (16 * kGradQWarpsM) == 0 && kHeadDim % (16 * kGradQWarpsD) == 0,
                 "dQ of a warp");
   static_assert(kThreads >= 2 * kTileM, "a thread loads one number of a row");

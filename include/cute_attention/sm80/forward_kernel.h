@@ -12,6 +12,7 @@
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/score_mod.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/forward_traits.h"
@@ -24,6 +25,7 @@ struct ForwardKernel {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
+  using Modifier = ScoreModifier<Row::kKey.score_mod>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
@@ -60,7 +62,7 @@ struct ForwardKernel {
     auto tOrO =
         partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
     clear(tOrO);
-    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale);
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(Modifier::exponent_scale(params));
     KvTiles const tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
     if (tiles.begin < tiles.end) {
       compute(mma, tiles, tOrO, softmax);
@@ -80,6 +82,7 @@ struct ForwardKernel {
     typename Traits::SmemCopyQ smem_copy_q;
     typename Traits::SmemCopyK smem_copy_k;
     typename Traits::SmemCopyV smem_copy_v;
+    Modifier const modifier(params);
 
     load_q();
     load_k<true>(tiles.end - 1);
@@ -100,6 +103,7 @@ struct ForwardKernel {
       }
 
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
+      modifier.template modify<(kHeadDimV > 128 ? 1 : 4)>(rS);
       if constexpr (kMasked) {
         mask(mma, rS, n_block * kTileN);
       }

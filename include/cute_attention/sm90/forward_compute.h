@@ -16,6 +16,7 @@
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/score_mod.h"
 #include "cute_attention/sm90/forward_store.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
@@ -38,6 +39,8 @@ struct ForwardCompute {
   using FragmentO = decltype(cute::partition_fragment_C(typename Traits::MmaPV{}, TileO{}));
   using FragmentP = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
   using Softmax = OnlineSoftmax<2>;
+  using Modifier = ScoreModifier<Row::kKey.score_mod>;
+  static constexpr int kModifierGroup = Traits::kHeadDimV > 128 ? 1 : 4;  // where registers are few
 
   ForwardArguments const& arguments;
   SharedMemory& shared;
@@ -58,7 +61,7 @@ struct ForwardCompute {
         shared(shared),
         warpgroup(warpgroup),
         thread(thread),
-        softmax(arguments.params.scale) {}
+        softmax(Modifier::exponent_scale(arguments.params)) {}
 
   CUTE_DEVICE void run() {
     if (warpgroup == Traits::kConsumers - 1) {
@@ -276,10 +279,11 @@ struct ForwardCompute {
     KvTiles const own = own_kv_tiles(tile);
     int32_t const n_block = first_block(tile, own);
     release_scores(n_block == tile.kv.begin);
+    Modifier(arguments.params).template modify<kModifierGroup>(scores());
     if (!(n_block < own.full_end && n_block >= own.full_begin)) {
       mask(n_block);
     }
-    softmax = Softmax(arguments.params.scale);
+    softmax = Softmax(Modifier::exponent_scale(arguments.params));
     typename Softmax::Rows factors;
     softmax.template update_max_lazily<true>(scores(), factors);
     softmax.exponentiate(scores());
@@ -298,6 +302,7 @@ struct ForwardCompute {
     pass_turn();
     cute::warpgroup_wait<1>();
     release_scores(last);
+    Modifier(arguments.params).template modify<kModifierGroup>(scores());
     if constexpr (kMasked) {
       mask(n_block);
     }

@@ -1,0 +1,105 @@
+// core/score_mod.h: what happens to a score between the scale and the mask.
+//
+// A modifier is one small type, seen by forward and backward. It maps x = q.k to a y that the
+// softmax sees as exp(exponent_scale * y): the scale stays folded into the exponent, and a modifier
+// that changes nothing costs nothing. Those that read a place (bias, ALiBi) will take the
+// coordinates that the mask takes.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_attention/config.h"
+
+namespace cute_attention {
+
+template <ScoreMod kMod>
+struct ScoreModifier;
+
+// y = x.
+template <>
+struct ScoreModifier<ScoreMod::None> {
+  static constexpr bool kIsIdentity = true;
+
+  template <class Params>
+  CUTE_DEVICE explicit ScoreModifier(Params const&) {}
+
+  template <class Params>
+  CUTE_DEVICE static float exponent_scale(Params const& params) {
+    return params.scale;
+  }
+
+  template <int kGroup, bool kMasked = false, class Scores>
+  CUTE_DEVICE void modify(Scores&&) const {}
+};
+
+// y = tanh(scale / softcap * x), with the cap in the exponent: softcap * y is the capped score.
+template <>
+struct ScoreModifier<ScoreMod::Softcap> {
+  static constexpr bool kIsIdentity = false;
+  float slope;  // 2 scale / (softcap ln 2): tanh is 1 - 2 / (1 + exp2(slope * x))
+
+  template <class Params>
+  CUTE_DEVICE explicit ScoreModifier(Params const& params)
+      : slope(params.scale / params.softcap * float(2 * M_LOG2E)) {}
+
+  template <class Params>
+  CUTE_DEVICE static float exponent_scale(Params const& params) {
+    return params.softcap;
+  }
+
+  // Scores of any shape, in groups of up to four: larger ones take fewer instructions and more
+  // registers. kMasked: hidden scores, of -infinity, stay hidden.
+  template <int kGroup, bool kMasked = false, class Scores>
+  CUTE_DEVICE void modify(Scores&& scores) const {
+    constexpr int kSize = decltype(cute::size(scores))::value;
+    static_assert(kGroup <= 4 && kSize % kGroup == 0, "whole groups of scores");
+    CUTE_UNROLL
+    for (int first = 0; first < kSize; first += kGroup) {
+      float exponents[kGroup];
+      CUTE_UNROLL
+      for (int i = 0; i < kGroup; ++i) {
+        exponents[i] = scores(first + i) * slope;
+      }
+      float tanhs[kGroup];
+      tanh_of_half(exponents, tanhs);
+      CUTE_UNROLL
+      for (int i = 0; i < kGroup; ++i) {
+        bool const hidden = kMasked && scores(first + i) == -INFINITY;
+        scores(first + i) = hidden ? -INFINITY : tanhs[i];
+      }
+    }
+  }
+
+  // d(softcap * y) / d(scale * x), from y; 0 for a hidden score.
+  CUTE_DEVICE static float derivative(float modified) {
+    return fmaxf(fmaf(-modified, modified, 1.f), 0.f);
+  }
+
+ private:
+  // tanh(z ln(2) / 2) to an absolute error of 1e-6 and, near 0, a relative one of as much;
+  // tanh.approx, with 5e-4, costs a bfloat16's precision where scores come near the cap. A quotient
+  // takes as long as an exponential: a group shares one, of the product of its denominators, which
+  // are held below 2^31 so that it is finite.
+  template <int kGroup>
+  CUTE_DEVICE static void tanh_of_half(float const (&z)[kGroup], float (&result)[kGroup]) {
+    float denominators[kGroup], products[kGroup];
+    CUTE_UNROLL
+    for (int i = 0; i < kGroup; ++i) {
+      denominators[i] = 1.f + exp2f(fminf(z[i], 30.f));
+      products[i] = i == 0 ? denominators[0] : products[i - 1] * denominators[i];
+    }
+    float inverse = __fdividef(1.f, products[kGroup - 1]);
+    CUTE_UNROLL
+    for (int i = kGroup - 1; i >= 0; --i) {
+      float const quotient = i == 0 ? inverse : inverse * products[i - 1];
+      inverse *= denominators[i];
+      // 1 - 2 / (1 + exp2(z)) cancels near 0, where the Taylor series takes its place.
+      float const far = fmaf(-2.f, quotient, 1.f);
+      constexpr float kHalfLn2 = float(M_LN2 / 2);
+      float const near = z[i] * fmaf(z[i] * z[i], -kHalfLn2 * kHalfLn2 * kHalfLn2 / 3, kHalfLn2);
+      result[i] = !(fabsf(z[i]) >= 0.15f) ? near : far;  // NaN stays, and stays alone
+    }
+  }
+};
+
+}  // namespace cute_attention
