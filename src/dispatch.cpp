@@ -137,10 +137,13 @@ std::string miss_message(Problem const& problem, int32_t arch, DeviceInfo const&
   return message;
 }
 
-// The row made for the head dims, or the next larger one; then the fastest.
-std::tuple<int32_t, int32_t, double> rank(Candidate const& candidate) {
-  KernelKey const& key = candidate.row->row->key;
-  return {key.head_dim, key.head_dim_v, candidate.estimate_us};
+// The row made for the head dims, or the next larger one; then the fastest. The cost model is about
+// forward passes: of backward rows it is the one with the largest tiles that shared memory holds.
+std::tuple<int32_t, int32_t, int32_t, double> rank(Candidate const& candidate) {
+  KernelRow const& row = *candidate.row->row;
+  bool const backward = row.key.direction == Direction::Backward;
+  return {row.key.head_dim, row.key.head_dim_v, backward ? -row.shared_memory_bytes : 0,
+          candidate.estimate_us};
 }
 
 struct Question {

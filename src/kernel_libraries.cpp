@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <stdexcept>
 
 #define CUTE_ATTENTION_STRING_OF(NAME) #NAME
@@ -94,7 +95,22 @@ KernelLibraries load_all() {
   return all;
 }
 
+// What every device is taken to have at most, so that the rows for smaller chips can be run on
+// larger ones: CUTE_ATTENTION_SHARED_MEMORY, in bytes a CTA.
+int32_t shared_memory_limit() {
+  char const* const text = std::getenv("CUTE_ATTENTION_SHARED_MEMORY");
+  if (text == nullptr || *text == '\0') return std::numeric_limits<int32_t>::max();
+  char* end = nullptr;
+  long const bytes = std::strtol(text, &end, 10);
+  if (*end != '\0' || bytes <= 0 || bytes > std::numeric_limits<int32_t>::max()) {
+    throw std::invalid_argument(std::string("CUTE_ATTENTION_SHARED_MEMORY is '") + text +
+                                "', expected a number of bytes");
+  }
+  return static_cast<int32_t>(bytes);
+}
+
 std::vector<DeviceInfo> query_devices() {
+  int32_t const limit = shared_memory_limit();
   for (LoadedLibrary const& library : kernel_libraries().libraries) {
     if (library.table == nullptr) continue;
     std::vector<DeviceInfo> found(library.table->device_count());
@@ -104,6 +120,7 @@ std::vector<DeviceInfo> query_devices() {
         throw std::runtime_error("device " + std::to_string(i) + ": " +
                                  library.table->error_string(error));
       }
+      found[i].shared_memory_per_block = std::min(found[i].shared_memory_per_block, limit);
     }
     return found;
   }

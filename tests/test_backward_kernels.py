@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,12 +14,15 @@ from torch import Tensor
 
 from cute_attention import attention, attention_varlen, explain, kernels, rows
 from cute_attention.reference import attention_reference
-from test_kernels import CASES, CAUSAL, DTYPES, Case, plain_pytorch, strided
+from test_kernels import CASES, CAUSAL, DTYPES, Case, options_for, plain_pytorch, strided
 from tolerances import assert_as_accurate
 
 pytestmark = pytest.mark.gpu
 
 BACKWARD = [row for row in rows.table() if row.direction == "backward"]
+# Rows whose names end in _99kb serve chips where the others do not fit; here, in a process that
+# takes the GPU for one.
+LIMIT, SMALL_CHIP = "CUTE_ATTENTION_SHARED_MEMORY", str(99 * 1024)
 NAMES = ("dq", "dk", "dv")
 
 
@@ -26,6 +32,8 @@ def row(request: pytest.FixtureRequest) -> rows.TableRow:
     row = request.param
     if row.name not in {kernel.name for kernel in kernels()}:
         pytest.skip(f"{row.name} is not built")
+    if row.name.endswith("_99kb") != (os.environ.get(LIMIT) == SMALL_CHIP):
+        pytest.skip(f"{row.name} is not for this size of shared memory")
     if row.arch == "sm90" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip(f"{row.name} needs a GPU of compute capability 9.0")
     return row
@@ -58,6 +66,8 @@ def check(
     options: dict[str, Any],
     grad_lse: Tensor | None = None,
 ) -> None:
+    options = options_for(row, options)
+
     def ours(*leaves: Tensor) -> Any:
         return attention(*leaves, backend=row.arch, return_lse=True, **options)
 
@@ -74,7 +84,7 @@ def check(
 
 def test_the_row_is_chosen(row: rows.TableRow) -> None:
     (q, k, v), _ = make(row, CASES["square"])
-    answer = explain(q, k, v, backend=row.arch)
+    answer = explain(q, k, v, backend=row.arch, **options_for(row, {}))
     report = next(report for report in answer.backward if report.backend == row.arch)
     assert answer.chosen_backward == row.arch
     assert [candidate.name for candidate in report.rows if candidate.chosen] == [row.name]
@@ -84,6 +94,15 @@ def test_the_row_is_chosen(row: rows.TableRow) -> None:
 def test_accuracy(row: rows.TableRow, case: Case) -> None:
     inputs, grad_out = make(row, case)
     check(row, inputs, grad_out, case.options)
+
+
+@pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5])
+def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
+    """All scores at the cap, an ordinary one, and one that no score comes near."""
+    if row.score_mod != "softcap":
+        pytest.skip("no softcap")
+    inputs, grad_out = make(row, CASES["square"])
+    check(row, inputs, grad_out, {"causal": True, "softcap": softcap})
 
 
 def test_gradient_of_the_lse(row: rows.TableRow) -> None:
@@ -104,7 +123,7 @@ def test_packed_sequences_see_nothing_but_themselves(
     row: rows.TableRow, options: dict[str, Any]
 ) -> None:
     """NaN in every row of another sequence or of none; rows of none have gradients of 0."""
-    dtype = DTYPES[row.dtype]
+    dtype, options = DTYPES[row.dtype], options_for(row, options)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64], [3, 0, 200, 0, 129, 64]
     cu_q, cu_k = (
         torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
@@ -145,11 +164,10 @@ def test_packed_sequences_see_nothing_but_themselves(
 @pytest.mark.parametrize("case", ["long_causal", "gqa"])
 def test_deterministic_repeats_bitwise(row: rows.TableRow, case: str) -> None:
     inputs, grad_out = make(row, CASES[case])
+    options = options_for(row, CAUSAL)
 
     def ours(*leaves: Tensor) -> Any:
-        return attention(
-            *leaves, causal=True, backend=row.arch, return_lse=True, deterministic=True
-        )
+        return attention(*leaves, backend=row.arch, return_lse=True, deterministic=True, **options)
 
     first = gradients(ours, inputs, grad_out, None)
     for _ in range(1000):
@@ -162,7 +180,7 @@ def test_memory_is_linear(row: rows.TableRow) -> None:
     q, k = (torch.randn(1, seqlen, heads, row.head_dim, device="cuda").to(dtype) for _ in range(2))
     v = torch.randn(1, seqlen, heads, row.head_dim_v, device="cuda").to(dtype)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    out = attention(*leaves, backend=row.arch)
+    out = attention(*leaves, backend=row.arch, **options_for(row, {}))
     grad_out = torch.randn_like(out)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -173,3 +191,15 @@ def test_memory_is_linear(row: rows.TableRow) -> None:
     accumulator = 4 * heads * (seqlen + row.tile_m) * row.head_dim
     rows_of_floats = 2 * 4 * heads * seqlen
     assert used <= grads + accumulator + rows_of_floats + (1 << 20)
+
+
+@pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
+def test_rows_for_chips_of_99_kb() -> None:
+    """All of this file again, on a GPU that is taken for a smaller one."""
+    if not any(kernel.name.endswith("_99kb") for kernel in kernels()):
+        pytest.skip("no such row is built")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", "99kb", __file__]
+    environment = dict(os.environ, **{LIMIT: SMALL_CHIP})
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert " passed" in result.stdout

@@ -73,7 +73,7 @@ LONG = D64 + ", seqlen_q=8192, seqlen_k=8192"
 
 def test_library_is_found_with_its_rows(plugins):
     answer = ask("answer = [(l.name, l.build, l.rows, l.error) for l in libraries()]", plugins)
-    assert answer[0] == ["fake", "g++", 5, ""]
+    assert answer[0] == ["fake", "g++", 7, ""]
     names = ask("answer = [(r.name, r.arch, r.mask, r.threads) for r in kernels()]", plugins)
     assert [SMALL, "sm80", "any", 128] in names
     assert ["fake_sm90_d64", "sm90", "any", 384] in names
@@ -84,7 +84,7 @@ def test_library_built_later_plugs_in(plugins, tmp_path):
     before = ask(names, plugins, tmp_path)
     build(tmp_path, "later", FAKE_SUFFIX='"_later"')
     after = ask(names, plugins, tmp_path)
-    assert len(before) == 5
+    assert len(before) == 7
     assert after == before + [name + "_later" for name in before]
 
 
@@ -96,7 +96,7 @@ def test_first_folder_wins_where_rows_share_a_name(plugins, tmp_path):
     rows = ask(
         "answer = [r.name for r in kernels() if r.name.startswith('fake')]", tmp_path, plugins
     )
-    assert len(rows) == len(set(rows)) == 5
+    assert len(rows) == len(set(rows)) == 7
 
 
 def test_other_abi_is_refused(tmp_path):
@@ -205,5 +205,31 @@ def test_device_limits(plugins):
     ada = explain(LONG, plugins, FAKE_CAPABILITY="89", FAKE_SHARED_MEMORY="60000")
     assert ada[LARGE][2] == ["it needs 73728 bytes of shared memory, the device has 60000"]
     assert ada[SMALL][0]
+    capped = explain(LONG, plugins, CUTE_ATTENTION_SHARED_MEMORY="60000")
+    assert capped[LARGE][2] == ada[LARGE][2]
+    assert capped[SMALL][0]
     absent = explain(SHORT, plugins, device=None)
     assert absent[SMALL][2] == ["the tensors are not on a CUDA device"]
+
+
+def test_backward_takes_the_largest_tiles_that_fit(plugins):
+    """A second row is for chips with less shared memory, however short the sequences."""
+    small, large = "fake_sm80_bwd_d64_small", "fake_sm80_bwd_d64"
+    for problem in (SHORT, LONG):
+        backward = problem + ", direction='backward'"
+        ampere = explain(backward, plugins)
+        assert (ampere[small][0], ampere[large][0]) == (False, True)
+        ada = explain(backward, plugins, FAKE_CAPABILITY="89", FAKE_SHARED_MEMORY="60000")
+        assert (ada[small][0], ada[large][0]) == (True, False)
+
+
+def test_a_wrong_limit_of_shared_memory_is_told(plugins):
+    code = f"""
+try:
+    explain(Problem({SHORT}), 0)
+except RuntimeError as error:
+    answer = str(error)
+"""
+    for text in ("99k", "-1", "0"):
+        told = ask(code, plugins, CUTE_ATTENTION_SHARED_MEMORY=text)
+        assert told == f"CUTE_ATTENTION_SHARED_MEMORY is '{text}', expected a number of bytes"

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from cute_attention import rows
+from shared_memory import BOOKKEEPING, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("CUTE_ATTENTION_BUILD", ROOT / "build" / "audit")).resolve()
@@ -70,30 +71,6 @@ def loaded_rows() -> dict[str, dict]:
     command = [sys.executable, "-c", program]
     output = subprocess.run(command, env=environment, check=True, capture_output=True).stdout
     return {row["name"]: row for row in json.loads(output)}
-
-
-# Shared memory that is no tile: barriers and notes between the warps of sm90, and paddings.
-BOOKKEEPING = {("sm80", "forward"): 0, ("sm80", "backward"): 128, ("sm90", "forward"): 2048}
-
-
-def tile_bytes(row: rows.TableRow) -> int:
-    """What the tiles of a row take, by the plan at the SharedMemory struct of its traits."""
-    q, o = row.tile_m * row.head_dim, row.tile_m * row.head_dim_v
-    k_and_v = row.tile_n * (row.head_dim + row.head_dim_v)
-    if row.arch == "sm90":  # a second Q where it fits beside the barriers; O never passes through
-        bookkeeping = BOOKKEEPING["sm90", "forward"]
-        two = 2 * (2 * q + row.stages * k_and_v) + bookkeeping <= 227 * 1024
-        return 2 * ((1 + two) * q + row.stages * k_and_v)
-    if row.direction == "forward":  # at the end, O takes Q's place
-        return 2 * (max(q, o) + row.stages * k_and_v)
-    # K and V stay; Q, dO, LSE and delta pass through their stages; dS, and P if warps share it.
-    scores = row.tile_m * row.tile_n
-    warps_along_m = row.warps // (row.tile_n // 32)
-    return (
-        2 * (k_and_v + row.stages * (q + o))
-        + 8 * row.stages * row.tile_m
-        + 2 * scores * (1 if warps_along_m == 1 else 2)
-    )
 
 
 @each_row

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cute_attention import rows
+from shared_memory import BOOKKEEPING, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = rows.table()
@@ -33,6 +34,17 @@ def test_tables_are_not_empty_and_names_are_unique():
 def test_name_spells_the_key(row):
     key = row.key_name()
     assert row.name == key or row.name.startswith(key + "_")
+
+
+def test_every_sm80_key_has_a_row_for_99_kb():
+    """Chips of compute capability 8.6, 8.9 and 12.0 give a CTA 101376 bytes."""
+    smallest: dict[str, int] = {}
+    for row in TABLE:
+        if row.arch == "sm80":
+            needed = tile_bytes(row) + BOOKKEEPING[row.arch, row.direction]
+            smallest[row.key_name()] = min(needed, smallest.get(row.key_name(), needed))
+    assert len(smallest) >= 28
+    assert {key: size for key, size in smallest.items() if size > 101376} == {}
 
 
 def test_every_line_that_looks_like_a_row_is_one():

@@ -46,7 +46,12 @@ def _packages() -> Iterator[str]:
     folder = os.path.dirname(os.path.abspath(cute_attention.__file__))
     yield f"cute_attention {cute_attention.__version__}, {folder}"
     yield f"Python {platform.python_version()}, torch {torch.__version__}, {platform.platform()}"
-    for name in (ENVIRONMENT, "CUTE_ATTENTION_KERNEL_PATH", "CUDA_VISIBLE_DEVICES"):
+    for name in (
+        ENVIRONMENT,
+        "CUTE_ATTENTION_KERNEL_PATH",
+        "CUTE_ATTENTION_SHARED_MEMORY",
+        "CUDA_VISIBLE_DEVICES",
+    ):
         if name in os.environ:
             yield f"{name}={os.environ[name]}"
 

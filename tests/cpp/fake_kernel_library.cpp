@@ -40,8 +40,9 @@ int32_t launch_row(void const* params, LaunchContext const* context) {
   return launch(kRow, params, context);
 }
 
-KernelKey key(Arch arch, DType dtype, int32_t head_dim, Mask mask, ScoreMod mod) {
-  return {arch, Direction::Forward, dtype, head_dim, head_dim, mask, mod};
+KernelKey key(Arch arch, DType dtype, int32_t head_dim, Mask mask, ScoreMod mod,
+              Direction direction = Direction::Forward) {
+  return {arch, direction, dtype, head_dim, head_dim, mask, mod};
 }
 
 constexpr int32_t kSmall = 48 * 1024;
@@ -78,6 +79,18 @@ KernelRow const kRows[] = {
      384,
      kLarge,
      &launch_row<4>},
+    {"fake_sm80_bwd_d64_small" FAKE_SUFFIX,
+     key(Arch::Sm80, DType::Float16, 64, Mask::Any, ScoreMod::None, Direction::Backward),
+     {32, 64, 1, 4},
+     128,
+     kSmall,
+     &launch_row<5>},
+    {"fake_sm80_bwd_d64" FAKE_SUFFIX,
+     key(Arch::Sm80, DType::Float16, 64, Mask::Any, ScoreMod::None, Direction::Backward),
+     {64, 128, 1, 8},
+     256,
+     kLarge,
+     &launch_row<6>},
 };
 
 int32_t device_count() { return 2; }
@@ -103,7 +116,7 @@ char const* error_string(int32_t error) { return error == kFakeError ? "fake fai
 extern "C" __attribute__((visibility("default"))) KernelLibrary const*
 CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY() {
   static KernelLibrary const library{
-      FAKE_ABI, "fake", "g++", 5, kRows, &device_count, &device_info, &set_device, &error_string};
+      FAKE_ABI, "fake", "g++", 7, kRows, &device_count, &device_info, &set_device, &error_string};
   return &library;
 }
 

@@ -99,6 +99,7 @@ void test_errors() {
       {"head_dim and head_dim_v must be positive", [](Call& call) { call.params.head_dim = 0; }},
       {"window_left and window_right must not be negative",
        [](Call& call) { call.params.window_left = -1; }},
+      {"softcap must be finite and not negative", [](Call& call) { call.params.softcap = -1; }},
       {"must be multiples of 16 bytes", [](Call& call) { call.params.q = kMisaligned; }},
       {"must be multiples of 16 bytes", [](Call& call) { call.params.k_stride.row = 4; }},
       {"arch is 120, expected 0 (any), 80 or 90", [](Call& call) { call.arch = 120; }},
@@ -125,6 +126,9 @@ void test_miss() {
       "  fake_sm80_d64_small: head_dim 256 is above the row's 64\n"
       "  fake_sm80_d64_large: head_dim 256 is above the row's 64\n"
       "  fake_sm80_d128_causal: head_dim 256 is above the row's 128\n"
+      "  fake_sm80_bwd_d64_small: it computes the backward pass; head_dim 256 is above the row's "
+      "64\n"
+      "  fake_sm80_bwd_d64: it computes the backward pass; head_dim 256 is above the row's 64\n"
       "  fake_sm80_d128_full_softcap: head_dim 256 is above the row's 128; "
       "some keys are masked, the row has no mask; softcap is not set, the row has one";
   check_equal(answer.error, expected, "a miss");
