@@ -290,13 +290,20 @@ def test_compiled(mode: str, served: str) -> None:
             assert_close(one, other, "rounding")
 
 
-def test_opcheck_of_the_kernel_op() -> None:
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_opcheck_of_the_kernel_ops(softcap: float) -> None:
     q, k, v = qkv()
-    kernel = serving(q, k, v)[0]
-    if kernel == "reference":
+    answer = explain(q, k, v, softcap=softcap, window=(64, 0))
+    if "reference" in (answer.chosen, answer.chosen_backward):
         pytest.skip("no kernel serves this GPU")
-    arguments = (q, k, v, None, None, 200, 200, 0.125, 0.0, 64, 0, kernel)
-    torch.library.opcheck(torch.ops.cute_attention.forward.default, arguments)
+    options = (None, None, 200, 200, 0.125, softcap, 64, 0)
+    forward = torch.ops.cute_attention.forward.default
+    torch.library.opcheck(forward, (q, k, v, *options, answer.chosen))
+    out, lse = forward(q, k, v, *options, answer.chosen)
+    torch.library.opcheck(
+        torch.ops.cute_attention.backward.default,
+        (torch.randn_like(out), None, q, k, v, out, lse, *options, True, answer.chosen_backward),
+    )
 
 
 def host_time(run: Callable[[], Any]) -> float:
