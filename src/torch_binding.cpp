@@ -202,18 +202,19 @@ std::tuple<Tensor, Tensor> forward(Tensor const& q, Tensor const& k, Tensor cons
   Tensor lse = in.packed() ? empty({params.heads, q.size(0)}, float32, device)
                            : empty({params.batch, params.heads, params.seqlen_q}, float32, device);
   if (q.numel() == 0) return {out, lse};
-  bool const no_keys = params.batch == 0 || params.seqlen_k == 0 || k.numel() == 0;
-  if (in.packed() || no_keys) {  // rows of no sequence, or of none with keys: no kernel writes them
-    torch::stable::zero_(out);
+  if (params.batch == 0 || params.seqlen_q == 0 || params.seqlen_k == 0 || k.numel() == 0) {
+    torch::stable::zero_(out);  // no query, or none that sees a key
     torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
+    return {out, lse};
   }
-  if (no_keys) return {out, lse};
 
   Tensor const q_read = in.readable(q), k_read = in.readable(k), v_read = in.readable(v);
   set_inputs(params, q_read, k_read, v_read);
   params.o = out.data_ptr();
   params.o_stride = strides_of(out);
   params.lse = static_cast<float*>(lse.data_ptr());
+  Tensor const next_tile = empty({in.packed() ? 1 : 0}, aoti_torch_dtype_int32(), device);
+  params.next_tile = in.packed() ? static_cast<int32_t*>(next_tile.data_ptr()) : nullptr;
   int32_t const error = cute_attention_forward(&params, in.kernel_dtype(), arch_of(backend), device,
                                                current_stream(device));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());

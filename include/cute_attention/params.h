@@ -20,7 +20,8 @@ struct ForwardParams {
   void const* q;  // [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]
   void const* k;  // [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim]
   void const*
-      v;       // [batch, seqlen_k, heads_kv, head_dim_v], or packed [total_k, heads_kv, head_dim_v]
+      v;  // [batch, seqlen_k, heads_kv, head_dim_v], or packed [total_k, heads_kv, head_dim_v]
+  // Every row is written; packed rows after the last sequence as a query that sees no key.
   void* o;     // [batch, seqlen_q, heads, head_dim_v], or packed [total_q, heads, head_dim_v]
   float* lse;  // [batch, heads, seqlen_q], or packed [heads, total_q], contiguous; may be null
 
@@ -50,6 +51,10 @@ struct ForwardParams {
   // shift = seqlen_k - seqlen_q of its sequence. Causal is window_right = 0. Never negative.
   int32_t window_left;
   int32_t window_right;
+
+  // int32 [1], a workspace: the tile of packed queries that the next free CTA takes. Null deals
+  // them out evenly. Its contents before the call do not matter.
+  int32_t* next_tile;
 };
 
 // As ForwardParams; what both name means the same in both.

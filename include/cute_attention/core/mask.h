@@ -3,6 +3,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "cute_attention/core/query_packing.h"
 #include "cute_attention/core/sequence.h"
 
 namespace cute_attention {
@@ -39,14 +40,15 @@ CUTE_DEVICE void mask_scores(Scores& scores, Coords const& coords, Sequence cons
 // branches are the same for the whole warp.
 template <int kRows, int kCols, class Scores, class Coords>
 CUTE_DEVICE void mask_scores_by_side(Scores& scores, Coords const& coords, Sequence const& sequence,
-                                     int32_t m_begin, int32_t n_begin) {
+                                     int32_t m_begin, int32_t n_begin,
+                                     QueryPacking const& packing) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(scores) == size<0>(coords));
   CUTE_STATIC_ASSERT_V(size<1>(scores) == size<1>(coords));
   auto const hide = [&](auto const& is_hidden) {
     CUTE_UNROLL
     for (int row = 0; row < size<0>(scores); ++row) {
-      int32_t const query = m_begin + int32_t(get<0>(coords(row, 0)));
+      int32_t const query = m_begin + packing.query(int32_t(get<0>(coords(row, 0))));
       int32_t const origin = n_begin + int32_t(get<1>(coords(row, 0)));
       auto const hidden = is_hidden(query, origin);
       CUTE_UNROLL
@@ -63,7 +65,7 @@ CUTE_DEVICE void mask_scores_by_side(Scores& scores, Coords const& coords, Seque
       return [last](int32_t key) { return key > last; };
     });
   }
-  if (n_begin < m_begin + kRows - 1 + sequence.first_offset) {
+  if (n_begin < m_begin + packing.query(kRows - 1) + sequence.first_offset) {
     hide([&](int32_t query, int32_t origin) {
       int32_t const first = query + sequence.first_offset - origin;
       return [first](int32_t key) { return key < first; };

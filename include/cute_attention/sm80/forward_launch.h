@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/unused_rows.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/sm80/forward_kernel.h"
 
@@ -14,6 +15,8 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32)
   using Kernel = ForwardKernel<Row>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
+  clear_unused_rows<typename Kernel::Element>(
+      params, int64_t(blockIdx.x) * blockDim.x + threadIdx.x, int64_t(gridDim.x) * blockDim.x);
   Kernel(params, shared, work_tile(params, Kernel::kTileM, int(blockIdx.x))).run();
 }
 

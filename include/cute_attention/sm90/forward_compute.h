@@ -75,7 +75,7 @@ struct ForwardCompute {
       if (tile.sees_keys()) {
         compute();
       } else {
-        store_empty<Element>(arguments.params, tile, m_offset(), thread);
+        store_empty<Element>(arguments, tile, m_offset(), thread);
       }
       release_tile();
     }
@@ -117,12 +117,14 @@ struct ForwardCompute {
     last_output();
   }
 
-  // First query of this warpgroup in its tile.
+  // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
 
   // The KV tiles that this warpgroup's own queries need, and those of them that need no mask.
   CUTE_DEVICE KvTiles own_kv_tiles(ForwardTile const& tile) const {
-    return kv_tiles(tile.sequence, tile.m_begin + m_offset(), kWarpgroupM, kTileN);
+    QueryPacking const& packing = arguments.packing;
+    return kv_tiles(tile.sequence, tile.m_begin + packing.query(m_offset()),
+                    packing.queries(kWarpgroupM), kTileN);
   }
 
   // Where this warpgroup's walk begins: one tile later than the others' where those alone see keys
@@ -269,8 +271,9 @@ struct ForwardCompute {
     Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     auto rS = scores();
-    mask_scores_by_side<kWarpgroupM, kTileN>(rS, cS, tile.sequence, tile.m_begin + m_offset(),
-                                             n_block * kTileN);
+    QueryPacking const& packing = arguments.packing;
+    mask_scores_by_side<kWarpgroupM, kTileN>(
+        rS, cS, tile.sequence, tile.m_begin + packing.query(m_offset()), n_block * kTileN, packing);
   }
 
   // P of a tile's first KV tile, once S is there.
@@ -353,7 +356,7 @@ struct ForwardCompute {
   CUTE_DEVICE void store() {
     auto rO = output();
     scale_rows(rO, softmax.finish());
-    store_tile<Element>(arguments.params, shared.tiles[ring_tile.stage], m_offset(), thread, rO,
+    store_tile<Element>(arguments, shared.tiles[ring_tile.stage], m_offset(), thread, rO,
                         softmax.row_max);
   }
 };

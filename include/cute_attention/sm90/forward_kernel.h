@@ -4,6 +4,7 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
+#include "cute_attention/core/unused_rows.h"
 #include "cute_attention/sm90/forward_compute.h"
 #include "cute_attention/sm90/forward_load.h"
 
@@ -29,7 +30,7 @@ struct ForwardKernel {
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
       Barrier::init(&shared.tile_full[slot], 1);
-      Barrier::init(&shared.tile_empty[slot], kReaders);
+      Barrier::init(&shared.tile_empty[slot], kReaders + 1);
     }
     Barrier::init(&shared.value_landed, 1);
     cutlass::arch::fence_barrier_init();
@@ -50,6 +51,11 @@ struct ForwardKernel {
       cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
       if (warp == 0) {
         ForwardLoad<Row>(arguments, shared).run();
+      } else if (warp == 1) {
+        schedule_tiles<Traits>(arguments, shared);
+      } else if (warp == 2) {
+        clear_unused_rows<typename Traits::Element>(
+            arguments.params, int(blockIdx.x) * 32 + thread % 32, int(gridDim.x) * 32);
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();

@@ -28,6 +28,7 @@ struct ForwardLaunch {
   static int32_t launch(void const* params, LaunchContext const* context) {
     ForwardArguments arguments;
     arguments.params = *static_cast<ForwardParams const*>(params);
+    arguments.packing = make_query_packing(arguments.params, Traits::kTileM, kWarpgroupM);
     cudaError_t error = make_maps(arguments);
     if (error != cudaSuccess) {
       return error;
@@ -38,8 +39,15 @@ struct ForwardLaunch {
       return error;
     }
     int32_t const multiprocessors = context->device->multiprocessors;
-    arguments.schedule = make_schedule(arguments.params, Traits::kTileM, multiprocessors,
-                                       context->device->l2_bytes / 2);
+    arguments.schedule =
+        make_packed_schedule(arguments, multiprocessors, context->device->l2_bytes / 2);
+    if (arguments.params.next_tile != nullptr && arguments.params.cu_seqlens_q != nullptr) {
+      error = cudaMemsetAsync(arguments.params.next_tile, 0, sizeof(int32_t),
+                              static_cast<cudaStream_t>(context->stream));
+      if (error != cudaSuccess) {
+        return error;
+      }
+    }
     int32_t const grid = min_of(arguments.schedule.tiles, multiprocessors);
     forward<Row><<<unsigned(grid), kThreads, kSharedMemoryBytes,
                    static_cast<cudaStream_t>(context->stream)>>>(arguments);
@@ -47,6 +55,14 @@ struct ForwardLaunch {
   }
 
  private:
+  // A schedule of tiles that hold the heads of the packing.
+  static Schedule make_packed_schedule(ForwardArguments const& arguments, int32_t ctas,
+                                       int64_t l2_bytes) {
+    ForwardParams params = arguments.params;
+    params.heads = params.heads_kv * arguments.packing.parts;
+    return make_schedule(params, arguments.packing.queries(Traits::kTileM), ctas, l2_bytes);
+  }
+
   static cudaError_t make_maps(ForwardArguments& arguments) {
     ForwardParams const& params = arguments.params;
     bool const packed_q = params.cu_seqlens_q != nullptr;
@@ -65,12 +81,15 @@ struct ForwardLaunch {
                        params.heads_kv, params.head_dim_v, params.v_stride};
     constexpr int kCols = kBoxCols<Traits::kHeadDim>;
     constexpr int kColsV = kBoxCols<Traits::kHeadDimV>;
-    cudaError_t error = make_tensor_map<Element>(&arguments.map_q, q, kWarpgroupM, kCols);
+    QueryPacking const& packing = arguments.packing;
+    cudaError_t error =
+        make_tensor_map<Element>(&arguments.map_q, q, packing.group,
+                                 {kCols, 1 << packing.shift, packing.queries(kWarpgroupM)});
     error = error == cudaSuccess
-                ? make_tensor_map<Element>(&arguments.map_k, k, Traits::kTileN, kCols)
+                ? make_tensor_map<Element>(&arguments.map_k, k, 1, {kCols, 1, Traits::kTileN})
                 : error;
     return error == cudaSuccess
-               ? make_tensor_map<Element>(&arguments.map_v, v, Traits::kTileN, kColsV)
+               ? make_tensor_map<Element>(&arguments.map_v, v, 1, {kColsV, 1, Traits::kTileN})
                : error;
   }
 };

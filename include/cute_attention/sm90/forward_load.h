@@ -10,11 +10,12 @@
 
 namespace cute_attention::sm90 {
 
-// Where a box comes from: a head of a tensor, and the row that its row 0 is.
-struct BoxOrigin {
-  int32_t batch;  // 0 where packed
-  int32_t head;
-  int32_t row;
+// Where a tile comes from, in the coordinates of its tensor map.
+struct TileOrigin {
+  int32_t batch;          // 0 where packed
+  int32_t head;           // of K and V
+  int32_t head_of_group;  // the first of those that share it; 0 in K and V
+  int32_t row;            // that its row 0 is
 };
 
 template <class Row>
@@ -39,33 +40,38 @@ struct ForwardLoad {
   //
   //   K(n)  Q  K(n-1) V(n)  K(n-2) V(n-1)  ...  V(0) | K(n) Q ... of the next tile
   CUTE_DEVICE void run() {
-    TileWalk<Traits::kTileM, kTileN> walk{arguments.params, arguments.schedule};
     while (true) {
-      ForwardTile const tile = walk.next();
-      publish(tile);
+      Barrier::wait(&shared.tile_full[ring_tile.stage], ring_tile.parity);
+      ForwardTile const& tile = shared.tiles[ring_tile.stage];
       if (tile.is_end()) {
         return;
       }
       if (tile.sees_keys()) {
         load_tile(tile);
       }
+      __syncwarp();  // all lanes have read it
+      if (leader) {
+        Barrier::arrive(&shared.tile_empty[ring_tile.stage]);
+      }
+      ring_tile.advance();
     }
   }
 
  private:
-  // Where the boxes of a tile come from.
+  // Where the tiles of Q, and those of K and V come from.
   struct Origins {
-    BoxOrigin q, kv;
+    TileOrigin q, kv;
   };
 
   CUTE_DEVICE Origins origins(ForwardTile const& tile) const {
     ForwardParams const& params = arguments.params;
     bool const packed_q = params.cu_seqlens_q != nullptr;
     bool const packed_k = params.cu_seqlens_k != nullptr;
-    return {{packed_q ? 0 : tile.work.batch, tile.work.head,
+    int32_t const head_kv = tile.work.head / arguments.packing.group;
+    return {{packed_q ? 0 : tile.work.batch, head_kv,
+             tile.work.head - head_kv * arguments.packing.group,
              int32_t(tile.sequence.row_q) + tile.m_begin},
-            {packed_k ? 0 : tile.work.batch, tile.work.head / (params.heads / params.heads_kv),
-             int32_t(tile.sequence.row_k)}};
+            {packed_k ? 0 : tile.work.batch, head_kv, 0, int32_t(tile.sequence.row_k)}};
   }
 
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {
@@ -84,17 +90,7 @@ struct ForwardLoad {
     load_v(from.kv, tile.kv.begin, tile.kv.begin == last ? last_rows : kTileN);
   }
 
-  // Tells the consumers what comes next.
-  CUTE_DEVICE void publish(ForwardTile const& tile) {
-    Barrier::wait(&shared.tile_empty[ring_tile.stage], ring_tile.parity ^ 1);
-    if (leader) {
-      shared.tiles[ring_tile.stage] = tile;
-      Barrier::arrive(&shared.tile_full[ring_tile.stage]);
-    }
-    ring_tile.advance();
-  }
-
-  CUTE_DEVICE void load_q(BoxOrigin const& origin) {
+  CUTE_DEVICE void load_q(TileOrigin const& origin) {
     CUTE_UNROLL
     for (int warpgroup = 0; warpgroup < Traits::kConsumers; ++warpgroup) {
       Barrier::wait(&shared.query_empty[ring_q.stage][warpgroup], ring_q.parity ^ 1);
@@ -103,14 +99,14 @@ struct ForwardLoad {
                                                       (Traits::kBytesQ / int(sizeof(Element)));
         Barrier::arrive_and_expect_tx(&shared.query_full[ring_q.stage][warpgroup], Traits::kBytesQ);
         load_boxes<kWarpgroupM, Traits::kHeadDim>(
-            arguments.map_q, origin, warpgroup * kWarpgroupM, buffer,
+            arguments.map_q, origin, arguments.packing.query(warpgroup * kWarpgroupM), buffer,
             shared.query_full[ring_q.stage][warpgroup], cute::TMA::CacheHintSm90::EVICT_FIRST);
       }
     }
     ring_q.advance();
   }
 
-  CUTE_DEVICE void load_k(BoxOrigin const& origin, int32_t n_block) {
+  CUTE_DEVICE void load_k(TileOrigin const& origin, int32_t n_block) {
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
     if (leader) {
       Element* const buffer =
@@ -125,7 +121,7 @@ struct ForwardLoad {
 
   // Only the first `rows` rows belong to the sequence. Probabilities of the others are 0, but 0 *
   // NaN is NaN: where there are others they become zeros before the tile counts as full.
-  CUTE_DEVICE void load_v(BoxOrigin const& origin, int32_t n_block, int32_t rows) {
+  CUTE_DEVICE void load_v(TileOrigin const& origin, int32_t n_block, int32_t rows) {
     Element* const buffer =
         shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element)));
     uint64_t* const full = &shared.value_full[ring_v.stage];
@@ -154,12 +150,13 @@ struct ForwardLoad {
 
   // A tile of kRows x kCols as boxes of kBoxCols columns.
   template <int kRows, int kCols>
-  CUTE_DEVICE void load_boxes(CUtensorMap const& map, BoxOrigin const& origin, int32_t row,
+  CUTE_DEVICE void load_boxes(CUtensorMap const& map, TileOrigin const& origin, int32_t row,
                               Element* buffer, uint64_t& full, cute::TMA::CacheHintSm90 hint) {
     CUTE_UNROLL
     for (int col = 0; col < kCols; col += kBoxCols<kCols>) {
-      cute::SM90_TMA_LOAD_4D::copy(&map, &full, uint64_t(hint), buffer + kRows * col, col,
-                                   origin.row + row, origin.head, origin.batch);
+      cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(hint), buffer + kRows * col, col,
+                                   origin.head_of_group, origin.row + row, origin.head,
+                                   origin.batch);
     }
   }
 

@@ -40,39 +40,44 @@ CUTE_DEVICE Columns32 transpose_row_threads(Columns32 const& own, int t) {
           high ? near_odd : far_odd};
 }
 
-// The rows of a warpgroup that a thread holds parts of, and where they are in global memory.
+// Where a row of a warpgroup goes in global memory.
 template <class Element>
-struct StoreRows {
-  int32_t query[2];  // in the sequence
-  Element* o;        // of the sequence and head
-  float* lse;        // of the sequence and head, or null
+struct StoreRow {
+  bool inside;  // it is a query's
+  Element* o;
+  float* lse;  // or null
 
-  CUTE_DEVICE StoreRows(ForwardParams const& params, ForwardTile const& tile, int32_t m_offset,
-                        int thread)
-      : o(static_cast<Element*>(params.o) + tile.work.batch * params.o_stride.batch +
-          tile.work.head * params.o_stride.head + tile.sequence.row_q * params.o_stride.row),
-        lse(params.lse == nullptr ? nullptr
-                                  : params.lse + lse_offset(params, tile.work, tile.sequence)) {
-    int32_t const row = tile.m_begin + m_offset + thread / 32 * 16 + thread % 32 / kThreadsPerRow;
-    query[0] = row;
-    query[1] = row + 8;
+  // Row `row` of the tile.
+  CUTE_DEVICE StoreRow(ForwardArguments const& arguments, ForwardTile const& tile, int32_t row) {
+    ForwardParams const& params = arguments.params;
+    int32_t const query = tile.m_begin + arguments.packing.query(row);
+    int32_t const head_of_tile = arguments.packing.head(row);
+    inside = query < tile.sequence.seqlen_q && head_of_tile < tile.heads;
+    WorkTile const work{tile.work.m_block, tile.work.head + head_of_tile, tile.work.batch};
+    o = static_cast<Element*>(params.o) + work.batch * params.o_stride.batch +
+        work.head * params.o_stride.head + (tile.sequence.row_q + query) * params.o_stride.row;
+    lse = params.lse == nullptr ? nullptr
+                                : params.lse + lse_offset(params, work, tile.sequence) + query;
   }
 };
+
+// The first of the two rows of a warpgroup that a thread holds parts of; the other is 8 below.
+CUTE_DEVICE int row_of_thread(int thread) {
+  return thread / 32 * 16 + thread % 32 / kThreadsPerRow;
+}
 
 // Writes a warpgroup's 64 rows from `m_offset` of the tile.
 //   rO    (2, DV columns of a thread)  normalised
 //   rLse  (2)
 template <class Element, class Output, class Rows>
-CUTE_DEVICE void store_tile(ForwardParams const& params, ForwardTile const& tile, int32_t m_offset,
-                            int thread, Output const& rO, Rows const& rLse) {
+CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const& tile,
+                            int32_t m_offset, int thread, Output const& rO, Rows const& rLse) {
   using namespace cute;
   constexpr int kBlocks = decltype(size<1>(rO))::value / 2;  // of 8 columns
   int const t = thread % kThreadsPerRow;
-  StoreRows<Element> const rows(params, tile, m_offset, thread);
   CUTE_UNROLL
   for (int row = 0; row < 2; ++row) {
-    bool const inside = rows.query[row] < tile.sequence.seqlen_q;
-    Element* const o = rows.o + rows.query[row] * params.o_stride.row;
+    StoreRow<Element> const target(arguments, tile, m_offset + row_of_thread(thread) + 8 * row);
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; block += 4) {
       Columns32 own;
@@ -82,33 +87,32 @@ CUTE_DEVICE void store_tile(ForwardParams const& params, ForwardTile const& tile
       }
       Columns32 const whole = transpose_row_threads(own, t);
       int const col = 8 * (block + t);
-      if (inside && col < params.head_dim_v) {
-        *reinterpret_cast<uint4*>(o + col) =
+      if (target.inside && col < arguments.params.head_dim_v) {
+        *reinterpret_cast<uint4*>(target.o + col) =
             uint4{whole.block[0], whole.block[1], whole.block[2], whole.block[3]};
       }
     }
-    if (rows.lse != nullptr && inside && t == 0) {
-      rows.lse[rows.query[row]] = rLse(row);
+    if (target.lse != nullptr && target.inside && t == 0) {
+      *target.lse = rLse(row);
     }
   }
 }
 
 // Writes the 64 rows of a tile that sees no key: zeros, and LSE -infinity.
 template <class Element>
-CUTE_DEVICE void store_empty(ForwardParams const& params, ForwardTile const& tile, int32_t m_offset,
-                             int thread) {
+CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile const& tile,
+                             int32_t m_offset, int thread) {
   int const t = thread % kThreadsPerRow;
-  StoreRows<Element> const rows(params, tile, m_offset, thread);
   for (int row = 0; row < 2; ++row) {
-    if (rows.query[row] >= tile.sequence.seqlen_q) {
+    StoreRow<Element> const target(arguments, tile, m_offset + row_of_thread(thread) + 8 * row);
+    if (!target.inside) {
       continue;
     }
-    Element* const o = rows.o + rows.query[row] * params.o_stride.row;
-    for (int col = 8 * t; col < params.head_dim_v; col += 8 * kThreadsPerRow) {
-      *reinterpret_cast<uint4*>(o + col) = uint4{};
+    for (int col = 8 * t; col < arguments.params.head_dim_v; col += 8 * kThreadsPerRow) {
+      *reinterpret_cast<uint4*>(target.o + col) = uint4{};
     }
-    if (rows.lse != nullptr && t == 0) {
-      rows.lse[rows.query[row]] = -INFINITY;
+    if (target.lse != nullptr && t == 0) {
+      *target.lse = -INFINITY;
     }
   }
 }

@@ -6,16 +6,24 @@
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
+#include "cute_attention/core/query_packing.h"
 #include "cute_attention/core/sequence.h"
 #include "cute_attention/core/work_tile.h"
+#include "cute_attention/sm90/barrier.h"
 
 namespace cute_attention::sm90 {
+
+// Tiles of queries that are known ahead: the one that consumers compute, the next, whose first K is
+// loaded under its last O, and one more for tiles that are shorter than the stages of K. More would
+// be taken from CTAs that are free sooner.
+constexpr int kTileSlots = 3;
 
 // What the kernel is given; constant over the grid.
 struct ForwardArguments {
   ForwardParams params;
-  Schedule schedule;
-  CUtensorMap map_q;  // boxes of 64 rows
+  Schedule schedule;  // its heads are those of the packing
+  QueryPacking packing;
+  CUtensorMap map_q;  // boxes of 64 rows of the packing
   CUtensorMap map_k;  // boxes of tile_n rows
   CUtensorMap map_v;
 };
@@ -23,9 +31,10 @@ struct ForwardArguments {
 // A tile of queries and the KV tiles it needs. The producer writes it, the consumers read it in
 // shared memory.
 struct ForwardTile {
-  WorkTile work;
+  WorkTile work;  // its head is the first of the tile's
+  int32_t heads;  // of the tile
   Sequence sequence;
-  int32_t m_begin;
+  int32_t m_begin;  // its first query
   KvTiles kv;
 
   CUTE_DEVICE bool sees_keys() const { return kv.begin < kv.end; }
@@ -37,7 +46,15 @@ template <int kTileM, int kTileN>
 struct TileWalk {
   ForwardParams const& params;
   Schedule const& schedule;
+  QueryPacking const& packing;
+  PackedBlocks blocks;  // of packed sequences
   int32_t round = 0;
+
+  CUTE_DEVICE explicit TileWalk(ForwardArguments const& arguments)
+      : params(arguments.params),
+        schedule(arguments.schedule),
+        packing(arguments.packing),
+        blocks{params.cu_seqlens_q, params.batch, packing.queries(kTileM)} {}
 
   // The next tile; after the last, the end. All threads of a warp call it together.
   CUTE_DEVICE ForwardTile next() {
@@ -47,9 +64,13 @@ struct TileWalk {
     while (more && !locate(tile.work, more)) {
     }
     if (more) {
+      int32_t const index = tile.work.head;
+      int32_t const queries = packing.queries(kTileM);
+      tile.work.head = packing.first_head(index);
+      tile.heads = packing.heads(index);
       tile.sequence = load_sequence(params, tile.work.batch);
-      tile.m_begin = tile.work.m_block * kTileM;
-      tile.kv = kv_tiles(tile.sequence, tile.m_begin, kTileM, kTileN);
+      tile.m_begin = tile.work.m_block * queries;
+      tile.kv = kv_tiles(tile.sequence, tile.m_begin, queries, kTileN);
     }
     return tile;
   }
@@ -62,13 +83,48 @@ struct TileWalk {
     if (params.cu_seqlens_q == nullptr) {
       return schedule.tile(cta, ctas, round++, work, more);
     }
-    int32_t const index = round++ * ctas + cta;
-    PackedBlock const block =
-        find_packed_block(params.cu_seqlens_q, params.batch, kTileM, index / schedule.heads);
+    int32_t const index = next_index(cta, ctas);
+    PackedBlock const block = blocks.find(index / schedule.heads);
     work = {block.m_block, index % schedule.heads, block.batch};
     more = block.batch < params.batch;
     return more;
   }
+
+  // Sequences differ in length, so that equal shares of tiles are unequal work: after the first,
+  // whoever is free takes the next.
+  CUTE_DEVICE int32_t next_index(int32_t cta, int32_t ctas) {
+    if (round++ == 0) {
+      return cta;
+    }
+    if (params.next_tile == nullptr) {
+      return (round - 1) * ctas + cta;
+    }
+    int32_t taken = 0;
+    if (threadIdx.x % 32 == 0) {
+      taken = atomicAdd(params.next_tile, 1);
+    }
+    return ctas + warp_uniform(taken);
+  }
 };
+
+// The scheduler warp: says which tile comes next as soon as there is a place to write it. What it
+// waits for, divisions and reads of global memory, holds nobody up.
+template <class Traits>
+CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments,
+                                typename Traits::SharedMemory& shared) {
+  TileWalk<Traits::kTileM, Traits::kTileN> walk(arguments);
+  Ring<kTileSlots> ring{};
+  bool more = true;
+  while (more) {
+    Barrier::wait(&shared.tile_empty[ring.stage], ring.parity ^ 1);
+    ForwardTile const tile = walk.next();
+    more = !tile.is_end();
+    if (threadIdx.x % 32 == 0) {
+      shared.tiles[ring.stage] = tile;
+      Barrier::arrive(&shared.tile_full[ring.stage]);
+    }
+    ring.advance();
+  }
+}
 
 }  // namespace cute_attention::sm90

@@ -49,10 +49,6 @@ using SmemTilesTransposed = decltype(cute::tile_to_shape(
     cute::Shape<cute::Int<kCols>, cute::Int<kRows>, cute::Int<kStages>>{},
     cute::Step<cute::_2, cute::_1, cute::_3>{}));
 
-// Tiles of queries that the producer may announce before the consumers are done with the first of
-// them.
-constexpr int kTileSlots = 4;
-
 template <class Row>
 struct ForwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
@@ -125,8 +121,8 @@ struct ForwardTraits {
     uint64_t key_empty[kStages];                 // kConsumers * kWarpgroupWarps arrivals
     uint64_t value_full[kStages];                // 1 arrival
     uint64_t value_empty[kStages];               // kConsumers * kWarpgroupWarps arrivals
-    uint64_t tile_full[kTileSlots];              // 1 arrival
-    uint64_t tile_empty[kTileSlots];             // kConsumers * kWarpgroupWarps arrivals
+    uint64_t tile_full[kTileSlots];              // 1 arrival, of the scheduler warp
+    uint64_t tile_empty[kTileSlots];             // all consumer warps and the load warp
     uint64_t value_landed;  // a V tile that the producer has to mend before it is full: 1 arrival
   };
 

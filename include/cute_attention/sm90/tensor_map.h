@@ -37,12 +37,21 @@ inline TensorMapEncoder tensor_map_encoder() {
   return encoder;
 }
 
-// Describes boxes of `box_rows` x `box_cols` of `view` to the TMA unit (CUDA Driver API, "Tensor
-// Map Object Management"). A box arrives in shared memory row-major, swizzled within rows of 64 or
-// 32 elements; what lies outside the view is filled with zeros. Coordinates are (col, row, head,
+// A box as TMA copies it into shared memory: row-major, its cols the fastest.
+struct Box {
+  int32_t cols;
+  int32_t heads;  // of a group
+  int32_t rows;
+};
+
+// Describes boxes of `view` to the TMA unit (CUDA Driver API, "Tensor Map Object Management"),
+// whose heads come in groups of `group`. A box arrives in shared memory with cols fastest, then
+// heads, then rows, swizzled within 64 or 32 columns; what lies outside the view, or in a box past
+// the end of a group, is filled with zeros. Coordinates are (col, head of the group, row, group,
 // batch).
 template <class Element>
-cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int box_rows, int box_cols) {
+cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t group,
+                            Box const& box) {
   static_assert(sizeof(Element) == 2);
   auto const encode = tensor_map_encoder();
   if (encode == nullptr) {
@@ -53,20 +62,22 @@ cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int box_ro
   auto const bytes = [&](int64_t extent, int64_t stride) {
     return cuuint64_t(extent > 1 ? stride * 2 : 16);
   };
-  cuuint64_t const extents[] = {cuuint64_t(view.cols), cuuint64_t(view.rows),
-                                cuuint64_t(view.heads), cuuint64_t(view.batch)};
-  cuuint64_t const strides[] = {bytes(view.rows, view.stride.row),
-                                bytes(view.heads, view.stride.head),
+  int64_t const groups = view.heads / group;
+  cuuint64_t const extents[] = {cuuint64_t(view.cols), cuuint64_t(group), cuuint64_t(view.rows),
+                                cuuint64_t(groups), cuuint64_t(view.batch)};
+  cuuint64_t const strides[] = {bytes(group, view.stride.head), bytes(view.rows, view.stride.row),
+                                bytes(groups, view.stride.head * group),
                                 bytes(view.batch, view.stride.batch)};
-  cuuint32_t const box[] = {cuuint32_t(box_cols), cuuint32_t(box_rows), 1, 1};
-  cuuint32_t const element_strides[] = {1, 1, 1, 1};
+  cuuint32_t const sizes[] = {cuuint32_t(box.cols), cuuint32_t(box.heads), cuuint32_t(box.rows), 1,
+                              1};
+  cuuint32_t const element_strides[] = {1, 1, 1, 1, 1};
   CUresult const result =
       encode(map,
              std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-             4, const_cast<void*>(view.data), extents, strides, box, element_strides,
+             5, const_cast<void*>(view.data), extents, strides, sizes, element_strides,
              CU_TENSOR_MAP_INTERLEAVE_NONE,
-             box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             box.cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
