@@ -59,6 +59,12 @@ CASES = {
     "half_a_tile": Case(1, 192, 192, 2, 2, CAUSAL),  # seqlen % 128 == 64
     "gqa": Case(2, 200, 333, 6, 2, CAUSAL),
     "mqa": Case(2, 129, 257, 8, 1, {}),
+    # Several query heads of a KV head share a tile of sm90 where the sequence is short.
+    "gqa_decode": Case(3, 1, 517, 16, 2, CAUSAL),
+    "gqa_of_seven": Case(2, 9, 300, 14, 2, CAUSAL),
+    "mqa_of_more_heads_than_rows": Case(1, 3, 257, 71, 1, CAUSAL),
+    "gqa_queries_longer_than_keys": Case(2, 40, 17, 8, 2, CAUSAL),
+    "gqa_short_window": Case(2, 20, 300, 8, 2, {"window": (30, 3)}),
     "window": Case(2, 300, 350, 4, 4, {"window": (40, 17)}),
     "window_left": Case(2, 511, 300, 4, 4, {"window": (64, 0)}),
     "window_one_key": Case(2, 200, 200, 4, 4, {"window": (0, 0)}),
@@ -129,11 +135,12 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
     assert_close(lse, exact_lse.float(), "large_scores", name="lse")
 
 
+@pytest.mark.parametrize("heads", [4, 16])
 @pytest.mark.parametrize(
     "options", [{}, CAUSAL, {"window": (30, 0)}], ids=["full", "causal", "window"]
 )
 def test_packed_sequences_see_nothing_but_themselves(
-    row: rows.TableRow, options: dict[str, Any]
+    row: rows.TableRow, options: dict[str, Any], heads: int
 ) -> None:
     """Zero-length sequences, and NaN in every row that belongs to another sequence or to none."""
     dtype, options = DTYPES[row.dtype], options_for(row, options)
@@ -145,7 +152,7 @@ def test_packed_sequences_see_nothing_but_themselves(
     clean = [
         torch.randn(int(cu[-1]) + 300, heads, dim, device="cuda").to(dtype)
         for cu, heads, dim in (
-            (offsets[0], 4, row.head_dim),
+            (offsets[0], heads, row.head_dim),
             (offsets[1], 2, row.head_dim),
             (offsets[1], 2, row.head_dim_v),
         )
@@ -239,6 +246,44 @@ def test_repeats_bitwise(row: rows.TableRow) -> None:
     for _ in range(100):
         again, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
         assert torch.equal(again, first) and torch.equal(lse, first_lse)
+
+
+def test_packed_sequences_on_two_streams_and_in_a_graph(row: rows.TableRow) -> None:
+    """Calls at the same time, which share no workspace, and a replayed one: the same bits."""
+    calls = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        lengths = torch.randint(1, 600, (40,), device="cuda")
+        cu = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
+        total, longest = int(cu[-1]), int(lengths.max())
+        q, k, v = (
+            torch.randn(total, heads, dim, device="cuda").to(DTYPES[row.dtype])
+            for heads, dim in ((8, row.head_dim), (2, row.head_dim), (2, row.head_dim_v))
+        )
+        calls.append((q, k, v, cu, cu, longest, longest))
+
+    def run(call: tuple[Any, ...]) -> Tensor:
+        return attention_varlen(*call, causal=True, backend=row.arch)
+
+    alone = [run(call) for call in calls]
+    streams = [torch.cuda.Stream() for _ in calls]
+    torch.cuda.synchronize()
+    together: list[list[Tensor]] = [[], []]
+    for _ in range(20):
+        for call, stream, outs in zip(calls, streams, together, strict=True):
+            with torch.cuda.stream(stream):
+                outs.append(run(call))
+    torch.cuda.synchronize()
+    for expected, outs in zip(alone, together, strict=True):
+        assert all(torch.equal(out, expected) for out in outs)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(calls[0])
+    for _ in range(3):
+        captured.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(captured, alone[0])
 
 
 def test_more_than_2_to_the_31_elements(row: rows.TableRow) -> None:

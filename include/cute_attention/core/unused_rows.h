@@ -7,23 +7,25 @@
 
 namespace cute_attention {
 
-// Rows after the last sequence's, where there are any: output 0, LSE -infinity. Thread `thread` of
-// the `threads` that share the work.
+// Rows after the last sequence's, where there are any: output 0, LSE -infinity. Each of `warps`
+// warps clears its share.
 template <class Element>
-CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, int64_t thread, int64_t threads) {
+CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, int32_t warp, int32_t warps) {
   if (params.cu_seqlens_q == nullptr) {
     return;
   }
-  int64_t const first = params.cu_seqlens_q[params.batch];
-  int32_t const vectors = params.head_dim_v / 8;  // of 16 bytes
-  int64_t const rows = (params.total_q - first) * params.heads;
-  for (int64_t i = thread; i < rows * vectors; i += threads) {
-    int64_t const row = first + i / vectors / params.heads, head = i / vectors % params.heads;
-    auto* const o = static_cast<Element*>(params.o) + row * params.o_stride.row +
-                    head * params.o_stride.head + i % vectors * 8;
-    *reinterpret_cast<uint4*>(o) = uint4{};
-    if (params.lse != nullptr && i % vectors == 0) {
-      params.lse[head * params.total_q + row] = -INFINITY;
+  int32_t const lane = int32_t(threadIdx.x) % 32;
+  int64_t row = int64_t(params.cu_seqlens_q[params.batch]) + warp;
+  for (; row < params.total_q; row += warps) {
+    for (int32_t head = 0; head < params.heads; ++head) {
+      auto* const o =
+          static_cast<Element*>(params.o) + row * params.o_stride.row + head * params.o_stride.head;
+      for (int32_t col = 8 * lane; col < params.head_dim_v; col += 8 * 32) {
+        *reinterpret_cast<uint4*>(o + col) = uint4{};
+      }
+      if (params.lse != nullptr && lane == 0) {
+        params.lse[head * params.total_q + row] = -INFINITY;
+      }
     }
   }
 }

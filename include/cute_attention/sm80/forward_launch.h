@@ -15,8 +15,9 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32)
   using Kernel = ForwardKernel<Row>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
+  int const warps = Row::kConfig.warps;
   clear_unused_rows<typename Kernel::Element>(
-      params, int64_t(blockIdx.x) * blockDim.x + threadIdx.x, int64_t(gridDim.x) * blockDim.x);
+      params, int(blockIdx.x) * warps + int(threadIdx.x) / 32, int(gridDim.x) * warps);
   Kernel(params, shared, work_tile(params, Kernel::kTileM, int(blockIdx.x))).run();
 }
 

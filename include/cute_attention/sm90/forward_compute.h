@@ -72,10 +72,12 @@ struct ForwardCompute {
       if (tile.is_end()) {
         return;
       }
-      if (tile.sees_keys()) {
-        compute();
-      } else {
+      if (!tile.sees_keys()) {
         store_empty<Element>(arguments, tile, m_offset(), thread);
+      } else if (is_idle(tile)) {
+        pass_tile(tile);
+      } else {
+        compute();
       }
       release_tile();
     }
@@ -109,12 +111,30 @@ struct ForwardCompute {
       next.advance();
       Barrier::wait(&shared.tile_full[next.stage], next.parity);
       ForwardTile const& next_tile = shared.tiles[next.stage];
-      if (next_tile.is_end() || !next_tile.sees_keys()) {
+      if (next_tile.is_end() || !next_tile.sees_keys() || is_idle(next_tile)) {
         break;
       }
       change_tile(next_tile);
     }
     last_output();
+  }
+
+  // This warpgroup has no query of the tile: the sequence is short, or ends before.
+  CUTE_DEVICE bool is_idle(ForwardTile const& tile) const {
+    return tile.m_begin + arguments.packing.query(m_offset()) >= tile.sequence.seqlen_q;
+  }
+
+  // Lets a tile pass that only other warpgroups compute: its Q, its K and V, its turns.
+  CUTE_DEVICE void pass_tile(ForwardTile const& tile) {
+    wait_for_query();
+    release(shared.query_empty[ring_q.stage][warpgroup]);
+    ring_q.advance();
+    for (int32_t count = tile.kv.end - tile.kv.begin; count > 0; --count) {
+      wait_for_keys();
+      release(shared.key_empty[ring_k.stage]);
+      ring_k.advance();
+      skip_values(ring_v());
+    }
   }
 
   // First row of this warpgroup in its tile.
@@ -144,11 +164,13 @@ struct ForwardCompute {
       ring_k.advance();
     }
   }
-  CUTE_DEVICE void skip_hidden_values() {
-    Ring const hidden = before(ring_v());
-    Barrier::wait(&shared.value_full[hidden.stage], hidden.parity);
-    release_values(hidden);
-    take_turn();  // for nothing, but all take as many
+  CUTE_DEVICE void skip_hidden_values() { skip_values(before(ring_v())); }
+
+  // Lets a V pass, and a turn: all take as many.
+  CUTE_DEVICE void skip_values(Ring const& ring) {
+    Barrier::wait(&shared.value_full[ring.stage], ring.parity);
+    release_values(ring);
+    take_turn();
     pass_turn();
   }
 

@@ -54,8 +54,8 @@ struct ForwardKernel {
       } else if (warp == 1) {
         schedule_tiles<Traits>(arguments, shared);
       } else if (warp == 2) {
-        clear_unused_rows<typename Traits::Element>(
-            arguments.params, int(blockIdx.x) * 32 + thread % 32, int(gridDim.x) * 32);
+        clear_unused_rows<typename Traits::Element>(arguments.params, int(blockIdx.x),
+                                                    int(gridDim.x));
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
