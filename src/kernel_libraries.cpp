@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <regex>
 #include <stdexcept>
 
 #define CUTE_ATTENTION_STRING_OF(NAME) #NAME
@@ -79,8 +80,21 @@ LoadedLibrary load(fs::path const& path) {
   return library;
 }
 
+// Rows that dispatch may choose: those whose names match CUTE_ATTENTION_ROWS, if it is set. So a
+// row can be run and measured where another one of its key would be chosen.
+std::regex wanted_rows() {
+  char const* const pattern = std::getenv("CUTE_ATTENTION_ROWS");
+  try {
+    return std::regex(pattern == nullptr ? "" : pattern);
+  } catch (std::regex_error const& error) {
+    throw std::invalid_argument(std::string("CUTE_ATTENTION_ROWS is '") + pattern +
+                                "', expected a regular expression: " + error.what());
+  }
+}
+
 KernelLibraries load_all() {
   KernelLibraries all;
+  std::regex const wanted = wanted_rows();
   for (fs::path const& path : find_libraries()) {
     LoadedLibrary const& library = all.libraries.emplace_back(load(path));
     if (library.table == nullptr) continue;
@@ -89,7 +103,7 @@ KernelLibraries load_all() {
       bool const taken = std::any_of(all.rows.begin(), all.rows.end(), [&](LoadedRow const& other) {
         return std::string(other.row->name) == row.name;
       });
-      if (!taken) all.rows.push_back({&row, library.table});
+      if (!taken && std::regex_search(row.name, wanted)) all.rows.push_back({&row, library.table});
     }
   }
   return all;

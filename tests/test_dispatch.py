@@ -99,6 +99,14 @@ def test_first_folder_wins_where_rows_share_a_name(plugins, tmp_path):
     assert len(rows) == len(set(rows)) == 7
 
 
+def test_rows_can_be_narrowed_down(plugins):
+    names = "answer = [r.name for r in kernels() if r.name.startswith('fake')]"
+    assert ask(names, plugins, CUTE_ATTENTION_ROWS="^fake_sm90_d64$") == ["fake_sm90_d64"]
+    code = "try:\n  kernels()\nexcept Exception as error:\n  answer = str(error)"
+    message = ask(code, plugins, CUTE_ATTENTION_ROWS="(")
+    assert message.startswith("CUTE_ATTENTION_ROWS is '(', expected a regular expression")
+
+
 def test_other_abi_is_refused(tmp_path):
     build(tmp_path, "old", FAKE_ABI=12345)
     rows, errors = ask(

@@ -49,6 +49,7 @@ def _packages() -> Iterator[str]:
     for name in (
         ENVIRONMENT,
         "CUTE_ATTENTION_KERNEL_PATH",
+        "CUTE_ATTENTION_ROWS",
         "CUTE_ATTENTION_SHARED_MEMORY",
         "CUDA_VISIBLE_DEVICES",
     ):

@@ -7,6 +7,7 @@
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/sm90/forward_compute.h"
 #include "cute_attention/sm90/forward_load.h"
+#include "cute_attention/sm90/forward_schedule.h"
 
 namespace cute_attention::sm90 {
 

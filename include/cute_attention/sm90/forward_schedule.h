@@ -1,0 +1,105 @@
+// sm90/forward_schedule.h: the scheduler warp: the tiles of queries that a CTA computes, one after
+// the other.
+#pragma once
+
+#include "cute_attention/core/load_sequence.h"
+#include "cute_attention/core/packed_blocks.h"
+#include "cute_attention/sm90/barrier.h"
+#include "cute_attention/sm90/forward_tile.h"
+
+namespace cute_attention::sm90 {
+
+// The tiles of this CTA, one after the other.
+template <int kTileM, int kTileN>
+struct TileWalk {
+  ForwardParams const& params;
+  Schedule const& schedule;
+  QueryPacking const& packing;
+  PackedBlocks blocks;  // of packed sequences
+  int32_t round = 0;
+
+  CUTE_DEVICE explicit TileWalk(ForwardArguments const& arguments)
+      : params(arguments.params),
+        schedule(arguments.schedule),
+        packing(arguments.packing),
+        blocks{params.cu_seqlens_q, params.batch, packing.queries(kTileM)} {}
+
+  // The next tile; after the last, the end. All threads of a warp call it together.
+  CUTE_DEVICE ForwardTile next() {
+    ForwardTile tile;
+    tile.m_begin = -1;
+    bool more = true;
+    while (more && !locate(tile.work, more)) {
+    }
+    if (more) {
+      int32_t const index = tile.work.head;
+      int32_t const queries = packing.queries(kTileM);
+      tile.work.head = packing.first_head(index);
+      tile.heads = packing.heads(index);
+      tile.sequence = load_sequence(params, tile.work.batch);
+      tile.m_begin = tile.work.m_block * queries;
+      tile.kv = kv_tiles(tile.sequence, tile.m_begin, queries, kTileN);
+    }
+    return tile;
+  }
+
+ private:
+  // The tile of the next round, if it has one. Where packed, the tiles that shorter sequences do
+  // not have are not counted.
+  CUTE_DEVICE bool locate(WorkTile& work, bool& more) {
+    int32_t const cta = int32_t(blockIdx.x), ctas = int32_t(gridDim.x);
+    if (params.cu_seqlens_q == nullptr && params.next_tile == nullptr) {
+      return schedule.tile(cta, ctas, round++, work, more);
+    }
+    int32_t const index = next_index(cta, ctas);
+    if (params.cu_seqlens_q == nullptr) {
+      int32_t const head = index / schedule.m_blocks;
+      more = index < schedule.tiles;
+      work = {schedule.m_blocks - 1 - index % schedule.m_blocks, head % schedule.heads,
+              head / schedule.heads};
+      return more;
+    }
+    PackedBlock const block = blocks.find(index / schedule.heads);
+    work = {block.m_block, index % schedule.heads, block.batch};
+    more = block.batch < params.batch;
+    return more;
+  }
+
+  // Sequences differ in length, so that equal shares of tiles are unequal work: after the first,
+  // whoever is free takes the next.
+  CUTE_DEVICE int32_t next_index(int32_t cta, int32_t ctas) {
+    if (round++ == 0) {
+      return cta;
+    }
+    if (params.next_tile == nullptr) {
+      return (round - 1) * ctas + cta;
+    }
+    int32_t taken = 0;
+    if (threadIdx.x % 32 == 0) {
+      taken = atomicAdd(params.next_tile, 1);
+    }
+    return ctas + warp_uniform(taken);
+  }
+};
+
+// The scheduler warp: says which tile comes next as soon as there is a place to write it. What it
+// waits for, divisions and reads of global memory, holds nobody up.
+template <class Traits>
+CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments,
+                                typename Traits::SharedMemory& shared) {
+  TileWalk<Traits::kTileM, Traits::kTileN> walk(arguments);
+  Ring<kTileSlots> ring{};
+  bool more = true;
+  while (more) {
+    Barrier::wait(&shared.tile_empty[ring.stage], ring.parity ^ 1);
+    ForwardTile const tile = walk.next();
+    more = !tile.is_end();
+    if (threadIdx.x % 32 == 0) {
+      shared.tiles[ring.stage] = tile;
+      Barrier::arrive(&shared.tile_full[ring.stage]);
+    }
+    ring.advance();
+  }
+}
+
+}  // namespace cute_attention::sm90
