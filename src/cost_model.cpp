@@ -7,12 +7,14 @@ namespace {
 
 constexpr double kClocksPerUs =
     1500;  // a typical clock: the same for every row, so it ranks nothing
-constexpr double kEfficiency = 0.75;  // of the peak that a row's inner loop reaches
-constexpr double kExpsPerClock = 16;  // MUFU results a clock and SM
+constexpr double kEfficiency = 0.75;         // of the peak that a row's inner loop reaches
+constexpr double kEfficiencyOfThree = 0.78;  // ... of one with three computing warpgroups
+constexpr double kExpsPerClock = 16;         // MUFU results a clock and SM
 constexpr double kTurnClocks = 2500;  // a CTA's prologue and epilogue: Q and the first K in, O out
 constexpr double kTileClocks = 200;   // of a key tile beside its arithmetic: barriers, row maxima
 constexpr double kLaunchUs = 3;
 constexpr int32_t kReservedSharedMemory = 1024;  // that CUDA keeps for itself, per CTA
+constexpr int32_t kWarpsOfTwo = 12;              // of a producer and two consumer warpgroups
 constexpr int32_t kSaturatingWarps = 8;          // warps that keep an SM's tensor cores busy
 
 // Dense 16-bit multiply-adds with fp32 sums, times two, a clock and SM (the chips' white papers;
@@ -60,7 +62,7 @@ double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo cons
   double const tile_clocks =
       std::max(flops / flops_per_clock(row.key.arch, device.compute_capability),
                scores / kExpsPerClock) /
-          kEfficiency +
+          (row.config.warps > kWarpsOfTwo ? kEfficiencyOfThree : kEfficiency) +
       kTileClocks;
 
   int32_t const fitting =

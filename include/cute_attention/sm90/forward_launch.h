@@ -41,7 +41,7 @@ struct ForwardLaunch {
     int32_t const multiprocessors = context->device->multiprocessors;
     arguments.schedule =
         make_packed_schedule(arguments, multiprocessors, context->device->l2_bytes / 2);
-    if (arguments.params.next_tile != nullptr) {
+    if (arguments.params.next_tile != nullptr && arguments.params.cu_seqlens_q != nullptr) {
       error = cudaMemsetAsync(arguments.params.next_tile, 0, sizeof(int32_t),
                               static_cast<cudaStream_t>(context->stream));
       if (error != cudaSuccess) {

@@ -48,17 +48,10 @@ struct TileWalk {
   // not have are not counted.
   CUTE_DEVICE bool locate(WorkTile& work, bool& more) {
     int32_t const cta = int32_t(blockIdx.x), ctas = int32_t(gridDim.x);
-    if (params.cu_seqlens_q == nullptr && params.next_tile == nullptr) {
+    if (params.cu_seqlens_q == nullptr) {
       return schedule.tile(cta, ctas, round++, work, more);
     }
     int32_t const index = next_index(cta, ctas);
-    if (params.cu_seqlens_q == nullptr) {
-      int32_t const head = index / schedule.m_blocks;
-      more = index < schedule.tiles;
-      work = {schedule.m_blocks - 1 - index % schedule.m_blocks, head % schedule.heads,
-              head / schedule.heads};
-      return more;
-    }
     PackedBlock const block = blocks.find(index / schedule.heads);
     work = {block.m_block, index % schedule.heads, block.batch};
     more = block.batch < params.batch;
