@@ -11,7 +11,7 @@ set(CUTE_ATTENTION_NVCC_FLAGS
 # The options of ptxas that a row wants, as a list.
 function(cute_attention_ptxas_options name out)
   set(options)
-  if(name MATCHES "^sm80_fwd_.*_d(32|64|128)(_softcap)?$")
+  if(name MATCHES "^sm80_fwd_.*_d(32|64|128|64_softcap)$")
     # The kernel's own order of ldmatrix and MMA. From -O2 on ptxas hoists loads until these rows spill: on an NVIDIA
     # H200, head dim 128, 8192 tokens, full: 376 TFLOP/s against 352. The others do not spill and want the reordering:
     # 338 against 327 at head dim 96, 325 against 281 at head dim 256.
