@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -167,6 +171,52 @@ def test_without_a_compiler_it_says_what_to_do(monkeypatch, tmp_path, capsys):
     finally:
         export._compiler.cache_clear()
     assert "no C++ compiler was found: install g++ or set CXX" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "numpy", "pycute"])
+def test_without_the_extra_it_says_what_to_install(module):
+    program = (
+        f"import runpy, sys; sys.modules['{module}'] = None; sys.argv = ['layouts', 'check']; "
+        "runpy.run_module('cute_attention.layouts', run_name='__main__')"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "pip install cute-attention[layouts]" in result.stderr
+    assert "nvidia-cutlass==4.2.0.0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("CUTLASS_DIR", "the CuTe headers were not found: pip install --no-deps nvidia-cutlass"),
+        ("CUDA", "the CUDA headers were not found: pip install"),
+    ],
+)
+def test_without_headers_it_says_what_to_install(variable, message, monkeypatch, tmp_path, capsys):
+    from cute_attention.layouts import export
+
+    export._include_flags.cache_clear()
+    export._sources_hash.cache_clear()
+    if variable == "CUTLASS_DIR":
+        monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
+    else:
+        monkeypatch.setattr(Path, "is_file", lambda path: path.name != "cuda_runtime_api.h")
+    try:
+        assert main(["check", "sm80_fwd_bf16_d128"]) == 2
+    finally:
+        export._include_flags.cache_clear()
+        export._sources_hash.cache_clear()
+    assert message in capsys.readouterr().err
+
+
+def test_rows_of_one_shape_are_compiled_together():
+    from cute_attention.layouts import export
+
+    batches = export._batches([Request(row) for row in TABLE], 2)
+    assert len(batches) == 2
+    assert sorted(r.row.name for b in batches for r in b) == sorted(row.name for row in TABLE)
+    shapes = [{request.shape() for request in batch} for batch in batches]
+    assert not shapes[0] & shapes[1]
 
 
 def test_exit_code_says_whether_all_holds(capsys):

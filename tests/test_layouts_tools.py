@@ -36,6 +36,30 @@ def test_the_way_of_an_element_is_that_of_the_ptx_isa(kernel):
     assert "out[b, m_block * 128 + 5, h, 40]" in told
 
 
+@pytest.mark.parametrize(
+    ("row", "tensor", "expected"),
+    [
+        ("sm80_fwd_bf16_d64", "o", ["O[5, 40] is summed in thread 20", "out[b, m_block * 128 + 5"]),
+        ("sm80_bwd_bf16_d64", "q", ["operand B, n = 5, k = 40", "dQ[5, 40]", "dq[b, m_block * 32"]),
+        (
+            "sm80_bwd_bf16_d64",
+            "k",
+            ["operand A, m = 5, k = 40", "dK[5, 40]", "dk[b, n_block * 128"],
+        ),
+        ("sm80_bwd_bf16_d64", "v", ["dP^T = V dO^T: thread 20", "dv[b, n_block * 128 + 5, h_kv"]),
+        ("sm80_bwd_bf16_d64", "do", ["grad_out[b, m_block * 32 + 5", "dV += P^T dO: thread"]),
+        ("sm80_bwd_bf16_d64", "ds", ["dP[5, 31] is summed in", "dQ = dS K: thread"]),
+        ("sm90_fwd_bf16_d128", "q", ["TMA box 0 of 4", "through its descriptor", "out[b, m_block"]),
+        ("sm90_fwd_bf16_d128", "v", ["TMA box 0 of 2", "O += P V: operand B, n = 40, k = 5"]),
+    ],
+)
+def test_explain_follows_tensors_of_every_family(row, tensor, expected, capsys):
+    col = "31" if tensor == "ds" else "40"
+    assert main(["explain", row, "--tensor", tensor, "--row", "5", "--col", col]) == 0
+    told = capsys.readouterr().out
+    assert [text for text in expected if text not in told] == []
+
+
 def test_elements_outside_a_tile_are_refused(capsys):
     assert main(["explain", "sm80_fwd_bf16_d64", "--row", "128"]) == 2
     assert "element (128, 0) is outside the 128 x 64 tile of q" in capsys.readouterr().err
@@ -92,3 +116,30 @@ def test_counters_are_read_and_compared(kernel):
     compared = ncu.table({kernel.name: kernel}, counted)
     assert not compared.agrees
     assert "0 / 10000" in compared.text
+    # A kernel of the same name as often as ncu lists it: the backward has three.
+    twice = _csv(expected, kernel.name) + "\n" + _csv(expected, kernel.name).split("\n", 2)[2]
+    counted = ncu.parse(twice, [kernel.name])
+    assert counted == {kernel.name: {name: 2 * count for name, count in expected.items()}}
+    assert not ncu.table({kernel.name: kernel}, counted).agrees
+
+
+def test_counters_of_a_backward_row_are_those_of_an_h200():
+    """Measured: docs/layouts.md, but for the conflicts, which change from launch to launch."""
+    (kernel,) = kernels([Request(find_row("sm80_bwd_bf16_d128"))])
+    assert ncu.predicted(kernel) == {
+        "ldmatrix": 69632,
+        "load conflicts": 0,
+        "store conflicts": 0,
+        "load wavefronts": 295936,
+        "store wavefronts": 25600,
+    }
+
+
+def test_sm90_keeps_its_tiles_from_what_ncu_counts():
+    (kernel,) = kernels([Request(find_row("sm90_fwd_bf16_d128"))])
+    expected = ncu.predicted(kernel)
+    assert set(expected.values()) == {0}
+    counted = dict.fromkeys(expected, 0.0) | {"load wavefronts": 1600.0, "load conflicts": 250.0}
+    assert ncu.table({kernel.name: kernel}, {kernel.name: counted}).agrees
+    counted["load conflicts"] = 5000.0
+    assert not ncu.table({kernel.name: kernel}, {kernel.name: counted}).agrees

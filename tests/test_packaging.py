@@ -68,6 +68,7 @@ def test_wheel_has_what_it_should_and_no_more(wheel):
     expected = {path.relative_to(ROOT / "python").as_posix() for path in sources("python", "*.py")}
     expected |= {f"{package}/{path}" for path in map(str, relative("include", "*.h"))}
     expected |= {f"{package}/kernels/{path.name}" for path in sources("src/kernels", "*.def")}
+    expected |= {f"{package}/src/layouts/{path.name}" for path in sources("src/layouts", "*.h")}
     expected |= {f"{package}/py.typed", f"{package}/layouts/page.html"}
     expected |= {f"{package}/lib/libcute_attention{part}.so" for part in ("", "_torch")}
     assert expected <= names
@@ -92,17 +93,26 @@ def test_installed_package_imports_and_lists_its_tables(wheel, installed, tmp_pa
         "print(_core.library_folder())\n"
         "print(_core.build_info()['version'], len(rows.table()))"
     )
-    # -S and a path of its own: neither the editable install nor the sources are in the way.
-    paths = [installed.parent, sysconfig.get_path("purelib")]
-    environment = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "CUTE_ATTENTION_KERNEL_PATH": ""}
-    command = (sys.executable, "-S", "-c", program)
-    result = subprocess.run(
-        command, env=dict(os.environ, **environment), cwd=tmp_path, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    folder, line = result.stdout.splitlines()
+    folder, line = run_installed(installed, tmp_path, "-c", program).splitlines()
     assert Path(folder) == installed / "lib"
     assert line == f"{wheel.stem.split('-')[1]} {len(rows.table())}"
+
+
+def run_installed(installed: Path, folder: Path, *arguments: str) -> str:
+    """What Python prints with the installed package, in `folder`."""
+    # -S and a path of its own: neither the editable install nor the sources are in the way.
+    paths = [installed.parent, sysconfig.get_path("purelib")]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "CUTE_ATTENTION_KERNEL_PATH": "",
+        "XDG_CACHE_HOME": str(folder),
+    }
+    command = (sys.executable, "-S", *arguments)
+    result = subprocess.run(
+        command, env=dict(os.environ, **environment), cwd=folder, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_cpp_example_compiles_against_the_installed_package(installed, tmp_path):

@@ -162,6 +162,17 @@ std::string fragment_store_json(char const* tensor, char const* accumulator) {
       .set("smem", smem_json<Smem>(tensor));
 }
 
+// A number in shared memory for each column of an accumulator, of 32 bits, read where the MMA has
+// the column. `Layout` (ROWS, COLS) has the same number in all rows.
+template <class TiledMma, class Layout>
+std::string row_numbers_json(char const* tensor, char const* accumulator) {
+  return object()
+      .set("kind", quoted("numbers"))
+      .set("tensor", quoted(tensor))
+      .set("accumulator", quoted(accumulator))
+      .set("address", mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(Layout{}))>());
+}
+
 // The side of an MMA that an operand is on.
 struct OperandA {
   template <class TiledMma, class Numbers>
@@ -242,17 +253,22 @@ inline std::string product_json(char const* name, char const* formula, char cons
 
 // A buffer of the shared-memory plan. It is alive from phase `first` to phase `last`, both
 // included; `alignment` is what its readers need, in bytes.
+inline std::string buffer_json(char const* name, int offset, int bytes, int alignment, int first,
+                               int last) {
+  return object()
+      .set("name", quoted(name))
+      .set("offset", offset)
+      .set("bytes", bytes)
+      .set("needs_alignment", alignment)
+      .set("first", first)
+      .set("last", last);
+}
+// A member of the plan.
 template <class SharedMemory, class Member>
 std::string buffer_json(char const* name, SharedMemory const& plan, Member const& member,
                         int alignment, int first, int last) {
   auto const offset = reinterpret_cast<char const*>(&member) - reinterpret_cast<char const*>(&plan);
-  return object()
-      .set("name", quoted(name))
-      .set("offset", int(offset))
-      .set("bytes", int(sizeof(member)))
-      .set("needs_alignment", alignment)
-      .set("first", first)
-      .set("last", last);
+  return buffer_json(name, int(offset), int(sizeof(member)), alignment, first, last);
 }
 
 // Threads that do the same work. `together`: accumulators alive at once, the one being computed

@@ -1,5 +1,5 @@
-// sm80_backward.h: the layouts of the sm80 backward kernel, from its traits and used as its kernel
-// uses them.
+// sm80_backward.h: the layouts of the sm80 backward kernel and of the one that writes dQ after it,
+// from their traits and used as the kernels use them.
 #pragma once
 
 #include "layouts/describe.h"
@@ -39,9 +39,10 @@ struct Sm80Backward {
         .add(buffer_json("lse", plan, plan.lse, 16, 0, 0))
         .add(buffer_json("delta", plan, plan.delta, 16, 0, 0))
         .add(buffer_json("grad_k", plan, plan.k, kBankRow, 1, 1))
-        .add(buffer_json("grad_v", plan, plan.v, kBankRow, 1, 1));
+        .add(buffer_json("grad_v", plan, plan.v, kBankRow, 1, 1))
+        .add(buffer_json("grad_q", 0, Traits::kSmemBytesGradQ, kBankRow, 2, 2));
     return object()
-        .set("phases", R"(["tiles of queries", "write dK, dV"])")
+        .set("phases", R"(["tiles of queries", "write dK, dV", "write dQ, a kernel of its own"])")
         .set("bytes", int(sizeof(SharedMemory)))
         .set("buffers", buffers);
   }
@@ -49,13 +50,18 @@ struct Sm80Backward {
   static std::string copies() {
     using GradK = AccumulatorLayout<MmaKV, kTileN, kHeadDim>;
     using GradV = AccumulatorLayout<MmaKV, kTileN, kHeadDimV>;
+    using GradQ = AccumulatorLayout<MmaQ, kTileM, kHeadDim>;
+    using LayoutQ = typename Traits::SmemLayoutQ;
+    using LayoutRow = typename Traits::SmemLayoutRow;
     using Store = typename Traits::SmemStoreKV;
     Json copies = array();
     copies.add(tile_copy_json<typename Traits::GmemCopyQK, LayoutK>("k", true))
         .add(tile_copy_json<typename Traits::GmemCopyV, LayoutV>("v", true))
-        .add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
+        .add(tile_copy_json<typename Traits::GmemCopyQK, LayoutQ>("q", true))
         .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutGradO>("grad_o",
                                                                                           true))
+        .add(row_numbers_json<MmaS, LayoutRow>("lse", "S"))
+        .add(row_numbers_json<MmaS, LayoutRow>("delta", "dP"))
         .add(fragment_store_json<MmaS, LayoutP, Scores>("grad_s", "dP"));
     if (kWarpsM > 1) {
       copies.add(fragment_store_json<MmaS, LayoutP, Scores>("p", "S"));
@@ -63,7 +69,9 @@ struct Sm80Backward {
     return copies.add(accumulator_copy_json<Store, LayoutK, GradK>("grad_k", "dK"))
         .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutK>("grad_k", false))
         .add(accumulator_copy_json<Store, LayoutV, GradV>("grad_v", "dV"))
-        .add(tile_copy_json<typename Traits::GmemStoreV, LayoutV>("grad_v", false));
+        .add(tile_copy_json<typename Traits::GmemStoreV, LayoutV>("grad_v", false))
+        .add(accumulator_copy_json<typename Traits::SmemStoreQ, LayoutQ, GradQ>("grad_q", "dQ"))
+        .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutQ>("grad_q", false));
   }
 
   static std::string products() {

@@ -14,8 +14,8 @@ try:
     import pycute  # noqa: F401
 except ModuleNotFoundError as error:
     sys.exit(
-        f"{error}: the layout lab needs `pip install cute-attention[layouts]` and the CuTe headers "
-        "and algebra, `pip install --no-deps nvidia-cutlass==4.2.0.0`"
+        f"{error}: the layout lab needs its extra, `pip install cute-attention[layouts]`; of it, "
+        "nvidia-cutlass==4.2.0.0 will do without its dependencies (pip install --no-deps)"
     )
 
 from cute_attention import rows
@@ -98,7 +98,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 def _explain(args: argparse.Namespace) -> int:
     kernel = _one(args.row_name, args)
-    element = path.Element(args.tensor, args.row, args.col)
+    element = path.element_of(args.tensor, args.row, args.col)
     print(path.words(kernel, element))
     if args.out:
         for file in path.pictures(kernel, element, args.out):
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", parents=[common], help="follow one element")
     explain.add_argument("row_name", metavar="ROW")
-    explain.add_argument("--tensor", default="q", help="default: q")
+    explain.add_argument("--tensor", default="q", help="q, k, v, o, do, dq, ...; default: q")
     explain.add_argument("--row", type=int, default=0, metavar="I", help="in the tile; default: 0")
     explain.add_argument("--col", type=int, default=0, metavar="D", help="default: 0")
     explain.add_argument("--out", type=Path, metavar="DIR", help="draw the path, too")

@@ -12,6 +12,7 @@ from cute_attention.layouts import hardware
 from cute_attention.layouts.limits import check_limits
 from cute_attention.layouts.model import ELEMENT_BYTES, Array, Kernel
 from cute_attention.layouts.multiply import check_product
+from cute_attention.layouts.numbers import check_numbers
 from cute_attention.layouts.result import Result
 from cute_attention.layouts.trace import (
     TileCopy,
@@ -31,6 +32,7 @@ def check(kernel: Kernel) -> list[Result]:
         *_check_tiles(kernel),
         *_check_copies(kernel, trace),
         *_check_boxes(kernel),
+        *check_numbers(kernel),
         *(check_product(trace, product) for product in kernel.products),
         *check_limits(kernel),
     ]

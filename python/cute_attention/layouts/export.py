@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,20 @@ from cute_attention import rows
 from cute_attention.layouts.errors import LayoutError
 from cute_attention.rows import TableRow
 
-# The adapter of each kernel family: its header, and the traits it describes.
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels that one adapter describes."""
+
+    adapter: str  # a template over traits, in src/layouts
+    traits: str  # a template over rows
+    seconds: float  # to compile one more shape, on one core of an AMD EPYC
+
+
 FAMILIES = {
-    ("sm80", "forward"): ("Sm80Forward", "sm80::ForwardTraits"),
-    ("sm80", "backward"): ("Sm80Backward", "sm80::BackwardTraits"),
-    ("sm90", "forward"): ("Sm90Forward", "sm90::ForwardTraits"),
+    ("sm80", "forward"): Family("Sm80Forward", "sm80::ForwardTraits", 1.3),
+    ("sm80", "backward"): Family("Sm80Backward", "sm80::BackwardTraits", 9.0),
+    ("sm90", "forward"): Family("Sm90Forward", "sm90::ForwardTraits", 1.7),
 }
 _NAMES = {"fp16": "Float16", "bf16": "BFloat16"}
 
@@ -49,8 +59,18 @@ class Request:
 
     def description(self, tag: str) -> str:
         """The C++ type that describes the layouts of the row `tag`."""
-        adapter, traits = FAMILIES[self.row.arch, self.row.direction]
-        return f"layouts::{adapter}<{self.traits or traits}<{tag}>>"
+        family = FAMILIES[self.row.arch, self.row.direction]
+        return f"layouts::{family.adapter}<{self.traits or family.traits}<{tag}>>"
+
+    def shape(self) -> tuple[object, ...]:
+        """What its layouts are made of. Compiled together, rows of one shape cost little more than
+        one: dtype, mask and score modifier change no layout, and C++ derives it once."""
+        row = self.row
+        tile = (row.tile_m, row.tile_n, row.stages, row.warps)
+        return (*self._headers(), row.head_dim, row.head_dim_v, *tile, self.traits)
+
+    def _headers(self) -> tuple[str, str]:
+        return self.adapter(), str(self.include or "")
 
 
 def described(row: TableRow) -> bool:
@@ -86,14 +106,19 @@ def edited(row: TableRow, changes: Sequence[str]) -> TableRow:
 
 @functools.cache
 def sources() -> Path:
-    """The project's folder: the headers of the kernels do not come with the wheel."""
-    root = rows.tables_folder().parents[1]
-    if not (root / "src" / "layouts").is_dir():
-        raise LayoutError(
-            "the layout lab reads the kernels' C++ headers, which are not in the installed "
-            "package: run it from a checkout (pip install --editable .)"
-        )
-    return root
+    """The folder with the C++ headers: the checkout that these modules are of, else the package."""
+    folders = [Path(__file__).resolve().parents[3]]
+    folders += [Path(folder) for folder in sys.modules["cute_attention"].__path__]
+    for folder in folders:
+        if (folder / "src" / "layouts" / "export.h").is_file() and (
+            folder / "include" / "cute_attention"
+        ).is_dir():
+            return folder
+    raise LayoutError(
+        "the C++ headers that the layout lab reads, include/ and src/layouts/, are neither in a "
+        f"checkout around {Path(__file__).parents[1]} nor installed with the package: install "
+        "cute-attention anew (pip install --force-reinstall cute-attention)"
+    )
 
 
 @functools.cache
@@ -118,7 +143,8 @@ def _include_flags() -> list[str]:
         cutlass = package / "source"
     if cutlass is None or not (cutlass / "include" / "cute").is_dir():
         raise LayoutError(
-            "the CuTe headers were not found: pip install --no-deps nvidia-cutlass==4.2.0.0"
+            "the CuTe headers were not found: pip install --no-deps nvidia-cutlass==4.2.0.0, or "
+            "set CUTLASS_DIR to a checkout of CUTLASS 4.2.0"
         )
     nvidia = _package_folder("nvidia")
     folders = [nvidia / "cu13"] if nvidia else []
@@ -131,12 +157,22 @@ def _include_flags() -> list[str]:
             'the CUDA headers were not found: pip install "cuda-toolkit[cudart,cccl,crt]==13.*"'
         )
     return [
-        f"-I{sources() / 'include'}",
-        f"-I{sources() / 'src'}",
         *("-isystem", str(cutlass / "include")),
         *("-isystem", str(cuda[0])),
         *("-isystem", str(cuda[0] / "cccl")),
     ]
+
+
+@functools.cache
+def _version() -> str:
+    version = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True)
+    return version.stdout
+
+
+def _memory_flags() -> list[str]:
+    """GCC collects garbage below 1 GB all the time otherwise: a seventh of the time."""
+    gcc = "Free Software Foundation" in _version()
+    return ["--param=ggc-min-heapsize=1000000"] if gcc else []
 
 
 @functools.cache
@@ -146,8 +182,7 @@ def _sources_hash(include: Path | None) -> str:
     for folder in folders + ([include] if include else []):
         for file in sorted(folder.rglob("*.h")):
             state.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
-    version = subprocess.run([_compiler(), "--version"], capture_output=True, check=True).stdout
-    state.update(version + " ".join(_include_flags()).encode())
+    state.update((_version() + " ".join(_include_flags())).encode())
     return state.hexdigest()
 
 
@@ -207,9 +242,10 @@ def _build(requests: Sequence[Request]) -> str:
     with tempfile.TemporaryDirectory(prefix="cute-attention-") as folder:
         source = Path(folder) / "export.cpp"
         source.write_text(_program(requests))
-        include = [f"-I{requests[0].include}"] if requests[0].include else []
-        flags = ["-std=c++17", "-O0", "-w", *include, *_include_flags()]
-        command = [_compiler(), *flags, str(source), "-o", f"{folder}/export"]
+        own = [requests[0].include] if requests[0].include else []
+        own += [sources() / "include", sources() / "src"]
+        flags = ["-std=c++17", "-O0", "-w", *_memory_flags(), *(f"-I{path}" for path in own)]
+        command = [_compiler(), *flags, *_include_flags(), str(source), "-o", f"{folder}/export"]
         compiled = subprocess.run(command, capture_output=True, text=True)
         if compiled.returncode != 0:
             return _why(compiled.stderr)
@@ -223,11 +259,11 @@ def _build(requests: Sequence[Request]) -> str:
 
 
 def _build_each(requests: Sequence[Request]) -> None:
-    """Builds all at once; where C++ refuses, one by one, to say which row it is."""
+    """Builds all at once; where C++ refuses, half of them at a time, to say which row it is."""
     refused = _build(requests)
     if refused and len(requests) > 1:
-        for request in requests:
-            _build_each([request])
+        _build_each(requests[: len(requests) // 2])
+        _build_each(requests[len(requests) // 2 :])
     elif refused:
         raise LayoutError(f"{requests[0].row.name} does not compile: {refused}")
 
@@ -242,15 +278,27 @@ def export(requests: Iterable[Request], jobs: int | None = None) -> list[dict[st
                 f"{request.row.direction} kernels; it would be src/layouts/{request.adapter()}.h"
             )
     missing = [request for request in dict.fromkeys(wanted) if not _cached(request).is_file()]
-    groups: dict[Path | None, list[Request]] = {}
-    for request in missing:
-        groups.setdefault(request.include, []).append(request)
     jobs = jobs or min(os.cpu_count() or 1, 8)
-    batches = []
-    for group in groups.values():
-        group.sort(key=lambda request: (request.adapter(), request.row.head_dim, request.row.name))
-        size = max(-(-len(group) // jobs), 1)
-        batches += [group[first : first + size] for first in range(0, len(group), size)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(_build_each, batches))
+        list(pool.map(_build_each, _batches(missing, jobs)))
     return [json.loads(_cached(request).read_text()) for request in wanted]
+
+
+def _batches(requests: Iterable[Request], jobs: int) -> list[list[Request]]:
+    """Programs to compile: at most `jobs` for each folder of headers, of about equal time."""
+    shapes: dict[tuple[object, ...], list[Request]] = {}
+    for request in requests:
+        shapes.setdefault(request.shape(), []).append(request)
+
+    def seconds(shape: list[Request]) -> float:
+        row = shape[0].row
+        return FAMILIES[row.arch, row.direction].seconds
+
+    batches: dict[tuple[Path | None, int], list[Request]] = {}
+    load: dict[tuple[Path | None, int], float] = {}
+    for shape in sorted(shapes.values(), key=seconds, reverse=True):
+        keys = [(shape[0].include, job) for job in range(jobs)]
+        least = min(keys, key=lambda key: load.get(key, 0.0))
+        load[least] = load.get(least, 0.0) + seconds(shape)
+        batches.setdefault(least, []).extend(shape)
+    return list(batches.values())

@@ -73,6 +73,7 @@ def draw_grid(
                     va="center",
                     fontsize=size,
                     color=_ink(fills[-1]),
+                    in_layout=False,  # it lies inside the axes
                 )
     axes.add_collection(PolyCollection(boxes, facecolors=fills, edgecolors="white", linewidths=0.6))
     axes.set_xlim(0, cols)

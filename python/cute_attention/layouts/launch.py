@@ -1,36 +1,101 @@
-"""Runs each named row once, on whole tiles: what `check --ncu` measures."""
+"""Runs each named row once, on whole tiles: what `check --ncu` measures.
+
+A row whose call another row would serve is launched by a process that has no other.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from cute_attention import attention
+from cute_attention import _core, attention
 from cute_attention.layouts.export import find_row
+from cute_attention.ops import Call, Tensors, run_backward
 from cute_attention.rows import TableRow
+from cute_attention.survey import Features
 
 HEADS = 2
 TILES_M = 4
 TILES_N = 8
+SOFTCAP = 30.0
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def launch(row: TableRow) -> None:
-    """One call that the row serves: HEADS x TILES_M tiles of queries, each over TILES_N of keys."""
+def is_chosen(row: TableRow) -> bool:
+    """Whether the call of `launch` is the row's."""
+    problem = _core.Problem(
+        direction=row.direction,
+        dtype=row.dtype,
+        seqlen_q=TILES_M * row.tile_m,
+        seqlen_k=TILES_N * row.tile_n,
+        heads=HEADS,
+        heads_kv=HEADS,
+        head_dim=row.head_dim,
+        head_dim_v=row.head_dim_v,
+        window_right=0 if row.mask == "causal" else -1,
+        softcap=SOFTCAP if row.score_mod == "softcap" else 0.0,
+    )
+    candidates = _core.explain(problem, torch.cuda.current_device())
+    return any(candidate.name == row.name and candidate.chosen for candidate in candidates)
 
-    def random(length: int, head_dim: int) -> torch.Tensor:
+
+def launch(row: TableRow) -> None:
+    """One call: HEADS heads, TILES_M tiles of queries, TILES_N of keys."""
+
+    def random(length: int, head_dim: int) -> Tensor:
         shape = (1, length, HEADS, head_dim)
         return torch.randn(shape, device="cuda", dtype=_DTYPES[row.dtype])
 
     q = random(TILES_M * row.tile_m, row.head_dim)
     k = random(TILES_N * row.tile_n, row.head_dim)
     v = random(TILES_N * row.tile_n, row.head_dim_v)
-    softcap = 30.0 if row.score_mod == "softcap" else None
-    attention(q, k, v, causal=row.mask == "causal", softcap=softcap, backend=row.arch)
+    softcap = SOFTCAP if row.score_mod == "softcap" else None
+    causal = row.mask == "causal"
+    if row.direction == "forward":
+        attention(q, k, v, causal=causal, softcap=softcap, backend=row.arch)
+    else:
+        _launch_backward(row, Tensors(q, k, v, *[None] * 6), causal, softcap or 0.0)
     torch.cuda.synchronize()
 
 
+def _launch_backward(row: TableRow, tensors: Tensors, causal: bool, softcap: float) -> None:
+    """The backward alone, of an output and LSE that no forward row has computed."""
+    q, k, v = tensors[:3]
+    call = Call(
+        backend=row.arch,
+        requested=row.arch,
+        max_seqlen_q=q.shape[1],
+        max_seqlen_k=k.shape[1],
+        scale=row.head_dim**-0.5,
+        softcap=softcap,
+        window_left=-1,
+        window_right=0 if causal else -1,
+        dropout_p=0.0,
+        deterministic=False,
+        return_lse=False,
+        features=Features(window_right=causal, softcap=softcap > 0),
+    )
+    out = torch.randn(*q.shape[:3], v.shape[-1], device="cuda", dtype=q.dtype)
+    lse = torch.randn(q.shape[0], HEADS, q.shape[1], device="cuda")
+    run_backward(call, tensors, (torch.randn_like(out), None, out, lse), (False, False))
+
+
+def main(names: Sequence[str]) -> None:
+    """Launches rows by name."""
+    for name in names:
+        row = find_row(name)
+        if is_chosen(row):
+            launch(row)
+        elif "CUTE_ATTENTION_ROWS" not in os.environ:
+            alone = dict(os.environ, CUTE_ATTENTION_ROWS=f"^{name}$")
+            command = (sys.executable, "-m", "cute_attention.layouts.launch", name)
+            subprocess.run(command, env=alone, check=True)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        launch(find_row(name))
+    main(sys.argv[1:])

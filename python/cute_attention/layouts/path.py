@@ -1,4 +1,4 @@
-"""`explain ROW`: the way of an element from global memory to the MMAs, and of O back out."""
+"""`explain ROW`: the way of an element from global memory to the MMAs, and of a result back out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ _GLOBAL = {
     "k": "k[b, n_block * {n} + {row}, h_kv, {col}]",
     "v": "v[b, n_block * {n} + {row}, h_kv, {col}]",
     "o": "out[b, m_block * {m} + {row}, h, {col}]",
+    "grad_o": "grad_out[b, m_block * {m} + {row}, h, {col}]",
+    "grad_q": "dq[b, m_block * {m} + {row}, h, {col}]",
+    "grad_k": "dk[b, n_block * {n} + {row}, h_kv, {col}]",
+    "grad_v": "dv[b, n_block * {n} + {row}, h_kv, {col}]",
 }
+_SHORT = {"do": "grad_o", "dq": "grad_q", "dk": "grad_k", "dv": "grad_v", "ds": "grad_s"}
+# Where an element's result leaves a kernel: the output of its row, or its gradient.
+_SUMS = {"o": "O", "grad_q": "dQ", "grad_k": "dK", "grad_v": "dV"}
+_GRADIENTS = {"q": "grad_q", "k": "grad_k", "v": "grad_v"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,11 @@ class Element:
     tensor: str
     row: int
     col: int
+
+
+def element_of(tensor: str, row: int, col: int) -> Element:
+    """An element as asked for: the gradients have short names too."""
+    return Element(_SHORT.get(tensor, tensor), row, col)
 
 
 def _checked(kernel: Kernel, element: Element) -> None:
@@ -154,19 +167,26 @@ def _accumulated(kernel: Kernel, name: str, row: int, col: int) -> str:
     return f"thread {thread}, register {register}"
 
 
-def _written(kernel: Kernel, row: int, col: int) -> Iterator[str]:
-    number = row + kernel.product("O")["tile"][0] * col
-    yield f"O[{row}, {col}] is summed in {_accumulated(kernel, 'O', row, col)}"
+def _written(kernel: Kernel, tensor: str, row: int, col: int) -> Iterator[str]:
+    """The way of an element of an output."""
+    name = _SUMS[tensor]
+    number = row + kernel.product(name)["tile"][0] * col
+    yield f"{name}[{row}, {col}] is summed in {_accumulated(kernel, name, row, col)}"
+    if tensor == "grad_q":
+        yield (
+            "registers -> global: added to its fp32 sum over the blocks of keys; a kernel of its "
+            "own reads the sums back into the same registers"
+        )
     wrote = False
     for copy in tile_copies(kernel):
-        if copy.tile.tensor != "o":
+        if copy.tile.tensor != tensor:
             continue
         assert copy.target is not None
         thread, instruction, value = _where(copy.target, number)[0]
         address = int(copy.address[thread, instruction, value]) * ELEMENT_BYTES
         words = {
             "accumulator": f"registers -> shared: thread {thread} writes it to byte {address} "
-            "of sO",
+            f"of s{tensor.upper()}",
             "store": f"shared -> global: thread {thread} copies it in its store number "
             f"{instruction}, element {value} of {copy.values}",
         }
@@ -174,27 +194,49 @@ def _written(kernel: Kernel, row: int, col: int) -> Iterator[str]:
         yield words[copy.kind]
     if not wrote:
         yield "registers -> global: exchanged among the 4 threads of its row, stored 16 bytes each"
-    yield _global(kernel, Element("o", row, col))
+    yield _global(kernel, Element(tensor, row, col))
+
+
+def _from_accumulator(kernel: Kernel, element: Element) -> Iterator[str]:
+    """P and dS, which other warps read from shared memory."""
+    for copy in tile_copies(kernel):
+        if copy.tile.tensor == element.tensor and copy.kind == "accumulator":
+            name = copy.accumulator
+            held = _accumulated(kernel, name, element.row, element.col)
+            yield (
+                f"{name}[{element.row}, {element.col}] is summed in {held}, where {element.tensor} "
+                "takes its place"
+            )
+            yield "registers -> shared: the same thread writes it where its MMA has it"
 
 
 def steps(kernel: Kernel, element: Element) -> Iterator[str]:
     """The way of an element, one step after the other."""
     _checked(kernel, element)
-    if element.tensor != "o":
+    if element.tensor in _SUMS:
+        yield from _written(kernel, element.tensor, element.row, element.col)
+        return
+    loaded = list(_loaded(kernel, element))
+    if loaded:
         yield _global(kernel, element)
-        yield from _loaded(kernel, element)
-        yield _lies(kernel, element)
-        yield from _multiplied(kernel, trace_of(kernel), element)
-    if element.tensor in ("q", "k") and kernel.row.direction == "forward":
+        yield from loaded
+    else:
+        yield from _from_accumulator(kernel, element)
+    yield _lies(kernel, element)
+    yield from _multiplied(kernel, trace_of(kernel), element)
+    if kernel.row.direction == "backward":
+        if element.tensor in _GRADIENTS:
+            yield from _written(kernel, _GRADIENTS[element.tensor], element.row, element.col)
+        return
+    if element.tensor in ("q", "k"):
         at = (element.row, 0) if element.tensor == "q" else (0, element.row)
         yield (
             f"S[{at[0]}, {at[1]}] is one of the sums it goes into: "
             f"{_accumulated(kernel, 'S', *at)}, which becomes P[{at[0]}, {at[1]}] in place"
         )
-    names = [product["name"] for product in kernel.products]
-    row = element.row if element.tensor in ("q", "o") else 0
-    if "O" in names and element.col < kernel.product("O")["tile"][1]:
-        yield from _written(kernel, row, element.col)
+    row = element.row if element.tensor == "q" else 0
+    if element.col < kernel.product("O")["tile"][1]:
+        yield from _written(kernel, "o", row, element.col)
 
 
 def words(kernel: Kernel, element: Element) -> str:
@@ -202,6 +244,17 @@ def words(kernel: Kernel, element: Element) -> str:
     lines = [f"{kernel.name}: {element.tensor} tile, row {element.row}, column {element.col}"]
     lines += [f"{number}. {step}" for number, step in enumerate(steps(kernel, element), 1)]
     return "\n".join(lines)
+
+
+def _sum_of(kernel: Kernel, element: Element) -> tuple[dict[str, Any], tuple[int, int]]:
+    """A product, and the row and column of a sum in it that the element is or goes into."""
+    for copy in tile_copies(kernel):
+        if copy.tile.tensor == element.tensor and copy.kind == "accumulator":
+            return kernel.product(copy.accumulator), (element.row, element.col)
+    product, side, part = next(_operands(kernel, element.tensor))
+    operand = parts_of(product)[part][side]
+    outer = element.col if operand.get("smem", operand)["transposed"] else element.row
+    return product, (outer, 0) if side == "a" else (0, outer)
 
 
 def pictures(kernel: Kernel, element: Element, folder: Path) -> list[Path]:
@@ -215,14 +268,8 @@ def pictures(kernel: Kernel, element: Element, folder: Path) -> list[Path]:
     draw_tile(left, tile, first)
     mark(left, element.row - first, element.col // VECTOR)
     bank_legend(left)
-    name = "S" if element.tensor in ("q", "k") else kernel.products[-1]["name"]
-    product = kernel.product(name)
-    place = {
-        "q": (element.row, 0),
-        "k": (0, element.row),
-        "v": (0, element.col),
-        "o": (element.row, element.col),
-    }.get(element.tensor, (0, 0))
+    product, place = _sum_of(kernel, element)
+    name = product["name"]
     m, n, _ = product["tile"]
     held = accumulator(product)
     owner = np.zeros(m * n, np.int64)
@@ -248,7 +295,7 @@ def pictures(kernel: Kernel, element: Element, folder: Path) -> list[Path]:
         [str(col0 + col) for col in range(cols)],
     )
     mark(right, place[0] - row0, place[1] - col0)
-    right.set_title(f"{name}: thread and register; framed: a sum it goes into", fontsize=8)
+    right.set_title(f"{name}: thread and register; framed: a sum it is or goes into", fontsize=8)
     created.suptitle(
         f"{kernel.name}: {element.tensor} tile, row {element.row}, column {element.col}", fontsize=9
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,22 +40,60 @@ COPY_ROWS = 32  # of a tile that threads copy
 GROUPS = 8  # of 4 banks
 
 
-def pictures(kernel: Kernel) -> Iterator[tuple[str, str, Figure]]:
-    """(name, title, figure) of each picture."""
-    yield "plan", "Shared-memory plan", plan(kernel)
+@dataclass(frozen=True)
+class Sketch:
+    """A picture not yet drawn, and the parts of the kernel that look like it."""
+
+    name: str  # of a file
+    about: str  # what is said of the subjects: "{} in shared memory"
+    subjects: list[str]
+    draw: Callable[[str], Figure]  # given the title
+
+    @property
+    def title(self) -> str:
+        """All it shows."""
+        return self.about.format(", ".join(dict.fromkeys(self.subjects)))
+
+
+def sketches(kernel: Kernel) -> list[Sketch]:
+    """Every picture of a kernel. What looks the same is one picture with several subjects."""
+    found: dict[Any, Sketch] = {}
+
+    def add(key: Any, name: str, about: str, subject: str, draw: Callable[[str], Figure]) -> None:
+        found.setdefault(key, Sketch(name, about, [], draw)).subjects.append(subject)
+
+    add("plan", "plan", "{}", "Shared-memory plan", lambda _: plan(kernel))
     for tile in kernel.tiles().values():
-        title = f"{tile.tensor} in shared memory"
-        yield f"smem_{tile.tensor}", title, shared_memory(kernel, tile)
+        shared = functools.partial(shared_memory, kernel, tile)
+        key: Any = ("smem", tile.notation, tile.address.shape)
+        add(key, f"smem_{tile.tensor}", "{} in shared memory", tile.tensor, shared)
     for copy in tile_copies(kernel):
+        assert copy.target is not None
+        moved = functools.partial(threads, kernel, copy)
+        key = ("copy", copy.instruction, copy.tile.address.shape, copy.target.tobytes())
         name = f"copy_{copy.tile.tensor}_{copy.kind}"
-        yield name, f"Threads: {copy.name}", threads(kernel, copy)
+        add(key, name, "Threads: {}", copy.name, moved)
     for copy in [*tile_copies(kernel), *operand_copies(kernel)]:
         name = f"banks_{copy.tile.tensor}_{copy.kind}"
         if copy.kind == "operand":
             name += f"_{copy.key[0]}" + (f"_{copy.key[2]}" if copy.key[2] else "")
-        yield name, f"Banks: {copy.name}", banks(kernel, copy)
+        used = functools.partial(banks, kernel, copy)
+        key = ("banks", copy.instruction, copy.warps[0, :, 0].tobytes(), _conflicts(copy))
+        add(key, name, "Banks: {}", copy.name, used)
     for product in kernel.products:
-        yield f"product_{product['name']}", f"{product['formula']}", fragments(kernel, product)
+        held = functools.partial(fragments, kernel, product)
+        key = ("product", *product["tile"][:2], accumulator(product).tobytes())
+        add(key, f"product_{product['name']}", "{}", product["formula"], held)
+    return list(found.values())
+
+
+def _conflicts(copy: TileCopy) -> int:
+    return int((bank_phases(copy) - 1).sum())
+
+
+def _wrapped(text: str, width: float) -> str:
+    """Text in lines that fit a figure so many inches wide, at 8 points."""
+    return textwrap.fill(text, max(int(width * 13), 30))
 
 
 def plan(kernel: Kernel) -> Figure:
@@ -121,7 +162,7 @@ def bank_legend(axes: Axes) -> None:
     legend(axes, [(colour(i), f"banks {4 * i}-{4 * i + 3}") for i in range(GROUPS)])
 
 
-def shared_memory(kernel: Kernel, tile: SharedTile) -> Figure:
+def shared_memory(kernel: Kernel, tile: SharedTile, subjects: str) -> Figure:
     """Left: the tile, where each 16-byte vector lies. Right: the memory, what lies there."""
     rows, cols = _vectors(tile)
     address = tile.address[:rows, ::VECTOR] * ELEMENT_BYTES
@@ -154,11 +195,12 @@ def shared_memory(kernel: Kernel, tile: SharedTile) -> Figure:
     right.set_ylabel("byte address", fontsize=7)
     bank_legend(right)
     shape = " x ".join(map(str, tile.address.shape))
-    created.suptitle(f"{kernel.name}: {tile.tensor} ({shape})  {tile.notation}", fontsize=9)
+    title = f"{kernel.name}: {subjects} ({shape})  {tile.notation}"
+    created.suptitle(_wrapped(title, created.get_figwidth()), fontsize=9)
     return created
 
 
-def threads(kernel: Kernel, copy: TileCopy) -> Figure:
+def threads(kernel: Kernel, copy: TileCopy, subjects: str) -> Figure:
     """Which thread moves each vector of the tile, in which instruction."""
     assert copy.target is not None
     tile_rows, tile_cols = copy.tile.address.shape
@@ -192,15 +234,15 @@ def threads(kernel: Kernel, copy: TileCopy) -> Figure:
     axes.set_ylabel("row", fontsize=7)
     legend(axes, [(distinct(order[i]), f"instruction {i}") for i in shown[:24]])
     size = copy.values * ELEMENT_BYTES
-    axes.set_title(
-        f"{kernel.name}\n{copy.name}: thread that moves each {size}-byte vector "
-        f"({copy.instruction}), {total} instructions a thread",
-        fontsize=8,
+    title = (
+        f"{subjects}: thread that moves each {size}-byte vector ({copy.instruction}), "
+        f"{total} instructions a thread"
     )
+    created.suptitle(f"{kernel.name}\n{_wrapped(title, created.get_figwidth())}", fontsize=8)
     return created
 
 
-def banks(kernel: Kernel, copy: TileCopy) -> Figure:
+def banks(kernel: Kernel, copy: TileCopy, subjects: str) -> Figure:
     """The first instruction of warp 0: which lane uses which bank in which pass of which phase."""
     size = copy.values * ELEMENT_BYTES
     groups = hardware.phases(copy.instruction, size)
@@ -230,16 +272,15 @@ def banks(kernel: Kernel, copy: TileCopy) -> Figure:
     )
     ticks(axes, [label for label, _ in lines], [str(bank) for bank in range(32)])
     axes.set_xlabel("bank; in each cell the lane that uses it", fontsize=7)
-    conflicts = int((bank_phases(copy) - 1).sum())
-    axes.set_title(
-        f"{kernel.name}\n{copy.name}: the first {copy.instruction} of warp 0; "
-        f"{conflicts} conflicts in the whole tile",
-        fontsize=8,
+    title = (
+        f"{subjects}: the first {copy.instruction} of warp 0; "
+        f"{_conflicts(copy)} conflicts in the whole tile"
     )
+    created.suptitle(f"{kernel.name}\n{_wrapped(title, created.get_figwidth())}", fontsize=8)
     return created
 
 
-def fragments(kernel: Kernel, product: dict[str, Any]) -> Figure:
+def fragments(kernel: Kernel, product: dict[str, Any], subjects: str) -> Figure:
     """A corner of the accumulator: thread and register of each element; and the tile by warps."""
     m, n, _ = product["tile"]
     elements = accumulator_elements(product)
@@ -278,7 +319,7 @@ def fragments(kernel: Kernel, product: dict[str, Any]) -> Figure:
     right.tick_params(labelsize=6)
     right.set_title(f"the whole {m} x {n} accumulator by warp", fontsize=8)
     created.suptitle(
-        f"{kernel.name}: {product['formula']}, {product['instruction']}, "
+        f"{kernel.name}: {subjects}, {product['instruction']}, "
         f"{held.shape[1]} registers a thread, "
         f"{elements.shape[2]} x {elements.shape[3]} instructions of a warp a k block",
         fontsize=9,

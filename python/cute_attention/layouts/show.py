@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from cute_attention.layouts.grid import save
 from cute_attention.layouts.model import Kernel
 from cute_attention.layouts.page import Picture, page
-from cute_attention.layouts.pictures import pictures
+from cute_attention.layouts.pictures import Sketch, sketches
+
+_work: list[tuple[Sketch, Path, str]] = []  # what a worker process inherits
 
 
-def show(kernel: Kernel, folder: Path) -> list[Path]:
+def _draw(index: int) -> list[Path]:
+    sketch, folder, name = _work[index]
+    return save(sketch.draw(sketch.title), folder, name)
+
+
+def show(kernel: Kernel, folder: Path, jobs: int | None = None) -> list[Path]:
     """Writes the pictures and the page; returns the files, the page last."""
-    files, drawn = [], []
-    for name, title, created in pictures(kernel):
-        saved = save(created, folder, f"{kernel.name}_{name}")
-        files += saved
-        drawn.append(Picture(name, title, saved[0].read_text()))
+    wanted = sketches(kernel)
+    _work[:] = [(sketch, folder, f"{kernel.name}_{sketch.name}") for sketch in wanted]
+    saved = list(_saved(jobs or min(os.cpu_count() or 1, 8)))
+    drawn = [
+        Picture(sketch.name, sketch.title, files[0].read_text())
+        for sketch, files in zip(wanted, saved, strict=True)
+    ]
     html = folder / f"{kernel.name}.html"
     html.write_text(page(kernel, drawn))
-    return [*files, html]
+    return [*(file for files in saved for file in files), html]
+
+
+def _saved(jobs: int) -> Iterator[list[Path]]:
+    """The files of each picture, drawn by processes that share this one's memory."""
+    if jobs > 1 and "fork" in multiprocessing.get_all_start_methods():
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            yield from pool.imap(_draw, range(len(_work)))
+    else:
+        yield from map(_draw, range(len(_work)))
