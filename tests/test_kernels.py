@@ -285,7 +285,7 @@ def test_packed_sequences_on_two_streams_and_in_a_graph(row: rows.TableRow) -> N
         calls.append((q, k, v, cu, cu, longest, longest))
 
     def run(call: tuple[Any, ...]) -> Tensor:
-        return attention_varlen(*call, causal=True, backend=row.arch)
+        return attention_varlen(*call, backend=row.arch, **options_for(row, CAUSAL))
 
     alone = [run(call) for call in calls]
     streams = [torch.cuda.Stream() for _ in calls]
