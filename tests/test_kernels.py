@@ -75,6 +75,10 @@ CASES = {
     "window_without_keys": Case(1, 300, 100, 4, 4, {"window": (5, 5)}),
     "scale": Case(2, 150, 170, 4, 4, {"scale": 0.3, "causal": True}),
     "huge_logits": Case(1, 200, 300, 2, 2, CAUSAL, magnitude=12.0),
+    # The maximum grows by far from one tile to the next.
+    "growing_maximum": Case(1, 200, 900, 2, 2, {}, magnitude=4.0),
+    # The first key that row 0 sees is the last of a tile that all rows see whole.
+    "no_key_before_a_full_tile": Case(1, 128, 255, 2, 2, CAUSAL, magnitude=3.0),
     "long_causal": Case(1, 1500, 1500, 2, 2, CAUSAL),
 }
 

@@ -67,12 +67,12 @@ def test_elements_outside_a_tile_are_refused(capsys):
     assert "--tensor x, expected one of ['q', 'k', 'v', 'o']" in capsys.readouterr().err
 
 
-def test_diff_counts_what_a_smaller_tile_changes(kernel):
-    (smaller,) = kernels([Request(edited(kernel.row, ["tile_n=64"]))])
-    old, new = diff.metrics(kernel), diff.metrics(smaller)
-    assert (old["buffer k, bytes"], new["buffer k, bytes"]) == ("16384", "8192")
-    assert (old["S = Q K^T"], new["S = Q K^T"]) == ("512 mma.m16n8k16", "256 mma.m16n8k16")
-    assert "tile (queries x keys)" in diff.numbers(kernel, smaller)
+def test_diff_counts_what_a_larger_tile_changes(kernel):
+    (larger,) = kernels([Request(edited(kernel.row, ["tile_n=128"]))])
+    old, new = diff.metrics(kernel), diff.metrics(larger)
+    assert (old["buffer k, bytes"], new["buffer k, bytes"]) == ("8192", "16384")
+    assert (old["S = Q K^T"], new["S = Q K^T"]) == ("256 mma.m16n8k16", "512 mma.m16n8k16")
+    assert "tile (queries x keys)" in diff.numbers(kernel, larger)
     assert diff.numbers(kernel, kernel).endswith("the layouts are the same")
 
 
@@ -87,7 +87,7 @@ def test_the_page_is_self_contained_and_its_script_runs(kernel, tmp_path):
     assert len(set(identifiers)) == len(identifiers)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
     assert data["tiles"]["k"]["addresses"][1][:2] == [144, 128]
-    assert data["tiles"]["k"]["paths"][5][5][0].startswith("k[b, n_block * 128 + 5")
+    assert data["tiles"]["k"]["paths"][5][5][0].startswith("k[b, n_block * 64 + 5")
     if shutil.which("node"):
         script = tmp_path / "page.js"
         script.write_text(re.search(r"<script>\n(.*?)</script>", page, re.DOTALL)[1])

@@ -105,6 +105,38 @@ struct OnlineSoftmax {
     }
   }
 
+  // Turns scores (ROWS, COLS) of a tile into probabilities relative to the maximum of the tiles
+  // before, without looking for their own: exact as long as none exceeds `limit`, as only their
+  // ratio to the sum counts. Returns whether that is so for the whole warp; else, as where a row
+  // has seen no key yet, nothing but the scores has changed, and they are to be made once more for
+  // update_max.
+  template <class Scores>
+  CUTE_DEVICE bool exponentiate_within(Scores&& scores, float limit) {
+    using namespace cute;
+    CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
+    Rows sums;
+    clear(sums);
+    float total = 0.f;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      float const old_reference = row_max(row) * scale_log2;
+      CUTE_UNROLL
+      for (int col = 0; col < size<1>(scores); ++col) {
+        scores(row, col) = exp2f(scores(row, col) * scale_log2 - old_reference);
+        sums(row) += scores(row, col);
+      }
+      total += sums(row);
+    }
+    bool const within = __all_sync(0xffffffffu, total <= limit);  // false for NaN
+    if (within) {
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        row_sum(row) += sums(row);
+      }
+    }
+    return within;
+  }
+
   // As update_max, for scores whose exponentiated values stay relative to an older maximum until
   // the true one has grown by more than kLag in base 2. Returns whether the output so far must be
   // multiplied by `factors`; the warp agrees. The result is as exact: values reach 2^kLag instead

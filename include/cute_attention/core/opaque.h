@@ -13,5 +13,9 @@ CUTE_DEVICE int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+CUTE_DEVICE uint32_t opaque(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 
 }  // namespace cute_attention

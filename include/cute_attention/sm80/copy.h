@@ -35,7 +35,7 @@ CUTE_DEVICE auto tile_coordinates(Tile const& tile) {
 // kCheckRows rows from `rows` on.
 template <bool kCheckRows, class TiledCopy, class Gmem, class Smem>
 CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Gmem const& gX, Smem&& sX, int rows,
-                           int cols, int thread) {
+                           int cols, uint32_t thread) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(gX) == size<0>(sX));
   CUTE_STATIC_ASSERT_V(size<1>(gX) == size<1>(sX));

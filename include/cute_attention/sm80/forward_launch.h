@@ -10,7 +10,7 @@
 namespace cute_attention::sm80 {
 
 template <class Row>
-__global__ void __launch_bounds__(Row::kConfig.warps * 32)
+__global__ void __launch_bounds__(ForwardTraits<Row>::kThreads, ForwardTraits<Row>::kCtas)
     forward(CUTE_GRID_CONSTANT ForwardParams const params) {
   using Kernel = ForwardKernel<Row>;
   extern __shared__ __align__(128) unsigned char shared_memory[];

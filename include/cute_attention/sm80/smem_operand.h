@@ -1,0 +1,90 @@
+// sm80/smem_operand.h: an operand of an MMA in a swizzled tile of shared memory, as the addresses
+// that this thread gives to ldmatrix.
+//
+// CuTe says where the thread's first 16 bytes lie and how far from there every other block's do.
+// The swizzle moves vectors within a row of its atom by an XOR, and a block begins at a multiple of
+// what a thread's own position spans there: its address is one XOR from the thread's first, plus a
+// constant that the instruction holds. So a product computes at most four addresses, not one for
+// each block.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_attention/core/opaque.h"
+
+namespace cute_attention::sm80 {
+
+// Four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix".
+template <bool kTransposed>
+CUTE_DEVICE void ldmatrix(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2,
+                          uint32_t& r3) {
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+                 : "r"(address));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+                 : "r"(address));
+  }
+}
+
+//   TiledCopy    ldmatrix, tiled as operand A or B of an MMA
+//   SmemLayout   (M or N, K), swizzled; of K the first kK are the operand
+//   kRow         elements in a row of the swizzled atom
+template <class TiledCopy, class SmemLayout, int kRow, bool kTransposed,
+          int kK = decltype(cute::size<1>(SmemLayout{}))::value>
+struct SmemOperand {
+  using Element = typename TiledCopy::ValType;
+  static constexpr uint32_t kElementBytes = sizeof(Element);
+
+  uint32_t first;  // shared-memory address of this thread's vector of block (0, 0)
+
+  CUTE_DEVICE SmemOperand(Element const* tile, uint32_t thread) {
+    using namespace cute;
+    Tensor sX = make_tensor(make_smem_ptr(tile), SmemLayout{});
+    Tensor tXsX = TiledCopy{}.get_slice(thread).partition_S(sX);  // (CPY, CPY_MN, CPY_K)
+    first = cast_smem_ptr_to_uint(raw_pointer_cast(&tXsX(0)));
+  }
+
+  // Loads K block k of the operand's fragment (MMA, MMA_MN, MMA_K).
+  template <class Fragment>
+  CUTE_DEVICE void load(Fragment& fragment, int k) const {
+    using namespace cute;
+    auto const copy = TiledCopy{}.get_slice(_0{});
+    Tensor tXrX = copy.retile_D(fragment);  // ((8, VECTORS), CPY_MN, CPY_K)
+    auto const vectors =
+        copy.partition_S(  // ((8, VECTORS), CPY_MN, CPY_K)
+                make_tensor(make_smem_ptr(static_cast<Element*>(nullptr)), SmemLayout{}))
+            .layout();
+    CUTE_STATIC_ASSERT_V((size<0, 1>(tXrX) == size<0, 1>(vectors)));
+    CUTE_STATIC_ASSERT_V(size<1>(tXrX) == size<1>(vectors));
+    CUTE_UNROLL
+    for (int block = 0; block < size<1>(tXrX); ++block) {
+      CUTE_UNROLL
+      for (int v = 0; v < size<0, 1>(tXrX); ++v) {
+        uint32_t const offset = uint32_t(vectors(make_coord(_0{}, v), block, k)) * kElementBytes;
+        uint32_t const in_row = offset % (kRow * kElementBytes);
+        Tensor r = recast<uint32_t>(tXrX(make_coord(_, v), block, k));
+        CUTE_STATIC_ASSERT_V(size(r) == _4{});
+        ldmatrix<kTransposed>((first ^ in_row) + (offset - in_row), r(0), r(1), r(2), r(3));
+      }
+    }
+  }
+
+  // The operand as a tensor of its shape (M or N, K), to make fragments of.
+  CUTE_DEVICE static auto shape_tensor() {
+    using namespace cute;
+    return make_tensor(make_smem_ptr(static_cast<Element*>(nullptr)),
+                       make_layout(make_shape(size<0>(SmemLayout{}), Int<kK>{})));
+  }
+
+  // The same, whose addresses the compiler computes where they are used, not ahead of a loop.
+  CUTE_DEVICE SmemOperand here() const {
+    SmemOperand operand = *this;
+    operand.first = opaque(first);
+    return operand;
+  }
+};
+
+}  // namespace cute_attention::sm80
