@@ -17,10 +17,11 @@
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/work_tile.h"
-#include "cute_attention/sm80/backward_gemm.h"
+#include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_scores.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
+#include "cute_attention/sm80/gemm.h"
 #include "cute_attention/sm80/pending_sums.h"
 
 namespace cute_attention::sm80 {
@@ -28,6 +29,7 @@ namespace cute_attention::sm80 {
 template <class Row>
 struct BackwardKernel {
   using Traits = BackwardTraits<Row>;
+  using Operands = BackwardOperands<Traits>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
   static constexpr int kTileM = Traits::kTileM;
@@ -66,6 +68,9 @@ struct BackwardKernel {
         thread(int(threadIdx.x)),
         own(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
         elements(params) {}
+
+  // Inside the loop over steps, where addresses are computed anew.
+  CUTE_DEVICE uint32_t unsigned_thread() const { return uint32_t(opaque(thread)); }
 
   CUTE_DEVICE void run() {
     using namespace cute;
@@ -123,13 +128,13 @@ struct BackwardKernel {
         head_tile<kTileM, kHeadDim>(static_cast<Element const*>(params.q), params.q_stride,
                                     step.head, row),
         make_tensor(make_smem_ptr(shared.q[stage].data()), typename Traits::SmemLayoutQ{}), rows,
-        params.head_dim, opaque(thread));
+        params.head_dim, unsigned_thread());
     load_tile<true>(
         copy_o,
         head_tile<kTileM, kHeadDimV>(static_cast<Element const*>(params.grad_o),
                                      params.grad_o_stride, step.head, row),
         make_tensor(make_smem_ptr(shared.grad_o[stage].data()), typename Traits::SmemLayoutGradO{}),
-        rows, params.head_dim_v, opaque(thread));
+        rows, params.head_dim_v, unsigned_thread());
     int const query = opaque(thread) % kTileM;
     if (thread < 2 * kTileM) {
       int64_t const first =
@@ -186,14 +191,11 @@ struct BackwardKernel {
   template <class Scores, class GradQ>
   CUTE_DEVICE void scores(Step const& step, int stage, Scores& tSrS, GradQ const& tQrQ) {
     using namespace cute;
-    typename Traits::TiledMmaS mma;
-    Tensor sK =
-        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});  // (N, D)
-    Tensor sQ = make_tensor(make_smem_ptr(shared.q[stage].data()),
-                            typename Traits::SmemLayoutQ{});  // (M, D)
     clear(tSrS);
-    gemm_and(mma, typename Traits::SmemCopyK{}, typename Traits::SmemCopyQ{}, sK, sQ, tSrS, thread,
-             [&](int k) { sums.add(tQrQ, k, thread); });
+    gemm_smem(typename Traits::TiledMmaS{},
+              typename Operands::K(shared.k.data(), unsigned_thread()),
+              typename Operands::Q(shared.q[stage].data(), unsigned_thread()), tSrS,
+              [&](int k) { sums.add(tQrQ, k, thread); });
   }
 
   // Hidden keys get scores of -infinity.
@@ -226,27 +228,23 @@ struct BackwardKernel {
   template <class Scores>
   CUTE_DEVICE void probabilities(int stage, Scores& tSrS, Scores& tSrP) {
     using namespace cute;
-    typename Traits::TiledMmaS mma;
-    Tensor sV =
-        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV)
-    Tensor sO = make_tensor(make_smem_ptr(shared.grad_o[stage].data()),               // (M, DV)
-                            typename Traits::SmemLayoutGradO{});
     Tensor tSsL = row_numbers(shared.lse[stage]);                           // (MMA, MMA_N, MMA_M)
     Tensor sL = make_tensor(tSsL.data(), rows_and_columns(tSsL.layout()));  // (ROWS, COLS)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
     constexpr int kCols = decltype(size<1>(rS))::value;
     constexpr int kBlocks = kHeadDimV / 16;
     clear(tSrP);
-    gemm_and(mma, typename Traits::SmemCopyK{}, typename Traits::SmemCopyQ{}, sV, sO, tSrP, thread,
-             [&](int k) {
-               CUTE_UNROLL
-               for (int col = 0; col < kCols; ++col) {
-                 if (col * kBlocks / kCols != k) {
-                   continue;  // under the products of another K block
-                 }
-                 elements.begin(rS(_, col), sL(0, col));
-               }
-             });
+    gemm_smem(
+        typename Traits::TiledMmaS{}, typename Operands::V(shared.v.data(), unsigned_thread()),
+        typename Operands::GradO(shared.grad_o[stage].data(), unsigned_thread()), tSrP, [&](int k) {
+          CUTE_UNROLL
+          for (int col = 0; col < kCols; ++col) {
+            if (col * kBlocks / kCols != k) {
+              continue;  // under the products of another K block
+            }
+            elements.begin(rS(_, col), sL(0, col));
+          }
+        });
   }
 
   // dV += P^T dO and dK += dS^T Q with dS = P (dP - delta), unscaled.
@@ -258,7 +256,6 @@ struct BackwardKernel {
     using namespace cute;
     typename Traits::TiledMmaS mma_s;
     typename Traits::TiledMmaKV mma;
-    typename Traits::SmemCopyQt copy_b;
     auto tSrS =
         partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
     auto tSrP =
@@ -269,16 +266,22 @@ struct BackwardKernel {
     hide_keys(step, tSrS);
     probabilities(stage, tSrS, tSrP);
 
-    Tensor sQt = make_tensor(make_smem_ptr(shared.q[stage].data()),
-                             typename Traits::SmemLayoutQt{});            // (D, M)
-    Tensor sOt = make_tensor(make_smem_ptr(shared.grad_o[stage].data()),  // (DV, M)
-                             typename Traits::SmemLayoutGradOt{});
     Tensor sP =
         make_tensor(make_smem_ptr(shared.p.data()), typename Traits::SmemLayoutP{});  // (N, M)
     Tensor sS =
         make_tensor(make_smem_ptr(shared.grad_s.data()), typename Traits::SmemLayoutP{});  // (N, M)
-    auto const part = [&](auto const& sX, int index) {  // the columns of one column of warps
-      return local_tile(sX, make_shape(size<0>(sX), Int<kPartM>{}), make_coord(0, index));
+    // What a column of warps has of an operand: kPartM of its K.
+    auto const part_p = [&](auto const& p, int index) {
+      return typename Operands::P(p.data() + index * (kTileN * kPartM), unsigned_thread());
+    };
+    auto const part_qt = [&](int index) {
+      return typename Operands::Qt(
+          shared.q[stage].data() + index * (kPartM * kSwizzleCols<kHeadDim>), unsigned_thread());
+    };
+    auto const part_ot = [&](int index) {
+      return typename Operands::GradOt(
+          shared.grad_o[stage].data() + index * (kPartM * kSwizzleCols<kHeadDimV>),
+          unsigned_thread());
     };
 
     // The own part, from registers: (MMA, MMA_N, MMA_M / 2).
@@ -310,24 +313,23 @@ struct BackwardKernel {
       }
       return p16;
     };
-    gemm_of(mma, copy_b, own_p, part(sOt, own), tVrV, thread);
-    gemm_of(mma, copy_b, [&](int k) { return rS16(_, _, k); }, part(sQt, own), tKrK, thread);
+    gemm_register_a(mma, own_p, part_ot(own), tVrV);
+    gemm_register_a(mma, [&](int k) { return rS16(_, _, k); }, part_qt(own), tKrK);
     if constexpr (Traits::kWarpsM == 1) {
       __syncthreads();  // dS of all is in shared memory
       sums.end(thread);
     } else {
-      typename Traits::SmemCopyP copy_a;
       int other = (own + 1) % Traits::kWarpsM;
-      Tensor tVrO = load_operand_b(mma, copy_b, part(sOt, other), thread);  // (MMA, MMA_D, MMA_M)
-      __syncthreads();  // P and dS of all are in shared memory
+      Tensor tVrO = load_operand_b(mma, part_ot(other));  // (MMA, MMA_D, MMA_M)
+      __syncthreads();                                    // P and dS of all are in shared memory
       sums.end(thread);
-      gemm_with_b(mma, copy_a, part(sP, other), tVrO, tVrV, thread);
-      gemm_and(mma, copy_a, copy_b, part(sS, other), part(sQt, other), tKrK, thread);
+      gemm_register_b(mma, part_p(shared.p, other), tVrO, tVrV);
+      gemm_smem(mma, part_p(shared.grad_s, other), part_qt(other), tKrK);
       CUTE_UNROLL
       for (int i = 2; i < Traits::kWarpsM; ++i) {
         other = (own + i) % Traits::kWarpsM;
-        gemm_and(mma, copy_a, copy_b, part(sP, other), part(sOt, other), tVrV, thread);
-        gemm_and(mma, copy_a, copy_b, part(sS, other), part(sQt, other), tKrK, thread);
+        gemm_smem(mma, part_p(shared.p, other), part_ot(other), tVrV);
+        gemm_smem(mma, part_p(shared.grad_s, other), part_qt(other), tKrK);
       }
     }
   }
@@ -343,14 +345,10 @@ struct BackwardKernel {
       KvTiles const keys = kv_tiles(sequence, step.m_block * kTileM, kTileM, kTileN);
       sums.set_turn(params.grad_q_turn + block, tile.n_block - keys.begin);
     }
-    typename Traits::TiledMmaQ mma;
-    Tensor sSt = make_tensor(make_smem_ptr(shared.grad_s.data()),
-                             typename Traits::SmemLayoutPt{});  // (M, N)
-    Tensor sKt =
-        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutKt{});  // (D, N)
     clear(tQrQ);
-    gemm_and(mma, typename Traits::SmemCopyPt{}, typename Traits::SmemCopyKt{}, sSt, sKt, tQrQ,
-             thread);
+    gemm_smem(typename Traits::TiledMmaQ{},
+              typename Operands::Pt(shared.grad_s.data(), unsigned_thread()),
+              typename Operands::Kt(shared.k.data(), unsigned_thread()), tQrQ);
   }
 
   // dK and dV leave through shared memory in whole 16-byte vectors.

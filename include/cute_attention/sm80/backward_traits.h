@@ -76,9 +76,9 @@ struct BackwardTraits {
   using SmemLayoutGradO = SmemTile<kTileM, kHeadDimV>;
   using SmemLayoutGradOt = SmemTileTransposed<kTileM, kHeadDimV>;
   // P^T and dS^T (N, M), the kPartM columns of each column of warps together.
-  using SmemLayoutP =
-      decltype(cute::tile_to_shape(NarrowAtom<(kPartM < 64 ? kPartM : 64)>{},
-                                   cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>{}));
+  static constexpr int kRowP = kPartM < 64 ? kPartM : 64;
+  using SmemLayoutP = decltype(cute::tile_to_shape(
+      NarrowAtom<kRowP>{}, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>{}));
   using SmemLayoutPt = decltype(cute::composition(
       SmemLayoutP{}, cute::Layout<cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>,
                                   cute::Stride<cute::Int<kTileN>, cute::_1>>{}));

@@ -13,7 +13,9 @@ constexpr int kSumVector = 1;
 #endif
 using SumVector = cutlass::AlignedArray<float, kSumVector>;
 
-// Adds where `wanted`; a predicate, since a branch would wait for all loads in flight.
+// Adds where `wanted`. Unconditional additions (zeros, at the first step) would be fewer
+// instructions, but from -O2 on ptxas puts them all ahead of the product that they should run
+// under: 313 TFLOP/s against 336 at head dim 128 on an NVIDIA H200.
 CUTE_DEVICE void add_to_global(SumVector* address, SumVector const& value, bool wanted) {
   if constexpr (kSumVector == 4) {
     asm volatile(

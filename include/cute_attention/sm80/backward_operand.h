@@ -1,0 +1,75 @@
+// sm80/backward_operand.h: the operands of the backward's products in shared memory; how scores in
+// registers become an operand of the next product, and how it gets to other warps.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/sm80/backward_traits.h"
+#include "cute_attention/sm80/smem_operand.h"
+
+namespace cute_attention::sm80 {
+
+template <class Traits>
+struct BackwardOperands {
+  static constexpr int kRow = kSwizzleCols<Traits::kHeadDim>;
+  static constexpr int kRowV = kSwizzleCols<Traits::kHeadDimV>;
+  static constexpr int kRowP = Traits::kRowP;
+  static constexpr int kPartM = Traits::kPartM;
+  template <class TiledCopy, class SmemLayout, int kElements>
+  using Straight = SmemOperand<TiledCopy, SmemLayout, kElements, false>;
+  template <class TiledCopy, class SmemLayout, int kElements>
+  using Transposed = SmemOperand<TiledCopy, SmemLayout, kElements, true>;
+
+  // S^T = K Q^T and dP^T = V dO^T.
+  using K = Straight<typename Traits::SmemCopyK, typename Traits::SmemLayoutK, kRow>;
+  using Q = Straight<typename Traits::SmemCopyQ, typename Traits::SmemLayoutQ, kRow>;
+  using V = Straight<typename Traits::SmemCopyK, typename Traits::SmemLayoutV, kRowV>;
+  using GradO = Straight<typename Traits::SmemCopyQ, typename Traits::SmemLayoutGradO, kRowV>;
+  // dV += P^T dO and dK += dS^T Q, a column of warps' part of the queries.
+  using P =
+      SmemOperand<typename Traits::SmemCopyP, typename Traits::SmemLayoutP, kRowP, false, kPartM>;
+  using Qt =
+      SmemOperand<typename Traits::SmemCopyQt, typename Traits::SmemLayoutQt, kRow, true, kPartM>;
+  using GradOt = SmemOperand<typename Traits::SmemCopyQt, typename Traits::SmemLayoutGradOt, kRowV,
+                             true, kPartM>;
+  // dQ = dS K.
+  using Pt = Transposed<typename Traits::SmemCopyPt, typename Traits::SmemLayoutPt, kRowP>;
+  using Kt = Transposed<typename Traits::SmemCopyKt, typename Traits::SmemLayoutKt, kRow>;
+};
+
+// A part of an accumulator, rounded to Element; `convert` takes its values as they lie.
+template <class Element, class Block>
+CUTE_DEVICE auto rounded(Block const& block) {
+  using namespace cute;
+  Tensor compact = make_fragment_like(block);  // as block, without gaps
+  copy(block, compact);
+  return convert<Element>(compact);
+}
+
+// One K block ((2 cols, 2 rows, 2 col blocks), MMA_M) of an A operand as (ROWS, COLS).
+template <class Block>
+CUTE_DEVICE auto operand_rows(Block&& block) {
+  using namespace cute;
+  auto const layout = block.layout();
+  return make_tensor(block.data(), make_layout(make_layout(get<0, 1>(layout), get<1>(layout)),
+                                               make_layout(get<0, 0>(layout), get<0, 2>(layout))));
+}
+
+// Registers of one K block ((2, 2, 2), MMA_M) of a transposed A operand, into columns 16 k .. of
+//   tXsX  ((2, 2), MMA_M, MMA_N)  the accumulator's places in shared memory
+template <class Block, class Smem>
+CUTE_DEVICE void store_operand_block(Block const& block, Smem&& tXsX, int k) {
+  using namespace cute;
+  Tensor r32 = recast<uint32_t>(block);  // ((1, 2, 2), MMA_M)
+  Tensor s32 = recast<uint32_t>(tXsX);   // ((1, 2), MMA_M, MMA_N)
+  CUTE_UNROLL
+  for (int m = 0; m < size<1>(r32); ++m) {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      s32(make_coord(0, i % 2), m, 2 * k + i / 2) = r32(make_coord(0, i % 2, i / 2), m);
+    }
+  }
+}
+
+}  // namespace cute_attention::sm80
