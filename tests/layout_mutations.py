@@ -172,6 +172,22 @@ CROOKED_TMA_BUFFER = """
     char tiles[8];
   };
 """
+OVERLAPPING_KEYS_AND_VALUES = """
+  struct SharedMemory {
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutQ>, 1024> q;
+    union {
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 1024> k;
+      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV>, 1024> v;
+    };
+    char tiles[8];
+  };
+"""
+PLAIN_TMA_K = """
+  using SmemLayoutK = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_K_INTER_Atom<Element>{},
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDim>,
+                  cute::Int<Base::kStages>>{}));
+"""
 
 HOPPER_FORWARD = [
     Mutation(
@@ -183,6 +199,12 @@ HOPPER_FORWARD = [
     Mutation("transpose in the wrong order", WRONG_ORDER_VT, _violated("fragments/O")),
     Mutation("wrong major", WRONG_MAJOR_V, _violated("fragments/O")),
     Mutation("crooked buffer for TMA", CROOKED_TMA_BUFFER, _violated("alignment/buffers")),
+    Mutation("overlapping plan of sm90", OVERLAPPING_KEYS_AND_VALUES, _violated("plan/k")),
+    Mutation(
+        "swizzle of sm90 removed",
+        PLAIN_TMA_K,
+        _violated("copied once/k:", "swizzle/k:", "fragments/S"),
+    ),
 ]
 
 
@@ -198,10 +220,39 @@ SCATTERED_QUERIES = """
   using SmemCopyK = decltype(cute::make_tiled_copy_A(typename Base::Ldmatrix{}, TiledMmaS{}));
   using SmemCopyQ = decltype(cute::make_tiled_copy_B(typename Base::Ldmatrix{}, TiledMmaS{}));
 """
+WRONG_ATOM_KT = """
+  using SmemCopyKt = decltype(cute::make_tiled_copy_B(typename Base::Ldmatrix{},
+                                                      typename Base::TiledMmaQ{}));
+"""
+OVERLAPPING_SCORES = """
+  template <class Layout>
+  using Tile = cute::array_aligned<Element, cute::cosize_v<Layout>, 128>;
+  struct SharedMemory {
+    Tile<typename Base::SmemLayoutK> k;
+    Tile<typename Base::SmemLayoutV> v;
+    union {
+      Tile<typename Base::SmemLayoutQ> q[Base::kStages];
+      Tile<typename Base::SmemLayoutP> grad_s;
+    };
+    Tile<typename Base::SmemLayoutGradO> grad_o[Base::kStages];
+    Tile<typename Base::SmemLayoutP> p;
+    float lse[Base::kStages][Base::kTileM];
+    float delta[Base::kStages][Base::kTileM];
+  };
+"""
+NUMBER_OF_THE_KEY = """
+  using SmemLayoutRow = cute::Layout<
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kTileM>>,
+      cute::Stride<cute::_1, cute::_0>>;
+"""
 
 BACKWARD = [
     Mutation(
         "swizzle of dS removed", PLAIN_P, _violated("banks/p:", "banks/grad_s:", "fragments/dQ")
     ),
     Mutation("scattered queries", SCATTERED_QUERIES, _violated("fragments/dV", "fragments/dK")),
+    Mutation("wrong atom for K transposed", WRONG_ATOM_KT, _violated("fragments/dQ")),
+    Mutation("transposed copy of Q and K", TRANSPOSED_COPY, _violated("sectors/q:", "sectors/k:")),
+    Mutation("Q and dS overlap", OVERLAPPING_SCORES, _violated("plan/q")),
+    Mutation("LSE of the key", NUMBER_OF_THE_KEY, _violated("fragments/lse:", "fragments/delta:")),
 ]

@@ -85,6 +85,8 @@ def test_each_broken_layout_is_caught_by_the_right_rule(mutated, mutation):
         "swizzle that splits vectors": {"banks", "fragments"},
         "wrong atom for K": {"vectors"},
         "vectors copied twice": {"vectors", "sectors", "fragments"},
+        "wrong atom for K transposed": {"vectors", "banks"},
+        "LSE of the key": {"vectors", "banks"},
     }
     others = {rule for rule, _ in caught - mutation.violated}
     assert others <= allowed.get(mutation.name, set())
