@@ -115,6 +115,16 @@ def run_installed(installed: Path, folder: Path, *arguments: str) -> str:
     return result.stdout
 
 
+def test_layout_lab_runs_from_the_installed_package(installed, tmp_path):
+    lab = ("-m", "cute_attention.layouts")
+    checked = run_installed(installed, tmp_path, *lab, "check", "sm80_fwd_bf16_d64")
+    assert checked.splitlines()[-1].startswith("1 rows, ")
+    assert checked.rstrip().endswith(", 0 violated")
+    told = run_installed(installed, tmp_path, *lab, "explain", "sm80_fwd_bf16_d64")
+    assert "1. q[b, m_block * 128 + 0, h, 0]" in told
+    assert list((tmp_path / "cute-attention" / "layouts").glob("*.json"))
+
+
 def test_cpp_example_compiles_against_the_installed_package(installed, tmp_path):
     build = tmp_path / "build"
     source = ROOT / "examples" / "cpp"
