@@ -105,8 +105,8 @@ def _csv(counts: dict[str, int], name: str) -> str:
 
 def test_counters_are_read_and_compared(kernel):
     expected = ncu.predicted(kernel)
-    # 2 heads x 4 tiles of queries, each 8 x (32 + 128 + 128) ldmatrix.
-    assert expected["ldmatrix"] == 2 * 4 * 8 * (32 + 128 + 128)
+    # 2 heads x 4 tiles of queries, each 8 x (32 + 64 + 64) ldmatrix.
+    assert expected["ldmatrix"] == 2 * 4 * 8 * (32 + 64 + 64)
     assert expected["load conflicts"] == expected["store conflicts"] == 0
     counted = ncu.parse(_csv(expected, kernel.name), [kernel.name])
     assert counted == {kernel.name: expected}
