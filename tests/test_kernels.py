@@ -161,6 +161,31 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
     assert_close(lse, exact_lse.float(), "large_scores", name="lse")
 
 
+@pytest.mark.parametrize(
+    "options", [{}, CAUSAL, {"window": (700, 0)}], ids=["full", "causal", "window"]
+)
+@pytest.mark.parametrize("step", [-3.0, 3.0, 15.0, 200.0])
+def test_scores_that_rise_from_tile_to_tile(
+    row: rows.TableRow, step: float, options: dict[str, Any]
+) -> None:
+    """By `step` natural units every 150 keys, towards the first key, where kernels end their walk:
+    exponentials relative to the maximum so far stay small, grow large, overflow."""
+    dtype = DTYPES[row.dtype]
+    level = torch.arange(900, device="cuda").flip(0).div(150, rounding_mode="floor") * step
+    q = torch.randn(1, 900, 4, row.head_dim, device="cuda")
+    k = torch.randn(1, 900, 2, row.head_dim, device="cuda")
+    q[..., 0] = row.head_dim**0.5
+    k[..., 0] = level[None, :, None]
+    q, k = q.to(dtype), k.to(dtype)
+    v = torch.randn(1, 900, 2, row.head_dim_v, device="cuda").to(dtype)
+    out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
+    exact, exact_lse = attention_reference(
+        q.double(), k.double(), v.double(), return_lse=True, **options
+    )
+    assert_as_accurate(out, exact, plain_pytorch(q, k, v, options)[0], "out")
+    assert_close(lse, exact_lse.float(), "large_scores", name="lse")
+
+
 @pytest.mark.parametrize("heads", [4, 16])
 @pytest.mark.parametrize(
     "options", [{}, CAUSAL, {"window": (30, 0)}], ids=["full", "causal", "window"]

@@ -137,6 +137,86 @@ struct OnlineSoftmax {
     return within;
   }
 
+  // As exponentiate, but returns this thread's part of the tile's sums, for add(). kChains: sums of
+  // a row that are independent until the end.
+  //
+  // The maximum need not know these scores: no probability exceeds its sum, so that outgrown()
+  // tells afterwards whether they were too large for it. Then the tile needs catch_up(), or, where
+  // lost(), its scores once more. A third of the work is saved where most tiles have outgrown
+  // nothing.
+  template <int kChains, class Scores>
+  CUTE_DEVICE Rows exponentiate_apart(Scores&& scores) {
+    using namespace cute;
+    CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
+    // FFMAs of a group wait for the first exponential of the group before: left alone, the compiler
+    // puts all of them first, where none of the MUFU's time hides them. `sign` is 0, but only we
+    // know.
+    constexpr int kGroup = 4;
+    int const sign = __float_as_int(scale_log2) >> 31;
+    Rows base = reference;
+    Rows sums[kChains];
+    CUTE_UNROLL
+    for (int col = 0; col < size<1>(scores); ++col) {
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        float const value = exp2f(scores(row, col) * scale_log2 - base(row));
+        sums[col % kChains](row) = col < kChains ? value : sums[col % kChains](row) + value;
+        scores(row, col) = value;
+      }
+      if (col % kGroup == kGroup - 1) {
+        int const nothing = __float_as_int(scores(0, col - kGroup + 1)) & sign;
+        CUTE_UNROLL
+        for (int row = 0; row < kRows; ++row) {
+          base(row) = __int_as_float(__float_as_int(reference(row)) | nothing);
+        }
+      }
+    }
+    CUTE_UNROLL
+    for (int chain = 1; chain < kChains; ++chain) {
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        sums[0](row) += sums[chain](row);
+      }
+    }
+    return sums[0];
+  }
+
+  CUTE_DEVICE void add(Rows const& sums) {
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      row_sum(row) += sums(row);
+    }
+  }
+
+  // Whether some of the warp's `sums` hold more than 16-bit probabilities, and sums of many, can.
+  CUTE_DEVICE static bool outgrown(Rows const& sums) { return any_exceeds(sums, 0x1p14f); }
+  // Whether some are infinite, or so large that a factor back to 1 would be denormal.
+  CUTE_DEVICE static bool lost(Rows const& sums) { return any_exceeds(sums, 0x1p100f); }
+
+  // Raises the maximum by as much as `sums`, which are not lost(), have outgrown it; probabilities
+  // (ROWS, COLS) and sums follow. Returns the factors (ROWS) that the output so far must be
+  // multiplied by.
+  template <class Probabilities>
+  CUTE_DEVICE Rows catch_up(Probabilities&& probabilities, Rows& sums) {
+    using namespace cute;
+    Rows factors;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      float const growth = fmaxf(log2f(reduce_row_threads(sums(row), MaxOp{})), 0.f);
+      row_max(row) += growth / scale_log2;
+      float const old_reference = reference(row);
+      reference(row) = row_max(row) * scale_log2;
+      factors(row) = exp2f(old_reference - reference(row));
+      row_sum(row) *= factors(row);
+      sums(row) *= factors(row);
+      CUTE_UNROLL
+      for (int col = 0; col < size<1>(probabilities); ++col) {
+        probabilities(row, col) *= factors(row);
+      }
+    }
+    return factors;
+  }
+
   // As update_max, for scores whose exponentiated values stay relative to an older maximum until
   // the true one has grown by more than kLag in base 2. Returns whether the output so far must be
   // multiplied by `factors`; the warp agrees. The result is as exact: values reach 2^kLag instead
@@ -171,6 +251,15 @@ struct OnlineSoftmax {
       }
     }
     return rescale;
+  }
+
+  CUTE_DEVICE static bool any_exceeds(Rows const& sums, float limit) {
+    bool exceeds = false;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      exceeds |= sums(row) > limit;
+    }
+    return __any_sync(0xffffffffu, exceeds);
   }
 
   // After the last tile. Returns the factors (ROWS) that normalise the output, and replaces row_max

@@ -34,13 +34,13 @@ CUTE_HOST_DEVICE constexpr WorkTile work_tile(Params const& params, int32_t tile
 // counter in memory.
 //
 // Heads: the tiles of a head follow each other, so that CTAs that run together share its K and V in
-// L2. Pairs: likewise, and each CTA takes the n-th tile from the end of a head, then its n-th from
-// the start. Under a causal
-//   mask all pairs cost the same.
+//   L2. Each round begins one CTA further on: whoever got the short last tile of a head gets
+//   another the next time.
+// Pairs: likewise, and each CTA takes the n-th tile from the end of a head, then its n-th from the
+//   start. Under a causal mask all pairs cost the same.
 // Longest: the last tiles of all heads first, which see most keys under a causal mask, to the
-// first. CTAs take turns in
-//   snake order, 0 1 2 2 1 0: who got the longest of one round gets the shortest of the next. The
-//   best balance, for problems whose K and V all fit in L2.
+//   first. CTAs take turns in snake order, 0 1 2 2 1 0: who got the longest of one round gets the
+//   shortest of the next. The best balance, for problems whose K and V all fit in L2.
 enum class Order : int32_t { Heads, Pairs, Longest };
 
 struct Schedule {
@@ -58,7 +58,7 @@ struct Schedule {
     if (order == Order::Pairs) {
       int32_t const pairs =
           (m_blocks + 1) / 2;  // of a head; the middle tile of an odd number is alone
-      int32_t const pair = round / 2 * ctas + cta;
+      int32_t const pair = round / 2 * ctas + (cta + round / 2) % ctas;
       int32_t const head = pair / pairs;
       int32_t const near = pair % pairs, far = m_blocks - 1 - near;
       more = head < all_heads;
@@ -66,7 +66,10 @@ struct Schedule {
       return more && (round % 2 == 0 || near != far);
     }
     bool const backwards = order == Order::Longest && round % 2 != 0;
-    int32_t const index = round * ctas + (backwards ? ctas - 1 - cta : cta);
+    int32_t const place = order == Order::Heads ? (cta + round) % ctas
+                          : backwards           ? ctas - 1 - cta
+                                                : cta;
+    int32_t const index = round * ctas + place;
     int32_t const head = order == Order::Longest ? index % all_heads : index / m_blocks;
     int32_t const from_last = order == Order::Longest ? index / all_heads : index % m_blocks;
     more = index < tiles;

@@ -13,10 +13,7 @@
 #include <cutlass/arch/barrier.h>
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/mask.h"
-#include "cute_attention/core/online_softmax.h"
-#include "cute_attention/core/opaque.h"
-#include "cute_attention/core/score_mod.h"
+#include "cute_attention/sm90/forward_scores.h"
 #include "cute_attention/sm90/forward_store.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
@@ -33,24 +30,21 @@ struct ForwardCompute {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
 
-  using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
+  using Scores = ForwardScores<Row>;
   using TileO = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<Traits::kHeadDimV>>;
-  using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
   using FragmentO = decltype(cute::partition_fragment_C(typename Traits::MmaPV{}, TileO{}));
-  using FragmentP = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
-  using Softmax = OnlineSoftmax<2>;
-  using Modifier = ScoreModifier<Row::kKey.score_mod>;
-  static constexpr int kModifierGroup = Traits::kHeadDimV > 128 ? 1 : 4;  // where registers are few
+  using FragmentP =
+      decltype(cute::make_tensor<Element>(as_a_operand(typename Scores::FragmentS{}.layout())));
+  using Softmax = typename Scores::Softmax;
 
   ForwardArguments const& arguments;
   SharedMemory& shared;
   int const warpgroup;  // of the consumers
   int const thread;     // of the warpgroup
 
-  FragmentS tSrS;  // (MMA, MMA_M, MMA_N)
   FragmentO tOrO;  // (MMA, MMA_M, MMA_DV)
   FragmentP tOrP;  // (MMA, MMA_M, MMA_N / 16)
-  Softmax softmax;
+  Scores scores;
   Ring ring_k{};
   sm90::Ring<Traits::kStagesQ> ring_q{};
   sm90::Ring<kTileSlots> ring_tile{};
@@ -61,7 +55,7 @@ struct ForwardCompute {
         shared(shared),
         warpgroup(warpgroup),
         thread(thread),
-        softmax(Modifier::exponent_scale(arguments.params)) {}
+        scores(arguments, warpgroup, thread) {}
 
   CUTE_DEVICE void run() {
     if (warpgroup == Traits::kConsumers - 1) {
@@ -138,7 +132,7 @@ struct ForwardCompute {
   }
 
   // First row of this warpgroup in its tile.
-  CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
+  CUTE_DEVICE int m_offset() const { return scores.m_offset(); }
 
   // The KV tiles that this warpgroup's own queries need, and those of them that need no mask.
   CUTE_DEVICE KvTiles own_kv_tiles(ForwardTile const& tile) const {
@@ -183,8 +177,9 @@ struct ForwardCompute {
     if (first < tile.kv.end - 1) {
       skip_hidden_values();
     }
+    int32_t const full_end = min_of(own.full_end, scores.settled_end(tile));
     for (int32_t n_block = first - 1; n_block >= begin; --n_block) {
-      if (n_block < own.full_end && n_block >= own.full_begin) {
+      if (n_block < full_end && n_block >= own.full_begin) {
         step<false>(n_block, n_block == begin);
       } else {
         step<true>(n_block, n_block == begin);
@@ -232,7 +227,7 @@ struct ForwardCompute {
     Tensor tSrK = thread_mma.partition_fragment_B(sK);  // (MMA, MMA_N, MMA_D, STAGE)
     start_gemm<GMMA::ScaleOut::Zero>(mma,
                                      tSrQ(_, _, _, ring_q.stage * Traits::kConsumers + warpgroup),
-                                     tSrK(_, _, _, ring_k.stage), tSrS);
+                                     tSrK(_, _, _, ring_k.stage), scores.tSrS);
   }
 
   CUTE_DEVICE static Ring before(Ring const& ring) {
@@ -261,7 +256,7 @@ struct ForwardCompute {
 
   // S is there: nobody here reads its K any more, and after the tile's last one its Q.
   CUTE_DEVICE void release_scores(bool last) {
-    cute::warpgroup_fence_operand(tSrS);
+    cute::warpgroup_fence_operand(scores.tSrS);
     release(shared.key_empty[ring_k.stage]);
     ring_k.advance();
     if (last) {
@@ -277,25 +272,8 @@ struct ForwardCompute {
 
   CUTE_DEVICE void release_values(Ring const& ring_v) { release(shared.value_empty[ring_v.stage]); }
 
-  // (ROWS, COLS) of S.
-  CUTE_DEVICE auto scores() {
-    return cute::make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));
-  }
   CUTE_DEVICE auto output() {
     return cute::make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));
-  }
-
-  CUTE_DEVICE void mask(int32_t n_block) {
-    using namespace cute;
-    typename Traits::MmaQK mma;
-    Tensor tScS = mma.get_slice(opaque(thread))
-                      .partition_C(make_identity_tensor(TileS{}));          // (MMA, MMA_M, MMA_N)
-    Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
-    ForwardTile const& tile = shared.tiles[ring_tile.stage];
-    auto rS = scores();
-    QueryPacking const& packing = arguments.packing;
-    mask_scores_by_side<kWarpgroupM, kTileN>(
-        rS, cS, tile.sequence, tile.m_begin + packing.query(m_offset()), n_block * kTileN, packing);
   }
 
   // P of a tile's first KV tile, once S is there.
@@ -304,19 +282,13 @@ struct ForwardCompute {
     KvTiles const own = own_kv_tiles(tile);
     int32_t const n_block = first_block(tile, own);
     release_scores(n_block == tile.kv.begin);
-    Modifier(arguments.params).template modify<kModifierGroup>(scores());
-    if (!(n_block < own.full_end && n_block >= own.full_begin)) {
-      mask(n_block);
-    }
-    softmax = Softmax(Modifier::exponent_scale(arguments.params));
-    typename Softmax::Rows factors;
-    softmax.template update_max_lazily<true>(scores(), factors);
-    softmax.exponentiate(scores());
-    convert_into(tSrS, tOrP);
+    scores.first(tile, n_block, n_block < own.full_end && n_block >= own.full_begin);
+    convert_into(scores.tSrS, tOrP);
     wait_for_values();
   }
 
-  // One KV tile: S(n_block) and, one behind, O with V(n_block + 1).
+  // One KV tile: S(n_block) and, one behind, O with V(n_block + 1). kMasked: not every query sees
+  // every key of it, or has seen one before where that is needed.
   template <bool kMasked>
   CUTE_DEVICE void step(int32_t n_block, bool last) {
     Ring const v = ring_v();
@@ -327,20 +299,16 @@ struct ForwardCompute {
     pass_turn();
     cute::warpgroup_wait<1>();
     release_scores(last);
-    Modifier(arguments.params).template modify<kModifierGroup>(scores());
-    if constexpr (kMasked) {
-      mask(n_block);
-    }
     typename Softmax::Rows factors;
-    bool const rescale = softmax.template update_max_lazily<kMasked>(scores(), factors);
-    softmax.exponentiate(scores());
-    cute::warpgroup_fence_operand(tSrS);
+    bool const rescale =
+        scores.template next<kMasked>(shared.tiles[ring_tile.stage], n_block, factors);
+    cute::warpgroup_fence_operand(scores.tSrS);
     wait_for_values();  // here, where it keeps the compiler from moving the wait for O above the
                         // exponentials
     cute::warpgroup_wait<0>();
     release_output(v);
-    convert_into(tSrS, tOrP);
-    if (rescale) {
+    convert_into(scores.tSrS, tOrP);
+    if (__builtin_expect(rescale, false)) {
       auto rO = output();
       scale_rows(rO, factors);
     }
@@ -377,9 +345,9 @@ struct ForwardCompute {
 
   CUTE_DEVICE void store() {
     auto rO = output();
-    scale_rows(rO, softmax.finish());
+    scale_rows(rO, scores.softmax.finish());
     store_tile<Element>(arguments, shared.tiles[ring_tile.stage], m_offset(), thread, rO,
-                        softmax.row_max);
+                        scores.softmax.row_max);
   }
 };
 
