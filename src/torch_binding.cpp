@@ -213,8 +213,11 @@ std::tuple<Tensor, Tensor> forward(Tensor const& q, Tensor const& k, Tensor cons
   params.o = out.data_ptr();
   params.o_stride = strides_of(out);
   params.lse = static_cast<float*>(lse.data_ptr());
-  Tensor const next_tile = empty({in.packed() ? 1 : 0}, aoti_torch_dtype_int32(), device);
-  params.next_tile = in.packed() ? static_cast<int32_t*>(next_tile.data_ptr()) : nullptr;
+  std::optional<Tensor> next_tile;  // a workspace of packed calls
+  if (in.packed()) {
+    next_tile = empty({1}, aoti_torch_dtype_int32(), device);
+    params.next_tile = static_cast<int32_t*>(next_tile->data_ptr());
+  }
   int32_t const error = cute_attention_forward(&params, in.kernel_dtype(), arch_of(backend), device,
                                                current_stream(device));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
