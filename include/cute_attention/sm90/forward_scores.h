@@ -112,7 +112,6 @@ struct ForwardScores {
       if (softmax.lost(sums)) {
         score_again<Element>(arguments, tile, m_offset() + row_of_thread(thread), n_block * kTileN,
                              thread, view());
-        modify();
         softmax.template update_max_lazily<false>(view(), factors);
         sums = softmax.template exponentiate_apart<Traits::kSumChains>(view());
       } else {

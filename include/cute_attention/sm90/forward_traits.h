@@ -77,8 +77,9 @@ struct ForwardTraits {
   static constexpr bool kTakeTurns = kConsumers > 1 && kHeadDim <= 128;
 
   // Whether full tiles do without a maximum of their own: where softmax is as long as its products,
-  // 10 to 17 % faster; at head dim 256 2 % slower.
-  static constexpr bool kOptimistic = kHeadDim <= 128;
+  // 10 to 17 % faster; at head dim 256 2 % slower. With a score modifier 160 registers would not
+  // do.
+  static constexpr bool kOptimistic = kHeadDim <= 128 && kKey.score_mod == ScoreMod::None;
   // Independent sums of a row's probabilities there: measured, up to 3 % either way.
   static constexpr int kSumChains = kConsumers == 3 ? 2 : 1;
 
