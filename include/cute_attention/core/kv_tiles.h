@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cute/config.hpp>
-#include <cute/numeric/integral_constant.hpp>
 
 #include "cute_attention/core/sequence.h"
 
@@ -19,6 +18,10 @@ struct KvTiles {
   int32_t full_begin;
   int32_t full_end;
   int32_t end;
+
+  CUTE_HOST_DEVICE constexpr bool masked(int32_t n_block) const {
+    return n_block >= full_end || n_block < full_begin;
+  }
 };
 
 CUTE_HOST_DEVICE constexpr int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
@@ -42,21 +45,6 @@ CUTE_HOST_DEVICE constexpr KvTiles kv_tiles(Sequence const& sequence, int32_t m_
   int32_t const full_end = max_of(shared_end / tile_n, begin);
   int32_t const full_begin = min_of(ceil_div(shared_begin, tile_n), full_end);
   return {begin, max_of(full_begin, begin), full_end, end};
-}
-
-// Calls step(n_block, masked) for every tile, right to left; `masked` is a bool constant. The first
-// tile of the walk counts as masked whatever it holds: it alone may reach past the end of the
-// sequence, and no row has a maximum before it.
-template <class Step>
-CUTE_HOST_DEVICE constexpr void for_each_kv_tile(KvTiles const& tiles, Step&& step) {
-  for (int32_t n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
-    bool const first = n_block == tiles.end - 1;
-    if (!first && n_block < tiles.full_end && n_block >= tiles.full_begin) {
-      step(n_block, cute::false_type{});
-    } else {
-      step(n_block, cute::true_type{});
-    }
-  }
 }
 
 }  // namespace cute_attention

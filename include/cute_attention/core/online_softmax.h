@@ -66,8 +66,8 @@ struct OnlineSoftmax {
   }
 
   // Takes a tile's scores (ROWS, COLS) into the maximum. Returns the factors (ROWS) that the output
-  // so far must be multiplied by. kMasked: a row may hold nothing but -infinity, now and before.
-  template <bool kMasked, class Scores>
+  // so far must be multiplied by. A row may hold nothing but -infinity, now and before.
+  template <class Scores>
   CUTE_DEVICE Rows update_max(Scores const& scores) {
     using namespace cute;
     CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
@@ -81,7 +81,7 @@ struct OnlineSoftmax {
       }
       float const new_max = fmaxf(row_max(row), reduce_row_threads(tile_max, MaxOp{}));
       // exp2(-inf - reference) must be 0, not NaN.
-      reference(row) = kMasked && new_max == -INFINITY ? 0.f : new_max * scale_log2;
+      reference(row) = new_max == -INFINITY ? 0.f : new_max * scale_log2;
       factors(row) = exp2f(row_max(row) * scale_log2 - reference(row));
       row_max(row) = new_max;
       row_sum(row) *= factors(row);

@@ -284,13 +284,13 @@ struct BackwardKernel {
           unsigned_thread());
     };
 
-    // The own part, from registers: (MMA, MMA_N, MMA_M / 2).
-    Tensor rP = make_tensor(tSrS.data(), as_a_operand(tSrS.layout()));
-    Tensor rS = make_tensor(tSrP.data(), as_a_operand(tSrP.layout()));
-    Tensor tSsL = row_numbers(shared.lse[stage]);
-    Tensor sL = make_tensor(tSsL.data(), as_a_operand(tSsL.layout()));
-    Tensor tSsD = row_numbers(shared.delta[stage]);
-    Tensor sD = make_tensor(tSsD.data(), as_a_operand(tSsD.layout()));
+    // The own part, from registers.
+    Tensor rP = make_tensor(tSrS.data(), as_a_operand(tSrS.layout()));  // (MMA, MMA_N, MMA_M / 2)
+    Tensor rS = make_tensor(tSrP.data(), as_a_operand(tSrP.layout()));  // (MMA, MMA_N, MMA_M / 2)
+    Tensor tSsL = row_numbers(shared.lse[stage]);                       // (MMA, MMA_N, MMA_M)
+    Tensor sL = make_tensor(tSsL.data(), as_a_operand(tSsL.layout()));  // (MMA, MMA_N, MMA_M / 2)
+    Tensor tSsD = row_numbers(shared.delta[stage]);                     // (MMA, MMA_N, MMA_M)
+    Tensor sD = make_tensor(tSsD.data(), as_a_operand(tSsD.layout()));  // (MMA, MMA_N, MMA_M / 2)
     auto const thread_mma_s = mma_s.get_slice(thread);
     Tensor tSsP = thread_mma_s.partition_C(sP);  // (MMA, MMA_N, MMA_M)
     Tensor tSsS = thread_mma_s.partition_C(sS);  // (MMA, MMA_N, MMA_M)

@@ -99,7 +99,7 @@ struct ForwardKernel {
     load_k<true>(tiles.end - 1);
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
       bool const first = n_block == tiles.end - 1;
-      bool const masked = first || n_block >= tiles.full_end || n_block < tiles.full_begin;
+      bool const masked = first || tiles.masked(n_block);
       cp_async_wait<0>();  // K(n), and at the first tile Q, have landed for this thread
       __syncthreads();     // ... for all; and all are done with V(n+1)
       if (first) {
@@ -119,7 +119,7 @@ struct ForwardKernel {
           mask(mma, rS, n_block * kTileN);
         }
         if (exact) {
-          scale_rows(rO, softmax.template update_max<true>(rS));
+          scale_rows(rO, softmax.update_max(rS));
           softmax.exponentiate(rS);
           break;
         }

@@ -1,8 +1,8 @@
 // sm90/score_again.h: scores of a tile once more, from global memory.
 //
 // For a tile whose scores jump so far above the maximum of the tiles before that their exponentials
-// are infinite: more than 88 in natural units. Rare, and slow, so that nothing in shared memory has
-// to be kept for it.
+// are lost (core/online_softmax.h, lost): by more than 69 in natural units. Rare, and slow, so that
+// nothing in shared memory has to be kept for it.
 #pragma once
 
 #include <cute/tensor.hpp>
