@@ -42,35 +42,33 @@ struct Sm90Forward {
                             .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)));
   }
 
-  // As sm90/forward_load.h issues them: boxes of kBoxCols columns, all rows of the tile, one after
-  // the other.
-  template <class Tile, int kRows, int kCols>
-  static std::string boxes(char const* tensor, int groups) {
-    constexpr int kBoxCols = sm90::kBoxCols<kCols>;
+  // The boxes of `groups` tiles, one below the other.
+  template <class Tile, class Boxes>
+  static std::string boxes_json(char const* tensor, int groups) {
     Json boxes = array();
     for (int group = 0; group < groups; ++group) {
-      for (int col = 0; col < kCols; col += kBoxCols) {
+      for (int box = 0; box < Boxes::kCount; ++box) {
         boxes.add(object()
-                      .set("row", group * kRows)
-                      .set("col", col)
-                      .set("address", group * kRows * kCols + kRows * col));
+                      .set("row", group * Boxes::kRows)
+                      .set("col", Boxes::col(box))
+                      .set("address", Boxes::offset(group * Boxes::kCount + box)));
       }
     }
     return object()
         .set("kind", quoted("boxes"))
         .set("tensor", quoted(tensor))
-        .set("rows", groups * kRows)
-        .set("box", array().add(kRows).add(kBoxCols))
-        .set("swizzle_bits", kBoxCols == 64 ? 3 : 2)
+        .set("rows", groups * Boxes::kRows)
+        .set("box", array().add(Boxes::kRows).add(Boxes::kCols))
+        .set("swizzle_bits", Boxes::kSwizzleBits)
         .set("boxes", boxes)
         .set("smem", smem_json<Tile>(tensor));
   }
 
   static std::string copies() {
     return array()
-        .add(boxes<TileQ, kWarpgroupM, kHeadDim>("q", kConsumers))
-        .add(boxes<TileK, kTileN, kHeadDim>("k", 1))
-        .add(boxes<TileV, kTileN, kHeadDimV>("v", 1));
+        .add(boxes_json<TileQ, sm90::TmaBoxes<kWarpgroupM, kHeadDim>>("q", kConsumers))
+        .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim>>("k", 1))
+        .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV>>("v", 1));
   }
 
   static std::string products() {

@@ -148,26 +148,27 @@ struct ForwardLoad {
 
   Ring<1> ring_landed{};
 
-  // A tile of kRows x kCols as boxes of kBoxCols columns.
+  // A tile of kRows x kCols, box by box.
   template <int kRows, int kCols>
   CUTE_DEVICE void load_boxes(CUtensorMap const& map, TileOrigin const& origin, int32_t row,
                               Element* buffer, uint64_t& full, cute::TMA::CacheHintSm90 hint) {
+    using Boxes = TmaBoxes<kRows, kCols>;
     CUTE_UNROLL
-    for (int col = 0; col < kCols; col += kBoxCols<kCols>) {
-      cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(hint), buffer + kRows * col, col,
-                                   origin.head_of_group, origin.row + row, origin.head,
-                                   origin.batch);
+    for (int box = 0; box < Boxes::kCount; ++box) {
+      cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(hint), buffer + Boxes::offset(box),
+                                   Boxes::col(box), origin.head_of_group, origin.row + row,
+                                   origin.head, origin.batch);
     }
   }
 
   // Swizzling moves 16-byte vectors inside a row of a box: whole rows can be cleared as if there
   // were none.
   CUTE_DEVICE void clear_rows(Element* buffer, int32_t rows) {
-    constexpr int kCols = kBoxCols<Traits::kHeadDimV>;
-    constexpr int kVectors = kCols * int(sizeof(Element)) / 16;  // of a row of a box
+    using Boxes = TmaBoxes<kTileN, Traits::kHeadDimV>;
+    constexpr int kVectors = Boxes::kCols * int(sizeof(Element)) / 16;  // of a row of a box
     CUTE_UNROLL
-    for (int col = 0; col < Traits::kHeadDimV; col += kCols) {
-      auto* const box = reinterpret_cast<uint4*>(buffer + kTileN * col);
+    for (int index = 0; index < Boxes::kCount; ++index) {
+      auto* const box = reinterpret_cast<uint4*>(buffer + Boxes::offset(index));
       for (int i = rows * kVectors + int(threadIdx.x) % 32; i < kTileN * kVectors; i += 32) {
         box[i] = uint4{};
       }

@@ -11,6 +11,7 @@
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/forward_tile.h"
+#include "cute_attention/sm90/tma_boxes.h"
 
 namespace cute_attention::sm90 {
 
@@ -18,11 +19,6 @@ namespace cute_attention::sm90 {
 constexpr int kWarpgroupM = 64;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupWarps = 4;
-
-// Columns of a swizzled block and of a TMA box: 64 elements (128 bytes, all 32 banks) where the
-// head dim allows, else 32.
-template <int kCols>
-constexpr int kBoxCols = kCols % 64 == 0 ? 64 : 32;
 
 // 8 rows of kBoxCols, row-major and swizzled, as WGMMA reads them (PTX ISA, "Asynchronous Warpgroup
 // Level Matrix Shared Memory Layout"): as they are, or as their transpose.

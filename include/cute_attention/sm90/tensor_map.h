@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cute_attention/params.h"
+#include "cute_attention/sm90/tma_boxes.h"
 
 namespace cute_attention::sm90 {
 
@@ -71,14 +72,14 @@ cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t gr
   cuuint32_t const sizes[] = {cuuint32_t(box.cols), cuuint32_t(box.heads), cuuint32_t(box.rows), 1,
                               1};
   cuuint32_t const element_strides[] = {1, 1, 1, 1, 1};
-  CUresult const result =
-      encode(map,
-             std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                      : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-             5, const_cast<void*>(view.data), extents, strides, sizes, element_strides,
-             CU_TENSOR_MAP_INTERLEAVE_NONE,
-             box.cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUresult const result = encode(
+      map,
+      std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      5, const_cast<void*>(view.data), extents, strides, sizes, element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      box_swizzle_bits(box.cols) == 3 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
