@@ -1,8 +1,9 @@
 # architectures.cmake: CUTE_ATTENTION_ARCHS -> the kernel families to build and nvcc's targets for each.
 #
-# A plain number ("80", "90", "120") adds machine code for that chip to the sm80 family, which always carries
-# compute_80 PTX besides, so that it runs on every newer chip. A number with "a" ("90a") builds the family native to
-# that chip. "auto" is what suits the GPUs of this machine; "" is none.
+# A plain number ("80", "90", "120") adds machine code for that chip to the sm80 family: from compute_80 PTX, and from
+# compute_90 for chips from 9.0 on, which add four floats to global memory at once. Besides it carries the PTX of the
+# lowest chip, so that it runs on every newer one. A number with "a" ("90a") builds the family native to that chip.
+# "auto" is what suits the GPUs of this machine; "" is none.
 
 # Sets <out> to the entries that suit the GPUs present.
 function(cute_attention_detect_archs out)
@@ -37,16 +38,27 @@ function(cute_attention_read_archs archs out)
       set(sm90_flags "-gencode=arch=compute_90a,code=sm_90a")
     elseif(arch MATCHES "^[0-9]+$" AND arch GREATER_EQUAL 80)
       list(APPEND families sm80)
-      list(APPEND sm80_targets "sm_${arch}")
+      if(arch LESS 90)
+        list(APPEND sm80_targets80 "sm_${arch}")
+      else()
+        list(APPEND sm80_targets90 "sm_${arch}")
+      endif()
     else()
       message(FATAL_ERROR "CUTE_ATTENTION_ARCHS: \"${arch}\" is neither a chip from 80 on nor 90a")
     endif()
   endforeach()
   list(REMOVE_DUPLICATES families)
-  if(sm80_targets)  # one PTX for all: the slow half of a compilation runs once
-    list(JOIN sm80_targets "," targets)
-    set(sm80_flags "-gencode=arch=compute_80,code=[compute_80,${targets}]")
-  endif()
+  set(sm80_flags)
+  foreach(ptx 80 90)  # each runs the slow half of a compilation once
+    if(sm80_targets${ptx})
+      set(code "${sm80_targets${ptx}}")
+      if(NOT sm80_flags)
+        list(PREPEND code "compute_${ptx}")
+      endif()
+      list(JOIN code "," code)
+      list(APPEND sm80_flags "-gencode=arch=compute_${ptx},code=[${code}]")
+    endif()
+  endforeach()
   foreach(family IN LISTS families)
     set(${out}_${family}_FLAGS "${${family}_flags}" PARENT_SCOPE)
   endforeach()

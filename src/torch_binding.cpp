@@ -233,7 +233,7 @@ void launch_backward(Inputs const& in, BackwardParams& params, Tensor const& lse
       cute_attention_backward_workspace(&params, in.kernel_dtype(), arch, device, &sizes);
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
   int32_t const float32 = aoti_torch_dtype_float32();
-  Tensor delta = empty({lse.numel()}, float32, device);
+  Tensor delta = empty({2, lse.numel()}, float32, device);
   Tensor grad_q_sum = empty({sizes.grad_q_sum}, float32, device);
   Tensor grad_q_turn =
       empty({deterministic ? sizes.grad_q_turn : 0}, aoti_torch_dtype_int32(), device);
@@ -274,7 +274,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   Tensor dq = contiguous_like(q), dk = contiguous_like(k), dv = contiguous_like(v);
   bool const nothing = q.numel() == 0 || k.numel() == 0 || params.batch == 0 ||
                        params.seqlen_q == 0 || params.seqlen_k == 0;
-  if (in.packed() || nothing) {  // rows of no sequence, or without a partner: no kernel writes them
+  if (nothing) {  // rows without a partner: no kernel writes them
     for (Tensor* gradient : {&dq, &dk, &dv}) torch::stable::zero_(*gradient);
   }
   if (nothing) return {dq, dk, dv};

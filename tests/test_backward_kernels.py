@@ -175,7 +175,7 @@ def test_deterministic_repeats_bitwise(row: rows.TableRow, case: str) -> None:
 
 
 def test_memory_is_linear(row: rows.TableRow) -> None:
-    """Beyond inputs, outputs and gradients: LSE, delta and one fp32 dQ."""
+    """Beyond inputs, outputs and gradients: delta, the LSE again and one fp32 dQ."""
     dtype, seqlen, heads = DTYPES[row.dtype], 8192, 4
     q, k = (torch.randn(1, seqlen, heads, row.head_dim, device="cuda").to(dtype) for _ in range(2))
     v = torch.randn(1, seqlen, heads, row.head_dim_v, device="cuda").to(dtype)

@@ -118,4 +118,17 @@ def test_instructions(row):
 def test_sm80_kernels_carry_ptx_for_newer_chips():
     names = [row.name for row in ROWS if row.arch == "sm80"]
     for name in names:
-        assert "sm_80.ptx" in cuobjdump("--list-ptx", OBJECTS[name])
+        lowest = min(int(chip.removeprefix("sm_")) for chip, _, _ in resources(name))
+        ptx = cuobjdump("--list-ptx", OBJECTS[name])
+        assert re.findall(r"\.(sm_\d+)\.ptx", ptx) == ["sm_80" if lowest < 90 else "sm_90"]
+
+
+def test_backward_adds_four_floats_at_once_from_sm_90_on():
+    names = [row.name for row in ROWS if (row.arch, row.direction) == ("sm80", "backward")]
+    for name in names:
+        chip = ""
+        for line in cuobjdump("-sass", OBJECTS[name]).splitlines():
+            if match := re.search(r"arch = sm_(\d+)", line):
+                chip = match[1]
+            elif "RED.E.ADD.F32" in line or "REDG.E.ADD.F32" in line:
+                assert ("ADD.F32x4" in line) == (int(chip) >= 90), line

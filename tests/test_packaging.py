@@ -153,19 +153,26 @@ def test_wrong_architectures_are_refused(tmp_path, archs, message):
     assert message in " ".join(result.stderr.split())
 
 
-def test_architectures_select_families_and_targets(tmp_path):
+@pytest.mark.parametrize(
+    ("archs", "families", "expected"),
+    [
+        ("80;90a", "sm80;sm90", ["80,code=[compute_80,sm_80]"]),
+        ("90;90a", "sm80;sm90", ["90,code=[compute_90,sm_90]"]),
+        ("120;86;80", "sm80", ["80,code=[compute_80,sm_86,sm_80]", "90,code=[sm_120]"]),
+        ("90a", "sm90", []),
+    ],
+)
+def test_architectures_select_families_and_targets(tmp_path, archs, families, expected):
     script = tmp_path / "archs.cmake"
     script.write_text(
         f'include("{ROOT}/cmake/architectures.cmake")\n'
-        'cute_attention_read_archs("80;90;90a" families)\n'
+        f'cute_attention_read_archs("{archs}" families)\n'
         'message(NOTICE "${families}|${families_sm80_FLAGS}|${families_sm90_FLAGS}")\n'
     )
     result = subprocess.run([CMAKE, "-P", script], check=True, capture_output=True, text=True)
-    families, sm80, sm90 = result.stderr.strip().split("|")
-    assert families == "sm80;sm90"
-    assert targets(sm80) == ["[compute_80,sm_80,sm_90]"]  # of one PTX, compute_80
-    assert targets(sm90) == ["sm_90a"]
-
-
-def targets(flags: str) -> list[str]:
-    return [flag.split(",code=")[1] for flag in flags.split(";")]
+    read, sm80, sm90 = result.stderr.strip().split("|")
+    assert read == families
+    assert [
+        flag.removeprefix("-gencode=arch=compute_") for flag in sm80.split(";") if flag
+    ] == expected
+    assert sm90 == ("-gencode=arch=compute_90a,code=sm_90a" if "sm90" in families else "")

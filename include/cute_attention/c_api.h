@@ -63,7 +63,7 @@ CUTE_ATTENTION_API int32_t cute_attention_forward(cute_attention::ForwardParams 
                                                   int32_t device, void* stream);
 
 // Attention's backward pass, as the forward one: gradients of q, k and v from grad_o and grad_lse.
-// The caller allocates the workspaces: `delta` like the LSE, the others as
+// The caller allocates the workspaces: `delta` of twice the LSE's size, the others as
 // cute_attention_backward_workspace says of the same params (it reads no pointer), dtype, arch and
 // device.
 CUTE_ATTENTION_API int32_t cute_attention_backward_workspace(

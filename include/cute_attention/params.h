@@ -71,7 +71,7 @@ struct BackwardParams {
   void* grad_v;           // like v
 
   // Workspaces; their contents before the call do not matter.
-  float* delta;          // like lse: rowsum(grad_o * o) - grad_lse
+  float* delta;          // twice lse: grad_lse - rowsum(grad_o * o), then LSE * log2(e)
   float* grad_q_sum;     // [grad_q_blocks(params, tile_m), tile_m, the row's head_dim]
   int32_t* grad_q_turn;  // [grad_q_blocks(params, tile_m)]; not null asks for bitwise determinism
 

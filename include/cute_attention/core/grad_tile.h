@@ -62,6 +62,12 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
           int32_t((all_heads + groups - 1) / groups)};
 }
 
+// Queries of all heads and sequences: the size of the LSE.
+CUTE_HOST_DEVICE constexpr int64_t lse_size(BackwardParams const& params) {
+  return params.heads * (params.cu_seqlens_q == nullptr ? int64_t(params.batch) * params.seqlen_q
+                                                        : params.total_q);
+}
+
 // The block of dQ sums of tile 0 of a head of a sequence; the others follow.
 CUTE_HOST_DEVICE constexpr int64_t first_grad_q_block(BackwardParams const& params,
                                                       Sequence const& sequence, int32_t batch,

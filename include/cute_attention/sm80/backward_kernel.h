@@ -16,9 +16,10 @@
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
-#include "cute_attention/core/work_tile.h"
+#include "cute_attention/core/query_packing.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_scores.h"
+#include "cute_attention/sm80/backward_steps.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/gemm.h"
@@ -39,11 +40,7 @@ struct BackwardKernel {
   static constexpr int kPartM = Traits::kPartM;
   static constexpr int kStages = Traits::kStages;
 
-  // A tile of queries of one head.
-  struct Step {
-    int head;
-    int m_block;
-  };
+  using Step = BackwardStep<Element>;
 
   BackwardParams const& params;
   SharedMemory& shared;
@@ -54,6 +51,9 @@ struct BackwardKernel {
   int const thread;
   int const own;  // this warp's column in the grid of warps
   BackwardScores<Row::kKey.score_mod> const elements;
+
+  BackwardAddresses<Traits> const addresses;
+  float const* const numbers;  // LSE or delta: of which this thread copies one
 
   PendingSums<Traits::kThreads, kHeadDim / 16> sums;  // one share a K block of S^T
 
@@ -67,7 +67,9 @@ struct BackwardKernel {
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
         thread(int(threadIdx.x)),
         own(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
-        elements(params) {}
+        elements(params),
+        addresses(shared, uint32_t(threadIdx.x)),
+        numbers(params.delta + opaque(int(threadIdx.x) < kTileM ? lse_size(params) : 0)) {}
 
   // Inside the loop over steps, where addresses are computed anew.
   CUTE_DEVICE uint32_t unsigned_thread() const { return uint32_t(opaque(thread)); }
@@ -120,27 +122,19 @@ struct BackwardKernel {
     using namespace cute;
     typename Traits::GmemCopyQK copy_q;
     typename Traits::GmemCopyV copy_o;
-    int const m_begin = step.m_block * kTileM;
-    int const rows = sequence.seqlen_q - m_begin;
-    int64_t const row = sequence.row_q + m_begin;
+    int const rows = sequence.seqlen_q - step.m_block * kTileM;
     load_tile<true>(
-        copy_q,
-        head_tile<kTileM, kHeadDim>(static_cast<Element const*>(params.q), params.q_stride,
-                                    step.head, row),
+        copy_q, gmem_tile<kTileM, kHeadDim>(step.q, params.q_stride.row),
         make_tensor(make_smem_ptr(shared.q[stage].data()), typename Traits::SmemLayoutQ{}), rows,
         params.head_dim, unsigned_thread());
     load_tile<true>(
-        copy_o,
-        head_tile<kTileM, kHeadDimV>(static_cast<Element const*>(params.grad_o),
-                                     params.grad_o_stride, step.head, row),
+        copy_o, gmem_tile<kTileM, kHeadDimV>(step.grad_o, params.grad_o_stride.row),
         make_tensor(make_smem_ptr(shared.grad_o[stage].data()), typename Traits::SmemLayoutGradO{}),
         rows, params.head_dim_v, unsigned_thread());
     int const query = opaque(thread) % kTileM;
     if (thread < 2 * kTileM) {
-      int64_t const first =
-          lse_offset(params, WorkTile{step.m_block, step.head, tile.batch}, sequence) + m_begin;
       bool const inside = query < rows;
-      float const* source = (thread < kTileM ? params.lse : params.delta) + first;
+      float const* source = numbers + step.row;
       float* target = thread < kTileM ? shared.lse[stage] : shared.delta[stage];
       SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(source[inside ? query : 0], target[query],
                                                    inside);
@@ -151,27 +145,27 @@ struct BackwardKernel {
   template <class GradK, class GradV>
   CUTE_DEVICE void compute(GradK& tKrK, GradV& tVrV) {
     using namespace cute;
-    int const group = params.heads / params.heads_kv;
-    int const steps = tiles.count() * group;
-    Step step{tile.head_kv * group, tiles.end - 1};
+    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles);
+    int const count = steps.count();
+    Step step = steps.first();
     auto tQrQ = partition_fragment_C(typename Traits::TiledMmaQ{},  // (MMA, MMA_M, MMA_D)
                                      Shape<Int<kTileM>, Int<kHeadDim>>{});
     load_keys();
     load_queries(step, 0);
-    for (int t = 0; t < steps; ++t) {
-      Step const next = step.m_block > tiles.begin ? Step{step.head, step.m_block - 1}
-                                                   : Step{step.head + 1, tiles.end - 1};
+    for (int t = 0; t < count; ++t) {
+      Step next = step;
+      steps.advance(next);
       int const stage = kStages == 1 ? 0 : t % 2;
       cp_async_wait<0>();  // this step's tiles, and at the first the keys, have landed
       __syncthreads();     // ... for all; and all are done with the last step
       grad_keys(step, stage, tKrK, tVrV, tQrQ, [&] {
-        if (kStages == 2 && t + 1 < steps) {
+        if (kStages == 2 && t + 1 < count) {
           load_queries(next, 1 - stage);
         }
       });
       if (kStages == 1) {
         __syncthreads();  // all are done with Q and dO
-        if (t + 1 < steps) {
+        if (t + 1 < count) {
           load_queries(next, 0);
         }
       }
@@ -189,13 +183,13 @@ struct BackwardKernel {
 
   // S^T = K Q^T; under it the last step's dQ is added.
   template <class Scores, class GradQ>
-  CUTE_DEVICE void scores(Step const& step, int stage, Scores& tSrS, GradQ const& tQrQ) {
+  CUTE_DEVICE void scores(int stage, Scores& tSrS, GradQ const& tQrQ) {
     using namespace cute;
     clear(tSrS);
-    gemm_smem(typename Traits::TiledMmaS{},
-              typename Operands::K(shared.k.data(), unsigned_thread()),
-              typename Operands::Q(shared.q[stage].data(), unsigned_thread()), tSrS,
-              [&](int k) { sums.add(tQrQ, k, thread); });
+    gemm_smem(
+        typename Traits::TiledMmaS{}, typename Operands::K(addresses.k, offsetof(SharedMemory, k)),
+        typename Operands::Q(addresses.q + stage * sizeof(shared.q[0]), offsetof(SharedMemory, q)),
+        tSrS, [&](int k) { sums.add(tQrQ, k, thread); });
   }
 
   // Hidden keys get scores of -infinity.
@@ -212,7 +206,8 @@ struct BackwardKernel {
       auto const coords = rows_and_columns(tScS.layout());
       Tensor rS = make_tensor(tSrS.data(), select<1, 0>(rows));    // (queries, keys)
       Tensor rC = make_tensor(tScS.data(), select<1, 0>(coords));  // (queries, keys)
-      mask_scores(rS, rC, sequence, step.m_block * kTileM, n_begin);
+      mask_scores_by_side<kTileM, kTileN>(rS, rC, sequence, step.m_block * kTileM, n_begin,
+                                          QueryPacking{0, 1, 1});
     }
   }
 
@@ -224,7 +219,7 @@ struct BackwardKernel {
         make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));
   }
 
-  // dP^T = V dO^T; under its products P^T from S^T, column by column.
+  // dP^T + delta = V dO^T + delta; under its products P^T from S^T, column by column.
   template <class Scores>
   CUTE_DEVICE void probabilities(int stage, Scores& tSrS, Scores& tSrP) {
     using namespace cute;
@@ -233,21 +228,27 @@ struct BackwardKernel {
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
     constexpr int kCols = decltype(size<1>(rS))::value;
     constexpr int kBlocks = kHeadDimV / 16;
-    clear(tSrP);
-    gemm_smem(
-        typename Traits::TiledMmaS{}, typename Operands::V(shared.v.data(), unsigned_thread()),
-        typename Operands::GradO(shared.grad_o[stage].data(), unsigned_thread()), tSrP, [&](int k) {
-          CUTE_UNROLL
-          for (int col = 0; col < kCols; ++col) {
-            if (col * kBlocks / kCols != k) {
-              continue;  // under the products of another K block
-            }
-            elements.begin(rS(_, col), sL(0, col));
-          }
-        });
+    Tensor tSsD = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
+    CUTE_UNROLL
+    for (int i = 0; i < size(tSrP); ++i) {
+      tSrP(i) = tSsD(i);
+    }
+    gemm_smem(typename Traits::TiledMmaS{},
+              typename Operands::V(addresses.k, offsetof(SharedMemory, v)),
+              typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),
+                                       offsetof(SharedMemory, grad_o)),
+              tSrP, [&](int k) {
+                CUTE_UNROLL
+                for (int col = 0; col < kCols; ++col) {
+                  if (col * kBlocks / kCols != k) {
+                    continue;  // under the products of another K block
+                  }
+                  elements.begin(rS(_, col), sL(0, col));
+                }
+              });
   }
 
-  // dV += P^T dO and dK += dS^T Q with dS = P (dP - delta), unscaled.
+  // dV += P^T dO and dK += dS^T Q with dS = P (dP + delta), unscaled.
   // load_next() starts copies into the other stage: behind the first product, when warps are no
   // longer in step and one's address arithmetic runs under another's MMAs.
   template <class GradK, class GradV, class GradQ, class LoadNext>
@@ -261,7 +262,7 @@ struct BackwardKernel {
     auto tSrP =
         partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
     sums.await();
-    scores(step, stage, tSrS, tQrQ);
+    scores(stage, tSrS, tQrQ);
     load_next();
     hide_keys(step, tSrS);
     probabilities(stage, tSrS, tSrP);
@@ -271,17 +272,19 @@ struct BackwardKernel {
     Tensor sS =
         make_tensor(make_smem_ptr(shared.grad_s.data()), typename Traits::SmemLayoutP{});  // (N, M)
     // What a column of warps has of an operand: kPartM of its K.
-    auto const part_p = [&](auto const& p, int index) {
-      return typename Operands::P(p.data() + index * (kTileN * kPartM), unsigned_thread());
+    constexpr int kBytes = int(sizeof(Element));
+    auto const part_p = [&](uint32_t p, int index) {
+      return typename Operands::P(addresses.p + index * (kTileN * kPartM * kBytes), p);
     };
     auto const part_qt = [&](int index) {
-      return typename Operands::Qt(
-          shared.q[stage].data() + index * (kPartM * kSwizzleCols<kHeadDim>), unsigned_thread());
+      return typename Operands::Qt(addresses.qt + stage * sizeof(shared.q[0]) +
+                                       index * (kPartM * kSwizzleCols<kHeadDim> * kBytes),
+                                   offsetof(SharedMemory, q));
     };
     auto const part_ot = [&](int index) {
-      return typename Operands::GradOt(
-          shared.grad_o[stage].data() + index * (kPartM * kSwizzleCols<kHeadDimV>),
-          unsigned_thread());
+      return typename Operands::GradOt(addresses.qt + stage * sizeof(shared.grad_o[0]) +
+                                           index * (kPartM * kSwizzleCols<kHeadDimV> * kBytes),
+                                       offsetof(SharedMemory, grad_o));
     };
 
     // The own part, from registers.
@@ -289,25 +292,23 @@ struct BackwardKernel {
     Tensor rS = make_tensor(tSrP.data(), as_a_operand(tSrP.layout()));  // (MMA, MMA_N, MMA_M / 2)
     Tensor tSsL = row_numbers(shared.lse[stage]);                       // (MMA, MMA_N, MMA_M)
     Tensor sL = make_tensor(tSsL.data(), as_a_operand(tSsL.layout()));  // (MMA, MMA_N, MMA_M / 2)
-    Tensor tSsD = row_numbers(shared.delta[stage]);                     // (MMA, MMA_N, MMA_M)
-    Tensor sD = make_tensor(tSsD.data(), as_a_operand(tSsD.layout()));  // (MMA, MMA_N, MMA_M / 2)
     auto const thread_mma_s = mma_s.get_slice(thread);
     Tensor tSsP = thread_mma_s.partition_C(sP);  // (MMA, MMA_N, MMA_M)
     Tensor tSsS = thread_mma_s.partition_C(sS);  // (MMA, MMA_N, MMA_M)
     auto rS16 = make_tensor<Element>(shape(rS));
     auto const own_p = [&](int k) {
-      Tensor p = operand_rows(rP(_, _, k));      // (ROWS, COLS)
-      Tensor s = operand_rows(rS(_, _, k));      // (ROWS, COLS)
-      Tensor lse = operand_rows(sL(_, _, k));    // (ROWS, COLS)
-      Tensor delta = operand_rows(sD(_, _, k));  // (ROWS, COLS)
+      Tensor p = operand_rows(rP(_, _, k));    // (ROWS, COLS)
+      Tensor s = operand_rows(rS(_, _, k));    // (ROWS, COLS)
+      Tensor lse = operand_rows(sL(_, _, k));  // (ROWS, COLS)
       CUTE_UNROLL
       for (int col = 0; col < size<1>(p); ++col) {
-        elements.finish(p(_, col), s(_, col), lse(0, col), delta(0, col));
+        elements.finish(p(_, col), s(_, col), lse(0, col));
       }
-      Tensor s16 = rounded<Element>(rS(_, _, k));
-      copy(recast<uint32_t>(s16), recast<uint32_t>(rS16(_, _, k)));  // pairs, not halves
+      Tensor s16 = rS16(_, _, k);                           // (MMA, MMA_N)
+      auto p16 = make_tensor<Element>(shape(rP(_, _, k)));  // (MMA, MMA_N)
+      round_into(rS(_, _, k), s16);
+      round_into(rP(_, _, k), p16);
       store_operand_block(s16, tSsS, k);
-      Tensor p16 = rounded<Element>(rP(_, _, k));
       if constexpr (Traits::kWarpsM > 1) {
         store_operand_block(p16, tSsP, k);
       }
@@ -323,13 +324,13 @@ struct BackwardKernel {
       Tensor tVrO = load_operand_b(mma, part_ot(other));  // (MMA, MMA_D, MMA_M)
       __syncthreads();                                    // P and dS of all are in shared memory
       sums.end(thread);
-      gemm_register_b(mma, part_p(shared.p, other), tVrO, tVrV);
-      gemm_smem(mma, part_p(shared.grad_s, other), part_qt(other), tKrK);
+      gemm_register_b(mma, part_p(offsetof(SharedMemory, p), other), tVrO, tVrV);
+      gemm_smem(mma, part_p(offsetof(SharedMemory, grad_s), other), part_qt(other), tKrK);
       CUTE_UNROLL
       for (int i = 2; i < Traits::kWarpsM; ++i) {
         other = (own + i) % Traits::kWarpsM;
-        gemm_smem(mma, part_p(shared.p, other), part_ot(other), tVrV);
-        gemm_smem(mma, part_p(shared.grad_s, other), part_qt(other), tKrK);
+        gemm_smem(mma, part_p(offsetof(SharedMemory, p), other), part_ot(other), tVrV);
+        gemm_smem(mma, part_p(offsetof(SharedMemory, grad_s), other), part_qt(other), tKrK);
       }
     }
   }
@@ -338,17 +339,15 @@ struct BackwardKernel {
   template <class GradQ>
   CUTE_DEVICE void grad_queries(Step const& step, GradQ& tQrQ) {
     using namespace cute;
-    int64_t const block =
-        first_grad_q_block(params, sequence, tile.batch, step.head, kTileM) + step.m_block;
-    sums.block = params.grad_q_sum + block * (kTileM * kHeadDim);
+    sums.block = params.grad_q_sum + step.grad_q_block * (kTileM * kHeadDim);
     if (params.grad_q_turn != nullptr) {
       KvTiles const keys = kv_tiles(sequence, step.m_block * kTileM, kTileM, kTileN);
-      sums.set_turn(params.grad_q_turn + block, tile.n_block - keys.begin);
+      sums.set_turn(params.grad_q_turn + step.grad_q_block, tile.n_block - keys.begin);
     }
     clear(tQrQ);
     gemm_smem(typename Traits::TiledMmaQ{},
-              typename Operands::Pt(shared.grad_s.data(), unsigned_thread()),
-              typename Operands::Kt(shared.k.data(), unsigned_thread()), tQrQ);
+              typename Operands::Pt(addresses.pt, offsetof(SharedMemory, grad_s)),
+              typename Operands::Kt(addresses.kt, offsetof(SharedMemory, k)), tQrQ);
   }
 
   // dK and dV leave through shared memory in whole 16-byte vectors.

@@ -38,13 +38,43 @@ struct BackwardOperands {
   using Kt = Transposed<typename Traits::SmemCopyKt, typename Traits::SmemLayoutKt, kRow>;
 };
 
-// A part of an accumulator, rounded to Element; `convert` takes its values as they lie.
-template <class Element, class Block>
-CUTE_DEVICE auto rounded(Block const& block) {
+// What this thread gives to ldmatrix for each operand whose tile began at the start of shared
+// memory. Tiles of both head dims have the same rows, so K and V share one, and Q and dO.
+template <class Traits>
+struct BackwardAddresses {
+  using Operands = BackwardOperands<Traits>;
+  uint32_t k;   // and V
+  uint32_t q;   // and dO
+  uint32_t qt;  // and dO^T
+  uint32_t p;   // and dS, as they lie
+  uint32_t pt;  // dS transposed
+  uint32_t kt;
+
+  CUTE_DEVICE BackwardAddresses(typename Traits::SharedMemory const& shared, uint32_t thread)
+      : k(address<typename Operands::K>(shared, thread)),
+        q(address<typename Operands::Q>(shared, thread)),
+        qt(address<typename Operands::Qt>(shared, thread)),
+        p(address<typename Operands::P>(shared, thread)),
+        pt(address<typename Operands::Pt>(shared, thread)),
+        kt(address<typename Operands::Kt>(shared, thread)) {}
+
+ private:
+  template <class Operand>
+  CUTE_DEVICE static uint32_t address(typename Traits::SharedMemory const& shared,
+                                      uint32_t thread) {
+    return opaque(
+        Operand(reinterpret_cast<typename Traits::Element const*>(&shared), thread).first);
+  }
+};
+
+// A part of an accumulator, rounded into 16-bit elements without gaps; `convert_into` takes its
+// values as they lie.
+template <class Block, class Block16>
+CUTE_DEVICE void round_into(Block const& block, Block16&& block16) {
   using namespace cute;
   Tensor compact = make_fragment_like(block);  // as block, without gaps
   copy(block, compact);
-  return convert<Element>(compact);
+  convert_into(compact, block16);
 }
 
 // One K block ((2 cols, 2 rows, 2 col blocks), MMA_M) of an A operand as (ROWS, COLS).

@@ -13,7 +13,24 @@
 
 namespace cute_attention::sm80 {
 
-// Before: delta = rowsum(dO * O) - dLSE, and zeros for the sums of dQ and their turns.
+// Rows [first, total) of a packed gradient, which belong to no sequence, become zeros. Each of
+// `warps` warps clears its share.
+//   gradient  [total, heads, cols]
+template <class Element>
+CUTE_DEVICE void clear_rows(Element* gradient, Strides const& stride, int64_t first, int64_t total,
+                            int heads, int cols, int warp, int warps) {
+  int const lane = int(threadIdx.x) % 32;
+  for (int64_t row = first + warp; row < total; row += warps) {
+    for (int head = 0; head < heads; ++head) {
+      for (int col = kVector * lane; col < cols; col += kVector * 32) {
+        *reinterpret_cast<uint4*>(gradient + row * stride.row + head * stride.head + col) = uint4{};
+      }
+    }
+  }
+}
+
+// Before: delta = dLSE - rowsum(dO * O), the LSE in units of log2(e), zeros for the sums of dQ and
+// their turns, and for rows of no sequence.
 template <class Row>
 struct BackwardPrepare {
   using Traits = BackwardTraits<Row>;
@@ -25,6 +42,9 @@ struct BackwardPrepare {
   using Vector = cutlass::AlignedArray<Element, kVector>;
 
   CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work) {
+    if (params.cu_seqlens_q != nullptr) {
+      clear_unused_rows(params);
+    }
     Sequence const sequence = load_sequence(params, work.batch);
     int const thread = int(threadIdx.x);
     int const m_begin = work.m_block * kTileM;
@@ -47,10 +67,29 @@ struct BackwardPrepare {
       }
       if (inside && thread % kRowThreads == 0) {
         float const grad_lse = params.grad_lse == nullptr ? 0.f : params.grad_lse[first + query];
-        // A query without keys has no gradient, whatever its LSE's is.
-        params.delta[first + query] = params.lse[first + query] == -INFINITY ? 0.f : sum - grad_lse;
+        // A query without keys has no gradient, whatever its LSE's is, and no probabilities:
+        // exp2(-inf - inf) is 0, where -inf + inf would be NaN.
+        float const lse = params.lse[first + query];
+        bool const sees_keys = lse != -INFINITY;
+        params.delta[first + query] = sees_keys ? grad_lse - sum : 0.f;
+        params.delta[lse_size(params) + first + query] =
+            sees_keys ? lse * float(M_LOG2E) : INFINITY;
       }
     }
+  }
+
+  // Of all packed gradients, those after the last sequence.
+  CUTE_DEVICE static void clear_unused_rows(BackwardParams const& params) {
+    int const warp = int(blockIdx.x * kThreads + threadIdx.x) / 32;
+    int const warps = int(gridDim.x) * (kThreads / 32);
+    int64_t const first_q = params.cu_seqlens_q[params.batch];
+    int64_t const first_k = params.cu_seqlens_k[params.batch];
+    clear_rows(static_cast<Element*>(params.grad_q), params.grad_q_stride, first_q, params.total_q,
+               params.heads, params.head_dim, warp, warps);
+    clear_rows(static_cast<Element*>(params.grad_k), params.grad_k_stride, first_k, params.total_k,
+               params.heads_kv, params.head_dim, warp, warps);
+    clear_rows(static_cast<Element*>(params.grad_v), params.grad_v_stride, first_k, params.total_k,
+               params.heads_kv, params.head_dim_v, warp, warps);
   }
 
   CUTE_DEVICE static void clear_sums(BackwardParams const& params, int64_t block, int thread) {

@@ -5,10 +5,10 @@
 
 namespace cute_attention::sm80 {
 
-// P = exp(S - LSE) and dS = P (dP - delta) dS'/dS in two halves: the first runs under the products
-// of dP, the second has dP. A modifier's derivative comes from the modified score, which P cannot
-// replace before dS is there: then the exponentials belong to the second half, and no register is
-// held for them.
+// P = exp(S - LSE) and dS = P (dP + delta) dS'/dS in two halves: the first runs under the products
+// of dP, the second has dP + delta, as the products began with delta. A modifier's derivative comes
+// from the modified score, which P cannot replace before dS is there: then the exponentials belong
+// to the second half, and no register is held for them.
 template <ScoreMod kMod>
 struct BackwardScores {
   using Modifier = ScoreModifier<kMod>;
@@ -19,37 +19,35 @@ struct BackwardScores {
   CUTE_DEVICE explicit BackwardScores(Params const& params)
       : modifier(params), scale_log2(Modifier::exponent_scale(params) * float(M_LOG2E)) {}
 
-  // Of a score, masked and modified; a query without keys has LSE -infinity: exp2(-inf - inf) is 0,
-  // not NaN.
-  CUTE_DEVICE float probability(float score, float lse) const {
-    float const lse_log2 = lse == -INFINITY ? INFINITY : lse * float(M_LOG2E);
+  // Of a score, masked and modified; a query without keys has LSE +infinity here: exp2(-inf - inf)
+  // is 0, not NaN.
+  CUTE_DEVICE float probability(float score, float lse_log2) const {
     return exp2f(score * scale_log2 - lse_log2);
   }
 
   // Before dP: scores (KEYS) of one query, masked.
   template <class Scores>
-  CUTE_DEVICE void begin(Scores&& scores, float const& lse) const {
+  CUTE_DEVICE void begin(Scores&& scores, float const& lse_log2) const {
     modifier.template modify<1, true>(scores);
     if constexpr (Modifier::kIsIdentity) {
       CUTE_UNROLL
       for (int i = 0; i < cute::size(scores); ++i) {
-        scores(i) = probability(scores(i), lse);
+        scores(i) = probability(scores(i), lse_log2);
       }
     }
   }
 
-  // With dP (KEYS) of one query: turns what begin() left into P, and dP into dS.
+  // With dP + delta (KEYS) of one query: turns what begin() left into P, and those into dS.
   template <class Scores, class Gradients>
-  CUTE_DEVICE void finish(Scores&& scores, Gradients&& gradients, float const& lse,
-                          float delta) const {
+  CUTE_DEVICE void finish(Scores&& scores, Gradients&& gradients, float const& lse_log2) const {
     CUTE_UNROLL
     for (int i = 0; i < cute::size(scores); ++i) {
       if constexpr (Modifier::kIsIdentity) {
-        gradients(i) = scores(i) * (gradients(i) - delta);
+        gradients(i) *= scores(i);
       } else {
         float const modified = scores(i);
-        scores(i) = probability(modified, lse);
-        gradients(i) = scores(i) * (gradients(i) - delta) * Modifier::derivative(modified);
+        scores(i) = probability(modified, lse_log2);
+        gradients(i) *= scores(i) * Modifier::derivative(modified);
       }
     }
   }

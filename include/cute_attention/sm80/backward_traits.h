@@ -125,6 +125,7 @@ struct BackwardTraits {
                 "a warp owns whole MMA tiles of S^T, dK and dV");
   static_assert(kTileM % (16 * kGradQWarpsM) == 0 && kHeadDim % (16 * kGradQWarpsD) == 0,
                 "dQ of a warp");
+  static_assert(kSwizzleCols<kHeadDim> == kSwizzleCols<kHeadDimV>, "K and V share addresses");
   static_assert(kThreads >= 2 * kTileM, "a thread loads one number of a row");
   static_assert(kStages == 1 || kStages == 2, "buffers of Q and dO");
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");

@@ -38,7 +38,8 @@ struct SmemOperand {
   using Element = typename TiledCopy::ValType;
   static constexpr uint32_t kElementBytes = sizeof(Element);
 
-  uint32_t first;  // shared-memory address of this thread's vector of block (0, 0)
+  uint32_t first;  // shared-memory address of this thread's vector of block (0, 0), less `base`
+  uint32_t base = 0;
 
   CUTE_DEVICE SmemOperand(Element const* tile, uint32_t thread) {
     using namespace cute;
@@ -46,6 +47,11 @@ struct SmemOperand {
     Tensor tXsX = TiledCopy{}.get_slice(thread).partition_S(sX);  // (CPY, CPY_MN, CPY_K)
     first = cast_smem_ptr_to_uint(raw_pointer_cast(&tXsX(0)));
   }
+
+  // The vector's address apart from `tile_bytes`, where the tile begins: tiles with the same rows
+  // share the one, and instructions hold the other, where it is a constant.
+  CUTE_DEVICE SmemOperand(uint32_t address, uint32_t tile_bytes)
+      : first(address), base(tile_bytes) {}
 
   // Loads K block k of the operand's fragment (MMA, MMA_MN, MMA_K).
   template <class Fragment>
@@ -67,7 +73,7 @@ struct SmemOperand {
         uint32_t const in_row = offset % (kRow * kElementBytes);
         Tensor r = recast<uint32_t>(tXrX(make_coord(_, v), block, k));
         CUTE_STATIC_ASSERT_V(size(r) == _4{});
-        ldmatrix<kTransposed>((first ^ in_row) + (offset - in_row), r(0), r(1), r(2), r(3));
+        ldmatrix<kTransposed>((first ^ in_row) + (base + offset - in_row), r(0), r(1), r(2), r(3));
       }
     }
   }
