@@ -15,18 +15,25 @@ struct Sm80Forward {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
+  // Whether P goes through shared memory.
+  static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
   using SharedMemory = typename Traits::SharedMemory;
 
   static std::string plan() {
     static SharedMemory const plan{};
+    Json buffers = array();
+    buffers.add(buffer_json("q", plan, plan.q, kBankRow, 0, 1))
+        .add(buffer_json("o", plan, plan.o, kBankRow, 2, 2))
+        .add(buffer_json("k", plan, plan.k, kBankRow, 0, 1))
+        .add(buffer_json("v", plan, plan.v, kBankRow, 0, 1));
+    if constexpr (kSharesKeys) {
+      buffers.add(buffer_json("p", plan, plan.warps.p, kBankRow, 0, 1))
+          .add(buffer_json("rows", plan, plan.warps.rows, 16, 0, 2));
+    }
     return object()
         .set("phases", R"(["S = Q K^T", "O += P V", "write O"])")
         .set("bytes", int(sizeof(SharedMemory)))
-        .set("buffers", array()
-                            .add(buffer_json("q", plan, plan.q, kBankRow, 0, 1))
-                            .add(buffer_json("o", plan, plan.o, kBankRow, 2, 2))
-                            .add(buffer_json("k", plan, plan.k, kBankRow, 0, 1))
-                            .add(buffer_json("v", plan, plan.v, kBankRow, 0, 1)));
+        .set("buffers", buffers);
   }
 
   using TiledMma = typename Traits::TiledMma;
@@ -35,11 +42,14 @@ struct Sm80Forward {
 
   static std::string copies() {
     using LayoutO = typename Traits::SmemLayoutO;
-    return array()
-        .add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
+    Json copies = array();
+    copies.add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
         .add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>("k", true))
-        .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v", true))
-        .add(accumulator_copy_json<typename Traits::SmemCopyO, LayoutO, Output>("o", "O"))
+        .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v", true));
+    if (kSharesKeys) {
+      copies.add(fragment_store_json<TiledMma, typename Traits::SmemLayoutP, Scores>("p", "S"));
+    }
+    return copies.add(accumulator_copy_json<typename Traits::SmemCopyO, LayoutO, Output>("o", "O"))
         .add(tile_copy_json<typename Traits::GmemCopyO, LayoutO>("o", false));
   }
 
@@ -49,7 +59,9 @@ struct Sm80Forward {
                                      typename Traits::SmemLayoutQ>("q");
     auto const k = smem_operand_json<OperandB, TiledMma, typename Traits::SmemCopyK,
                                      typename Traits::SmemLayoutK>("k");
-    auto const p = register_operand_json<decltype(as_a_operand(Scores{}))>("S");
+    auto const p = kSharesKeys ? smem_operand_json<OperandA, TiledMma, typename Traits::SmemCopyP,
+                                                   typename Traits::SmemLayoutP>("p")
+                               : register_operand_json<decltype(as_a_operand(Scores{}))>("S");
     auto const v =
         smem_operand_json<OperandB, TiledMma, typename Traits::SmemCopyV,
                           typename Traits::SmemLayoutVt, Numbers<kHeadDimV, kTileN>>("v", true);

@@ -67,11 +67,12 @@ struct OnlineSoftmax {
 
   // Takes a tile's scores (ROWS, COLS) into the maximum. Returns the factors (ROWS) that the output
   // so far must be multiplied by. A row may hold nothing but -infinity, now and before.
-  template <class Scores>
-  CUTE_DEVICE Rows update_max(Scores const& scores) {
+  // combine(maxima) takes the maxima (ROWS) of other warps in, where they have keys of these rows.
+  template <class Scores, class Combine>
+  CUTE_DEVICE Rows update_max(Scores const& scores, Combine&& combine) {
     using namespace cute;
     CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
-    Rows factors;
+    Rows maxima;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       float tile_max = scores(row, 0);
@@ -79,7 +80,13 @@ struct OnlineSoftmax {
       for (int col = 1; col < size<1>(scores); ++col) {
         tile_max = fmaxf(tile_max, scores(row, col));
       }
-      float const new_max = fmaxf(row_max(row), reduce_row_threads(tile_max, MaxOp{}));
+      maxima(row) = reduce_row_threads(tile_max, MaxOp{});
+    }
+    combine(maxima);
+    Rows factors;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      float const new_max = fmaxf(row_max(row), maxima(row));
       // exp2(-inf - reference) must be 0, not NaN.
       reference(row) = new_max == -INFINITY ? 0.f : new_max * scale_log2;
       factors(row) = exp2f(row_max(row) * scale_log2 - reference(row));
@@ -264,16 +271,27 @@ struct OnlineSoftmax {
 
   // After the last tile. Returns the factors (ROWS) that normalise the output, and replaces row_max
   // by the LSE in natural logarithm. A row without keys has factor 0 and LSE -infinity.
-  CUTE_DEVICE Rows finish() {
+  // combine(sums) as for update_max.
+  template <class Combine>
+  CUTE_DEVICE Rows finish(Combine&& combine) {
+    Rows sums;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      sums(row) = reduce_row_threads(row_sum(row), SumOp{});
+    }
+    combine(sums);
     Rows factors;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      float const sum = reduce_row_threads(row_sum(row), SumOp{});
-      bool const empty = sum == 0.f;
-      factors(row) = empty ? 0.f : 1.f / sum;
-      row_max(row) = empty ? -INFINITY : (row_max(row) * scale_log2 + log2f(sum)) * float(M_LN2);
+      bool const empty = sums(row) == 0.f;
+      factors(row) = empty ? 0.f : 1.f / sums(row);
+      row_max(row) =
+          empty ? -INFINITY : (row_max(row) * scale_log2 + log2f(sums(row))) * float(M_LN2);
     }
     return factors;
+  }
+  CUTE_DEVICE Rows finish() {
+    return finish([](Rows&) {});
   }
 };
 

@@ -39,6 +39,10 @@ struct ForwardKernel {
                                kSwizzleCols<kHeadDim>, false>;
   using OperandV = SmemOperand<typename Traits::SmemCopyV, typename Traits::SmemLayoutVt,
                                kSwizzleCols<kHeadDimV>, true>;
+  using OperandP = SmemOperand<typename Traits::SmemCopyP, typename Traits::SmemLayoutP,
+                               kSwizzleCols<kTileN>, false>;
+  // Whether several warps share the keys of a tile and the columns of O.
+  static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
   // Of probabilities relative to an older maximum: far inside the range of both 16-bit types.
   static constexpr float kLimit = 0x1p15f;
 
@@ -111,6 +115,7 @@ struct ForwardKernel {
       auto tSrS =
           partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});       // (MMA, MMA_M, MMA_N)
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
+      auto const sums = softmax.row_sum;
       for (bool exact = masked;; exact = true) {
         clear(tSrS);
         gemm_smem(mma, q, k, tSrS);
@@ -118,24 +123,64 @@ struct ForwardKernel {
         if (masked) {
           mask(mma, rS, n_block * kTileN);
         }
+        bool within = true;
         if (exact) {
-          scale_rows(rO, softmax.update_max(rS));
+          scale_rows(rO, softmax.update_max(rS, combine_rows(mma, MaxOp{})));
           softmax.exponentiate(rS);
+        } else {
+          within = softmax.exponentiate_within(rS, kLimit);
+        }
+        if constexpr (kSharesKeys) {
+          share_probabilities(mma, tSrS);
+          cp_async_wait<0>();                  // V(n) has landed for this thread
+          within = __syncthreads_and(within);  // ... and P of all is there; all are done with K(n)
+        }
+        if (within) {
           break;
         }
-        if (softmax.exponentiate_within(rS, kLimit)) {
-          break;
-        }
+        softmax.row_sum = sums;
       }
-      cp_async_wait<0>();  // V(n) has landed for this thread
-      __syncthreads();     // ... for all; and all are done with K(n)
+      if constexpr (!kSharesKeys) {
+        cp_async_wait<0>();  // V(n) has landed for this thread
+        __syncthreads();     // ... for all; and all are done with K(n)
+      }
       if (n_block > tiles.begin) {
         load_k<false>(n_block - 1);
       }
-      Tensor rP = convert<Element>(tSrS);                               // (MMA, MMA_M, MMA_N)
-      Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
-      gemm_register_a(mma, [&](int k_block) { return tOrP(_, _, k_block); }, v, tOrO);
+      if constexpr (kSharesKeys) {
+        gemm_smem(mma, OperandP(shared.warps.p.data(), uint32_t(opaque(thread))), v, tOrO);
+      } else {
+        Tensor rP = convert<Element>(tSrS);                               // (MMA, MMA_M, MMA_N)
+        Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
+        gemm_register_a(mma, [&](int k_block) { return tOrP(_, _, k_block); }, v, tOrO);
+      }
     }
+  }
+
+  // Writes this thread's probabilities (MMA, MMA_M, MMA_N) where the warps of the same queries read
+  // them.
+  template <class TiledMma, class Probabilities>
+  CUTE_DEVICE void share_probabilities(TiledMma const& mma, Probabilities const& tSrP) {
+    using namespace cute;
+    Tensor sP = smem_tensor<typename Traits::SmemLayoutP>(shared.warps.p);  // (M, N)
+    Tensor tSsP = mma.get_slice(uint32_t(opaque(thread))).partition_C(sP);  // (MMA, MMA_M, MMA_N)
+    Tensor rP = convert<Element>(tSrP);                                     // (MMA, MMA_M, MMA_N)
+    copy(recast<uint32_t>(rP), recast<uint32_t>(tSsP));
+  }
+
+  // Takes numbers (ROWS) of the warps that have the same queries together.
+  template <class TiledMma, class Op>
+  CUTE_DEVICE auto combine_rows(TiledMma const& mma, Op const& op) {
+    return [&](auto& rows) {
+      using namespace cute;
+      if constexpr (kSharesKeys) {
+        Tensor tScS = mma.get_slice(opaque(thread))
+                          .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
+        Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
+        shared.warps.rows.combine(
+            rows, [&](int row) { return int(get<0>(cS(row, 0))); }, thread, op);
+      }
+    };
   }
 
   CUTE_DEVICE void load_q() {
@@ -183,7 +228,7 @@ struct ForwardKernel {
   CUTE_DEVICE void store(TiledMma const& mma, Output& tOrO, Softmax& softmax) {
     using namespace cute;
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
-    scale_rows(rO, softmax.finish());
+    scale_rows(rO, softmax.finish(combine_rows(mma, SumOp{})));
 
     Tensor sO = smem_tensor<typename Traits::SmemLayoutO>(shared.o);  // (M, DV)
     typename Traits::SmemCopyO smem_copy_o;

@@ -1,6 +1,12 @@
 // sm80/forward_traits.h: every layout, copy and MMA of the sm80 forward kernel, for one row of the
 // table.
 //
+// Warps form a grid of kWarpsM x kWarpsN. Each has 32 queries, so that a fragment of K or V serves
+// two MMAs:
+//
+//   S (M, N)    the keys of a tile are divided among the kWarpsN warps that have the same queries
+//   O (M, DV)   and so are its columns: where kWarpsN > 1, P goes through shared memory
+//
 // To change how the kernel moves or multiplies, change this file (or the row's tile in
 // src/kernels/forward.def); the kernel follows. It compiles for the host too.
 #pragma once
@@ -11,6 +17,7 @@
 #include <cute/atom/mma_atom.hpp>
 
 #include "cute_attention/element.h"
+#include "cute_attention/sm80/row_exchange.h"
 
 namespace cute_attention::sm80 {
 
@@ -70,18 +77,19 @@ struct ForwardTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   using Element = ElementOf<kKey.dtype>;
 
-  // Warps divide the rows of S = Q K^T and O = P V, and each owns whole rows: softmax needs no
-  // other warp.
+  static constexpr int kWarpsM = kConfig.warps < kTileM / 32 ? kConfig.warps : kTileM / 32;
+  static constexpr int kWarpsN = kConfig.warps / kWarpsM;
   using TiledMma = decltype(cute::make_tiled_mma(
       cute::MMA_Atom<MmaAtom<Element>>{},
-      cute::Layout<cute::Shape<cute::Int<kConfig.warps>, cute::_1, cute::_1>>{},
-      cute::Tile<cute::Int<16 * kConfig.warps>, cute::_16, cute::_16>{}));
+      cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>>{},
+      cute::Tile<cute::Int<16 * kWarpsM>, cute::Int<16 * kWarpsN>, cute::_16>{}));
 
   using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
   using SmemLayoutK = SmemTile<kTileN, kHeadDim>;
   using SmemLayoutV = SmemTile<kTileN, kHeadDimV>;
   using SmemLayoutVt = SmemTileTransposed<kTileN, kHeadDimV>;
   using SmemLayoutO = SmemTile<kTileM, kHeadDimV>;
+  using SmemLayoutP = SmemTile<kTileM, kTileN>;
 
   // Zero-filling: a vector outside the tensor becomes zeros, so that no garbage meets an MMA.
   using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
@@ -96,6 +104,7 @@ struct ForwardTraits {
       cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
   using SmemCopyK = decltype(cute::make_tiled_copy_B(
       cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
+  using SmemCopyP = SmemCopyQ;
   using SmemCopyV = decltype(cute::make_tiled_copy_B(
       cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>{}, TiledMma{}));
   using SmemCopyO = decltype(cute::make_tiled_copy_C(
@@ -108,6 +117,13 @@ struct ForwardTraits {
   static constexpr int kAccumulators = kTileM * (kTileN + kHeadDimV) / kThreads;
   static constexpr int kCtas = (kAccumulators <= 128 ? 12 : 8) / kConfig.warps;
 
+  // What warps of the same queries share; nothing where there is one.
+  struct Nothing {};
+  struct Shared {
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutP>, 128> p;
+    RowExchange<kTileM, kWarpsM, kWarpsN> rows;
+  };
+
   // O takes Q's place once the last S is computed.
   struct SharedMemory {
     union {
@@ -116,9 +132,12 @@ struct ForwardTraits {
     };
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
+    std::conditional_t<(kWarpsN > 1), Shared, Nothing> warps;
   };
 
-  static_assert(kTileM % (16 * kConfig.warps) == 0, "each warp owns whole 16-row MMA tiles");
+  static_assert(kTileM % (16 * kWarpsM) == 0 && kConfig.warps % kWarpsM == 0 &&
+                    kTileN % (16 * kWarpsN) == 0 && kHeadDimV % (16 * kWarpsN) == 0,
+                "each warp owns whole MMA tiles of S and O");
   static_assert(kTileN % 16 == 0 && kHeadDim % 32 == 0 && kHeadDimV % 32 == 0,
                 "MMA and swizzle block sizes");
   static_assert(kConfig.stages == 1, "K and V have one buffer each");
