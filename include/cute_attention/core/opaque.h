@@ -21,5 +21,20 @@ CUTE_DEVICE int64_t opaque(int64_t value) {
   asm volatile("" : "+l"(value));
   return value;
 }
+template <class T>
+CUTE_DEVICE T* opaque(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
+// `value`, in a register for as long as it is used. ptxas sees through opaque(), and where
+// registers are few it computes a value anew at each use, instruction by instruction; the result of
+// a shuffle it cannot. All threads of a warp call it together.
+CUTE_DEVICE uint32_t pinned(uint32_t value) { return __shfl_xor_sync(0xffffffffu, value, 0); }
+template <class T>
+CUTE_DEVICE T* pinned(T* pointer) {
+  return reinterpret_cast<T*>(
+      __shfl_xor_sync(0xffffffffu, reinterpret_cast<unsigned long long>(pointer), 0));
+}
 
 }  // namespace cute_attention

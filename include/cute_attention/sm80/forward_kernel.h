@@ -20,6 +20,7 @@
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/gemm.h"
+#include "cute_attention/sm80/tile_walk.h"
 
 namespace cute_attention::sm80 {
 
@@ -41,6 +42,10 @@ struct ForwardKernel {
                                kSwizzleCols<kHeadDimV>, true>;
   using OperandP = SmemOperand<typename Traits::SmemCopyP, typename Traits::SmemLayoutP,
                                kSwizzleCols<kTileN>, false>;
+  using PlaceOfP = SmemAccumulator<typename Traits::TiledMma, typename Traits::SmemLayoutP,
+                                   kSwizzleCols<kTileN>, Element>;
+  using WalkK = TileWalk<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>;
+  using WalkV = TileWalk<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>;
   // Whether several warps share the keys of a tile and the columns of O.
   static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
   // Of probabilities relative to an older maximum: far inside the range of both 16-bit types.
@@ -93,23 +98,39 @@ struct ForwardKernel {
   CUTE_DEVICE void compute(TiledMma const& mma, KvTiles const& tiles, Output& tOrO,
                            Softmax& softmax) {
     using namespace cute;
-    OperandQ const q(shared.q.data(), thread);
-    OperandK const k(shared.k.data(), thread);
-    OperandV const v(shared.v.data(), thread);
+    OperandQ const q = OperandQ(shared.q.data(), thread).held();
+    OperandK const k = OperandK(shared.k.data(), thread).held();
+    OperandV const v = OperandV(shared.v.data(), thread).held();
+    auto const p = in_shared_p<OperandP>();
+    auto const place_of_p = in_shared_p<PlaceOfP>();
+    WalkK walk_k(key_tile(params.k, params.k_stride, tiles.end - 1), params.k_stride.row,
+                 shared.k.data(), thread);
+    WalkV walk_v(key_tile(params.v, params.v_stride, tiles.end - 1), params.v_stride.row,
+                 shared.v.data(), thread);
+    // kLast: the tile where the walk begins, which alone may reach past the end of the sequence.
+    int const last_rows = sequence.seqlen_k - (tiles.end - 1) * kTileN;
+    auto const load_k = [&](auto last) {
+      walk_k.template load<decltype(last)::value>(params.k_stride.row, last_rows, params.head_dim,
+                                                  thread);
+    };
+    auto const load_v = [&](auto last) {
+      walk_v.template load<decltype(last)::value>(params.v_stride.row, last_rows, params.head_dim_v,
+                                                  thread);
+    };
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     Modifier const modifier(params);
 
     load_q();
-    load_k<true>(tiles.end - 1);
+    load_k(true_type{});
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
       bool const first = n_block == tiles.end - 1;
       bool const masked = first || tiles.masked(n_block);
       cp_async_wait<0>();  // K(n), and at the first tile Q, have landed for this thread
       __syncthreads();     // ... for all; and all are done with V(n+1)
       if (first) {
-        load_v<true>(n_block);
+        load_v(true_type{});
       } else {
-        load_v<false>(n_block);
+        load_v(false_type{});
       }
 
       auto tSrS =
@@ -131,24 +152,26 @@ struct ForwardKernel {
           within = softmax.exponentiate_within(rS, kLimit);
         }
         if constexpr (kSharesKeys) {
-          share_probabilities(mma, tSrS);
+          place_of_p.store(convert<Element>(tSrS));
           cp_async_wait<0>();                  // V(n) has landed for this thread
           within = __syncthreads_and(within);  // ... and P of all is there; all are done with K(n)
+          if (!within) {
+            softmax.row_sum = sums;
+          }
         }
         if (within) {
           break;
         }
-        softmax.row_sum = sums;
       }
       if constexpr (!kSharesKeys) {
         cp_async_wait<0>();  // V(n) has landed for this thread
         __syncthreads();     // ... for all; and all are done with K(n)
       }
       if (n_block > tiles.begin) {
-        load_k<false>(n_block - 1);
+        load_k(false_type{});
       }
       if constexpr (kSharesKeys) {
-        gemm_smem(mma, OperandP(shared.warps.p.data(), uint32_t(opaque(thread))), v, tOrO);
+        gemm_smem(mma, p, v, tOrO);
       } else {
         Tensor rP = convert<Element>(tSrS);                               // (MMA, MMA_M, MMA_N)
         Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
@@ -157,15 +180,14 @@ struct ForwardKernel {
     }
   }
 
-  // Writes this thread's probabilities (MMA, MMA_M, MMA_N) where the warps of the same queries read
-  // them.
-  template <class TiledMma, class Probabilities>
-  CUTE_DEVICE void share_probabilities(TiledMma const& mma, Probabilities const& tSrP) {
-    using namespace cute;
-    Tensor sP = smem_tensor<typename Traits::SmemLayoutP>(shared.warps.p);  // (M, N)
-    Tensor tSsP = mma.get_slice(uint32_t(opaque(thread))).partition_C(sP);  // (MMA, MMA_M, MMA_N)
-    Tensor rP = convert<Element>(tSrP);                                     // (MMA, MMA_M, MMA_N)
-    copy(recast<uint32_t>(rP), recast<uint32_t>(tSsP));
+  // Where this thread writes or reads P, if it goes through shared memory.
+  template <class Place>
+  CUTE_DEVICE auto in_shared_p() {
+    if constexpr (kSharesKeys) {
+      return Place(shared.warps.p.data(), thread).held();
+    } else {
+      return typename Traits::Nothing{};
+    }
   }
 
   // Takes numbers (ROWS) of the warps that have the same queries together.
@@ -192,25 +214,10 @@ struct ForwardKernel {
     cute::cp_async_fence();
   }
 
-  // kLast: the tile where the walk begins, which alone may reach past the end of the sequence.
-  template <bool kLast>
-  CUTE_DEVICE void load_k(int n_block) {
-    auto gK = head_tile<kTileN, kHeadDim>(static_cast<Element const*>(params.k), params.k_stride,
-                                          work.batch, head_kv, sequence.row_k + n_block * kTileN);
-    load_tile<kLast>(
-        typename Traits::GmemCopyQK{}, gK, smem_tensor<typename Traits::SmemLayoutK>(shared.k),
-        sequence.seqlen_k - n_block * kTileN, params.head_dim, uint32_t(opaque(thread)));
-    cute::cp_async_fence();
-  }
-
-  template <bool kLast>
-  CUTE_DEVICE void load_v(int n_block) {
-    auto gV = head_tile<kTileN, kHeadDimV>(static_cast<Element const*>(params.v), params.v_stride,
-                                           work.batch, head_kv, sequence.row_k + n_block * kTileN);
-    load_tile<kLast>(
-        typename Traits::GmemCopyV{}, gV, smem_tensor<typename Traits::SmemLayoutV>(shared.v),
-        sequence.seqlen_k - n_block * kTileN, params.head_dim_v, uint32_t(opaque(thread)));
-    cute::cp_async_fence();
+  // The first row of a tile of keys of K or V.
+  CUTE_DEVICE Element const* key_tile(void const* tensor, Strides const& stride, int n_block) {
+    return static_cast<Element const*>(tensor) + work.batch * stride.batch + head_kv * stride.head +
+           (sequence.row_k + n_block * kTileN) * stride.row;
   }
 
   // Hides the scores (ROWS, COLS) of the tile whose first key is n_begin.

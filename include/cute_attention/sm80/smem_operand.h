@@ -85,11 +85,70 @@ struct SmemOperand {
                        make_layout(make_shape(size<0>(SmemLayout{}), Int<kK>{})));
   }
 
+  // The same, whose first address is computed once for a whole loop.
+  CUTE_DEVICE SmemOperand held() const {
+    SmemOperand operand = *this;
+    operand.first = pinned(first);
+    return operand;
+  }
+
   // The same, whose addresses the compiler computes where they are used, not ahead of a loop.
   CUTE_DEVICE SmemOperand here() const {
     SmemOperand operand = *this;
     operand.first = opaque(first);
     return operand;
+  }
+};
+
+// Where this thread's part of an accumulator goes in a swizzled tile of shared memory, in pairs of
+// 16-bit elements; addresses as above.
+//
+//   SmemLayout   (M, N), swizzled
+//   kRow         elements in a row of the swizzled atom
+template <class TiledMma, class SmemLayout, int kRow, class Element>
+struct SmemAccumulator {
+  static constexpr uint32_t kElementBytes = sizeof(Element);
+
+  uint32_t first;  // shared-memory address of this thread's first pair
+
+  CUTE_DEVICE SmemAccumulator(Element const* tile, uint32_t thread) {
+    using namespace cute;
+    Tensor tCsC = TiledMma{}.get_slice(thread).partition_C(  // (MMA, MMA_M, MMA_N)
+        make_tensor(make_smem_ptr(tile), SmemLayout{}));
+    first = cast_smem_ptr_to_uint(raw_pointer_cast(&tCsC(0)));
+  }
+
+  CUTE_DEVICE SmemAccumulator held() const {
+    SmemAccumulator place = *this;
+    place.first = pinned(first);
+    return place;
+  }
+
+  // Writes a fragment of Element, (MMA, MMA_M, MMA_N).
+  template <class Fragment>
+  CUTE_DEVICE void store(Fragment const& fragment) const {
+    using namespace cute;
+    auto const pairs =
+        TiledMma{}
+            .get_slice(_0{})
+            .partition_C(  // ((2 cols, 2 rows), MMA_M, MMA_N)
+                make_tensor(make_smem_ptr(static_cast<Element*>(nullptr)), SmemLayout{}))
+            .layout();
+    Tensor r32 = recast<uint32_t>(fragment);  // ((1, 2 rows), MMA_M, MMA_N)
+    CUTE_UNROLL
+    for (int n = 0; n < size<2>(r32); ++n) {
+      CUTE_UNROLL
+      for (int m = 0; m < size<1>(r32); ++m) {
+        CUTE_UNROLL
+        for (int row = 0; row < size<0, 1>(r32); ++row) {
+          uint32_t const offset = uint32_t(pairs(make_coord(_0{}, row), m, n)) * kElementBytes;
+          uint32_t const in_row = offset % (kRow * kElementBytes);
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"((first ^ in_row) + (offset - in_row)),
+                       "r"(r32(make_coord(_0{}, row), m, n))
+                       : "memory");
+        }
+      }
+    }
   }
 };
 
