@@ -11,7 +11,7 @@ set(CUTE_ATTENTION_NVCC_FLAGS
 # The options of ptxas that a row wants, as a list.
 function(cute_attention_ptxas_options name out)
   set(options)
-  if(name MATCHES "^sm80_fwd_.*_d(32|64|128|256|64_softcap|128_softcap)$" OR
+  if(name MATCHES "^sm80_fwd_.*_d(32|64|128|192x128|192|256|64_softcap|128_softcap|256_99kb)$" OR
      (name MATCHES "^sm80_bwd_" AND NOT name MATCHES "_d128_softcap$"))
     # The kernel's own order of ldmatrix and MMA. From -O2 on ptxas hoists loads, until some rows spill. On an NVIDIA
     # H200, 4096 tokens, full, TFLOP/s at -O1 / -O3: forward 357 / 345 at head dim 64, 399 / 373 at 128, 331 / 320 at

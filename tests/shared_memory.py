@@ -16,7 +16,10 @@ def tile_bytes(row: TableRow) -> int:
         two = 2 * (2 * q + row.stages * k_and_v) + bookkeeping <= 227 * 1024
         return 2 * ((1 + two) * q + row.stages * k_and_v)
     if row.direction == "forward":  # at the end, O takes Q's place
-        return 2 * (max(q, o) + row.stages * k_and_v)
+        # Warps of the same 32 queries share P, and a number of each row.
+        warps_along_n = row.warps // min(row.warps, row.tile_m // 32)
+        shared = row.tile_m * (2 * row.tile_n + 4 * warps_along_n) if warps_along_n > 1 else 0
+        return 2 * (max(q, o) + row.stages * k_and_v) + shared
     # K and V stay; Q, dO, LSE and delta pass through their stages; dS, and P if warps share it.
     scores = row.tile_m * row.tile_n
     warps_along_m = row.warps // (row.tile_n // 32)

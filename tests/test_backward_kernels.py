@@ -14,15 +14,22 @@ from torch import Tensor
 
 from cute_attention import attention, attention_varlen, explain, kernels, rows
 from cute_attention.reference import attention_reference
-from test_kernels import CASES, CAUSAL, DTYPES, Case, options_for, plain_pytorch, strided
+from test_kernels import (
+    CASES,
+    CAUSAL,
+    DTYPES,
+    LIMIT,
+    SMALL_CHIP,
+    Case,
+    options_for,
+    plain_pytorch,
+    strided,
+)
 from tolerances import assert_as_accurate
 
 pytestmark = pytest.mark.gpu
 
 BACKWARD = [row for row in rows.table() if row.direction == "backward"]
-# Rows whose names end in _99kb serve chips where the others do not fit; here, in a process that
-# takes the GPU for one.
-LIMIT, SMALL_CHIP = "CUTE_ATTENTION_SHARED_MEMORY", str(99 * 1024)
 NAMES = ("dq", "dk", "dv")
 
 

@@ -27,8 +27,8 @@ struct Sm80Forward {
         .add(buffer_json("k", plan, plan.k, kBankRow, 0, 1))
         .add(buffer_json("v", plan, plan.v, kBankRow, 0, 1));
     if constexpr (kSharesKeys) {
-      buffers.add(buffer_json("p", plan, plan.warps.p, kBankRow, 0, 1))
-          .add(buffer_json("rows", plan, plan.warps.rows, 16, 0, 2));
+      buffers.add(buffer_json("p", plan, plan.p, kBankRow, 0, 1))
+          .add(buffer_json("rows", plan, plan.rows, 16, 0, 2));
     }
     return object()
         .set("phases", R"(["S = Q K^T", "O += P V", "write O"])")

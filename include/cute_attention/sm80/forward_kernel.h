@@ -184,7 +184,7 @@ struct ForwardKernel {
   template <class Place>
   CUTE_DEVICE auto in_shared_p() {
     if constexpr (kSharesKeys) {
-      return Place(shared.warps.p.data(), thread).held();
+      return Place(shared.p.data(), thread).held();
     } else {
       return typename Traits::Nothing{};
     }
@@ -199,8 +199,7 @@ struct ForwardKernel {
         Tensor tScS = mma.get_slice(opaque(thread))
                           .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
         Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
-        shared.warps.rows.combine(
-            rows, [&](int row) { return int(get<0>(cS(row, 0))); }, thread, op);
+        shared.rows.combine(rows, [&](int row) { return int(get<0>(cS(row, 0))); }, thread, op);
       }
     };
   }

@@ -117,23 +117,22 @@ struct ForwardTraits {
   static constexpr int kAccumulators = kTileM * (kTileN + kHeadDimV) / kThreads;
   static constexpr int kCtas = (kAccumulators <= 128 ? 12 : 8) / kConfig.warps;
 
-  // What warps of the same queries share; nothing where there is one.
-  struct Nothing {};
-  struct Shared {
-    cute::array_aligned<Element, cute::cosize_v<SmemLayoutP>, 128> p;
-    RowExchange<kTileM, kWarpsM, kWarpsN> rows;
-  };
-
   // O takes Q's place once the last S is computed.
-  struct SharedMemory {
+  struct Tiles {
     union {
       cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 128> q;
       cute::array_aligned<Element, cute::cosize_v<SmemLayoutO>, 128> o;
     };
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
-    std::conditional_t<(kWarpsN > 1), Shared, Nothing> warps;
   };
+  // What warps of the same queries share; nothing where there is one.
+  struct Exchange {
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutP>, 128> p;
+    RowExchange<kTileM, kWarpsM, kWarpsN> rows;
+  };
+  struct Nothing {};
+  struct SharedMemory : Tiles, std::conditional_t<(kWarpsN > 1), Exchange, Nothing> {};
 
   static_assert(kTileM % (16 * kWarpsM) == 0 && kConfig.warps % kWarpsM == 0 &&
                     kTileN % (16 * kWarpsN) == 0 && kHeadDimV % (16 * kWarpsN) == 0,
