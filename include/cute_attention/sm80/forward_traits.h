@@ -110,13 +110,6 @@ struct ForwardTraits {
   using SmemCopyO = decltype(cute::make_tiled_copy_C(
       cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>{}, TiledMma{}));
 
-  // CTAs that a multiprocessor's registers are to hold: where S and O take 128 or fewer of a
-  // thread's, the rest needs no more than 40, and 12 warps hide more than 8 do. An NVIDIA H200,
-  // head dim 64, 4096 tokens, full: 361 TFLOP/s with three CTAs of 128 x 64, 357 with two of 128 x
-  // 128.
-  static constexpr int kAccumulators = kTileM * (kTileN + kHeadDimV) / kThreads;
-  static constexpr int kCtas = (kAccumulators <= 128 ? 12 : 8) / kConfig.warps;
-
   // O takes Q's place once the last S is computed.
   struct Tiles {
     union {
@@ -133,6 +126,15 @@ struct ForwardTraits {
   };
   struct Nothing {};
   struct SharedMemory : Tiles, std::conditional_t<(kWarpsN > 1), Exchange, Nothing> {};
+
+  // CTAs that a multiprocessor's registers are to hold: where S and O take 128 or fewer of a
+  // thread's, the rest needs no more than 40, and 12 warps hide more than 8 do, if the 228 KB of
+  // the largest chips hold the tiles of so many. An NVIDIA H200, head dim 64, 4096 tokens, full:
+  // 361 TFLOP/s with three CTAs of 128 x 64, 357 with two of 128 x 128.
+  static constexpr int kAccumulators = kTileM * (kTileN + kHeadDimV) / kThreads;
+  static constexpr bool kTwelveWarps =
+      kAccumulators <= 128 && 12 / kConfig.warps * (int(sizeof(SharedMemory)) + 1024) <= 228 * 1024;
+  static constexpr int kCtas = (kTwelveWarps ? 12 : 8) / kConfig.warps;
 
   static_assert(kTileM % (16 * kWarpsM) == 0 && kConfig.warps % kWarpsM == 0 &&
                     kTileN % (16 * kWarpsN) == 0 && kHeadDimV % (16 * kWarpsN) == 0,
