@@ -272,18 +272,17 @@ struct BackwardKernel {
     Tensor sS =
         make_tensor(make_smem_ptr(shared.grad_s.data()), typename Traits::SmemLayoutP{});  // (N, M)
     // What a column of warps has of an operand: kPartM of its K.
-    constexpr int kBytes = int(sizeof(Element));
     auto const part_p = [&](uint32_t p, int index) {
-      return typename Operands::P(addresses.p + index * (kTileN * kPartM * kBytes), p);
+      return typename Operands::P(addresses.p + Operands::part_of_p(index), p);
     };
     auto const part_qt = [&](int index) {
       return typename Operands::Qt(addresses.qt + stage * sizeof(shared.q[0]) +
-                                       index * (kPartM * kSwizzleCols<kHeadDim> * kBytes),
+                                       Operands::template part_of_t<kHeadDim>(index),
                                    offsetof(SharedMemory, q));
     };
     auto const part_ot = [&](int index) {
       return typename Operands::GradOt(addresses.qt + stage * sizeof(shared.grad_o[0]) +
-                                           index * (kPartM * kSwizzleCols<kHeadDimV> * kBytes),
+                                           Operands::template part_of_t<kHeadDimV>(index),
                                        offsetof(SharedMemory, grad_o));
     };
 
@@ -320,7 +319,7 @@ struct BackwardKernel {
       __syncthreads();  // dS of all is in shared memory
       sums.end(thread);
     } else {
-      int other = (own + 1) % Traits::kWarpsM;
+      int other = Operands::column_after(own, 1);
       Tensor tVrO = load_operand_b(mma, part_ot(other));  // (MMA, MMA_D, MMA_M)
       __syncthreads();                                    // P and dS of all are in shared memory
       sums.end(thread);
@@ -328,7 +327,7 @@ struct BackwardKernel {
       gemm_smem(mma, part_p(offsetof(SharedMemory, grad_s), other), part_qt(other), tKrK);
       CUTE_UNROLL
       for (int i = 2; i < Traits::kWarpsM; ++i) {
-        other = (own + i) % Traits::kWarpsM;
+        other = Operands::column_after(own, i);
         gemm_smem(mma, part_p(offsetof(SharedMemory, p), other), part_ot(other), tVrV);
         gemm_smem(mma, part_p(offsetof(SharedMemory, grad_s), other), part_qt(other), tKrK);
       }

@@ -16,6 +16,7 @@ struct BackwardOperands {
   static constexpr int kRowV = kSwizzleCols<Traits::kHeadDimV>;
   static constexpr int kRowP = Traits::kRowP;
   static constexpr int kPartM = Traits::kPartM;
+  static constexpr int kBytes = int(sizeof(typename Traits::Element));
   template <class TiledCopy, class SmemLayout, int kElements>
   using Straight = SmemOperand<TiledCopy, SmemLayout, kElements, false>;
   template <class TiledCopy, class SmemLayout, int kElements>
@@ -33,6 +34,18 @@ struct BackwardOperands {
       SmemOperand<typename Traits::SmemCopyQt, typename Traits::SmemLayoutQt, kRow, true, kPartM>;
   using GradOt = SmemOperand<typename Traits::SmemCopyQt, typename Traits::SmemLayoutGradOt, kRowV,
                              true, kPartM>;
+  // Where a column of warps' part begins in P^T and dS^T, and in Q^T or dO^T with kCols columns:
+  // bytes. And whose part a warp of column `own` multiplies with as the i-th after its own.
+  CUTE_HOST_DEVICE static constexpr int part_of_p(int column) {
+    return column * (Traits::kTileN * kPartM * kBytes);
+  }
+  template <int kCols>
+  CUTE_HOST_DEVICE static constexpr int part_of_t(int column) {
+    return column * (kPartM * kSwizzleCols<kCols> * kBytes);
+  }
+  CUTE_HOST_DEVICE static constexpr int column_after(int own, int i) {
+    return (own + i) % Traits::kWarpsM;
+  }
   // dQ = dS K.
   using Pt = Transposed<typename Traits::SmemCopyPt, typename Traits::SmemLayoutPt, kRowP>;
   using Kt = Transposed<typename Traits::SmemCopyKt, typename Traits::SmemLayoutKt, kRow>;

@@ -18,6 +18,7 @@
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/copy.h"
+#include "cute_attention/sm80/forward_operand.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/gemm.h"
 #include "cute_attention/sm80/tile_walk.h"
@@ -34,16 +35,7 @@ struct ForwardKernel {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
-  using OperandQ = SmemOperand<typename Traits::SmemCopyQ, typename Traits::SmemLayoutQ,
-                               kSwizzleCols<kHeadDim>, false>;
-  using OperandK = SmemOperand<typename Traits::SmemCopyK, typename Traits::SmemLayoutK,
-                               kSwizzleCols<kHeadDim>, false>;
-  using OperandV = SmemOperand<typename Traits::SmemCopyV, typename Traits::SmemLayoutVt,
-                               kSwizzleCols<kHeadDimV>, true>;
-  using OperandP = SmemOperand<typename Traits::SmemCopyP, typename Traits::SmemLayoutP,
-                               kSwizzleCols<kTileN>, false>;
-  using PlaceOfP = SmemAccumulator<typename Traits::TiledMma, typename Traits::SmemLayoutP,
-                                   kSwizzleCols<kTileN>, Element>;
+  using Operands = ForwardOperands<Traits>;
   using WalkK = TileWalk<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>;
   using WalkV = TileWalk<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>;
   // Whether several warps share the keys of a tile and the columns of O.
@@ -98,11 +90,11 @@ struct ForwardKernel {
   CUTE_DEVICE void compute(TiledMma const& mma, KvTiles const& tiles, Output& tOrO,
                            Softmax& softmax) {
     using namespace cute;
-    OperandQ const q = OperandQ(shared.q.data(), thread).held();
-    OperandK const k = OperandK(shared.k.data(), thread).held();
-    OperandV const v = OperandV(shared.v.data(), thread).held();
-    auto const p = in_shared_p<OperandP>();
-    auto const place_of_p = in_shared_p<PlaceOfP>();
+    auto const q = typename Operands::Q(shared.q.data(), thread).held();
+    auto const k = typename Operands::K(shared.k.data(), thread).held();
+    auto const v = typename Operands::V(shared.v.data(), thread).held();
+    auto const p = in_shared_p<typename Operands::P>();
+    auto const place_of_p = in_shared_p<typename Operands::PlaceOfP>();
     WalkK walk_k(key_tile(params.k, params.k_stride, tiles.end - 1), params.k_stride.row,
                  shared.k.data(), thread);
     WalkV walk_v(key_tile(params.v, params.v_stride, tiles.end - 1), params.v_stride.row,

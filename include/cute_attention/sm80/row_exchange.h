@@ -11,13 +11,16 @@ template <int kTileM, int kWarpsM, int kWarpsN>
 struct RowExchange {
   float numbers[kWarpsN][kTileM];
 
+  // A thread's column in the grid of warps.
+  CUTE_HOST_DEVICE static constexpr int column(int thread) { return thread / (32 * kWarpsM); }
+
   // Combines each of `rows` (ROWS) with those of the other warps that have the row. `queries`
   // (ROWS) are the rows in the tile. The four threads that share a row in a warp give the same
   // number. All threads of the CTA call this, and meet between one call and the next.
   template <class Rows, class Queries, class Op>
   CUTE_DEVICE void combine(Rows& rows, Queries const& queries, int thread, Op const& op) {
     using namespace cute;
-    int const own = thread / (32 * kWarpsM);
+    int const own = column(thread);
     CUTE_UNROLL
     for (int row = 0; row < size(rows); ++row) {
       numbers[own][queries(row)] = rows(row);

@@ -53,6 +53,12 @@ struct SmemOperand {
   CUTE_DEVICE SmemOperand(uint32_t address, uint32_t tile_bytes)
       : first(address), base(tile_bytes) {}
 
+  // The address of a block of this thread, of which thread 0's lies `offset` bytes from its first.
+  CUTE_HOST_DEVICE constexpr uint32_t block_address(uint32_t offset) const {
+    uint32_t const in_row = offset % (kRow * kElementBytes);
+    return (first ^ in_row) + (base + offset - in_row);
+  }
+
   // Loads K block k of the operand's fragment (MMA, MMA_MN, MMA_K).
   template <class Fragment>
   CUTE_DEVICE void load(Fragment& fragment, int k) const {
@@ -70,10 +76,9 @@ struct SmemOperand {
       CUTE_UNROLL
       for (int v = 0; v < size<0, 1>(tXrX); ++v) {
         uint32_t const offset = uint32_t(vectors(make_coord(_0{}, v), block, k)) * kElementBytes;
-        uint32_t const in_row = offset % (kRow * kElementBytes);
         Tensor r = recast<uint32_t>(tXrX(make_coord(_, v), block, k));
         CUTE_STATIC_ASSERT_V(size(r) == _4{});
-        ldmatrix<kTransposed>((first ^ in_row) + (base + offset - in_row), r(0), r(1), r(2), r(3));
+        ldmatrix<kTransposed>(block_address(offset), r(0), r(1), r(2), r(3));
       }
     }
   }
@@ -118,10 +123,14 @@ struct SmemAccumulator {
     first = cast_smem_ptr_to_uint(raw_pointer_cast(&tCsC(0)));
   }
 
-  CUTE_DEVICE SmemAccumulator held() const {
-    SmemAccumulator place = *this;
-    place.first = pinned(first);
-    return place;
+  CUTE_HOST_DEVICE explicit constexpr SmemAccumulator(uint32_t address) : first(address) {}
+
+  CUTE_DEVICE SmemAccumulator held() const { return SmemAccumulator(pinned(first)); }
+
+  // The address of a pair of this thread, of which thread 0's lies `offset` bytes from its first.
+  CUTE_HOST_DEVICE constexpr uint32_t block_address(uint32_t offset) const {
+    uint32_t const in_row = offset % (kRow * kElementBytes);
+    return (first ^ in_row) + (offset - in_row);
   }
 
   // Writes a fragment of Element, (MMA, MMA_M, MMA_N).
@@ -142,8 +151,7 @@ struct SmemAccumulator {
         CUTE_UNROLL
         for (int row = 0; row < size<0, 1>(r32); ++row) {
           uint32_t const offset = uint32_t(pairs(make_coord(_0{}, row), m, n)) * kElementBytes;
-          uint32_t const in_row = offset % (kRow * kElementBytes);
-          asm volatile("st.shared.b32 [%0], %1;" ::"r"((first ^ in_row) + (offset - in_row)),
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(block_address(offset)),
                        "r"(r32(make_coord(_0{}, row), m, n))
                        : "memory");
         }
