@@ -15,6 +15,7 @@ class Mutation:
     name: str
     members: str
     violated: frozenset[tuple[str, str]]  # (rule, first word of the subject)
+    operands: str = ""  # members that hide those of the operands in shared memory
 
     @property
     def traits(self) -> str:
@@ -23,11 +24,20 @@ class Mutation:
 
     def preamble(self, base: str = "sm80::ForwardTraits") -> str:
         """The C++ of the broken traits."""
-        return (
+        broken = (
             f"template <class Row> struct {self.traits} : {base}<Row> {{\n"
             f"  using Base = {base}<Row>; using Element = typename Base::Element;\n"
             f"{self.members}}};\n"
         )
+        if self.operands:
+            operands = base.replace("Traits", "Operands")
+            broken += (
+                f"template <class Row> struct {operands}<{self.traits}<Row>>\n"
+                f"    : {operands}<{base}<Row>> {{\n"
+                f"  using Traits = {base}<Row>; using Base = {operands}<Traits>;\n"
+                f"{self.operands}}};\n"
+            )
+        return broken
 
 
 def _violated(*pairs: str) -> frozenset[tuple[str, str]]:
@@ -118,6 +128,17 @@ HUGE_PLAN = """
   };
 """
 
+# The XOR takes rows of 64 bytes, where the swizzle's have 128.
+NARROW_ROWS_OF_K = """
+  using K = sm80::SmemOperand<typename Traits::SmemCopyK, typename Traits::SmemLayoutK, 32, false>;
+"""
+ADDED_ADDRESSES_OF_V = """
+  struct V : Base::V {
+    using Base::V::V;
+    uint32_t block_address(uint32_t offset) const { return this->first + this->base + offset; }
+  };
+"""
+
 FORWARD = [
     Mutation("swizzle removed", PLAIN_K, _violated("banks/k:")),
     Mutation("swizzle of one bit", NARROW_SWIZZLE_Q, _violated("banks/q:")),
@@ -131,6 +152,8 @@ FORWARD = [
     Mutation("padding without room for it", PADDED_K, _violated("layout/k")),
     Mutation("crooked buffer", CROOKED_BUFFER, _violated("alignment/buffers")),
     Mutation("too much shared memory", HUGE_PLAN, _violated("plan/shared", "occupancy/compute")),
+    Mutation("XOR in narrow rows", "", _violated("addresses/k:"), NARROW_ROWS_OF_K),
+    Mutation("addresses added", "", _violated("addresses/v:"), ADDED_ADDRESSES_OF_V),
 ]
 
 
@@ -245,6 +268,12 @@ NUMBER_OF_THE_KEY = """
       cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kTileM>>,
       cute::Stride<cute::_1, cute::_0>>;
 """
+PART_IN_ELEMENTS = """
+  static constexpr int part_of_p(int column) { return column * Traits::kTileN * Traits::kPartM; }
+"""
+OWN_PART_TWICE = """
+  static constexpr int column_after(int own, int) { return own; }
+"""
 
 BACKWARD = [
     Mutation(
@@ -255,4 +284,11 @@ BACKWARD = [
     Mutation("transposed copy of Q and K", TRANSPOSED_COPY, _violated("sectors/q:", "sectors/k:")),
     Mutation("Q and dS overlap", OVERLAPPING_SCORES, _violated("plan/q")),
     Mutation("LSE of the key", NUMBER_OF_THE_KEY, _violated("fragments/lse:", "fragments/delta:")),
+    Mutation(
+        "part begins too early",
+        "",
+        _violated("addresses/p:", "addresses/grad_s:"),
+        PART_IN_ELEMENTS,
+    ),
+    Mutation("own part twice", "", _violated("fragments/dV", "fragments/dK"), OWN_PART_TWICE),
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 
 import pytest
 
-from cute_attention.layouts import diff, ncu
+from cute_attention.layouts import diff, launch, ncu
 from cute_attention.layouts.__main__ import main
 from cute_attention.layouts.export import Request, edited, find_row
 from cute_attention.layouts.model import Kernel, kernels
@@ -133,6 +134,48 @@ def test_counters_of_a_backward_row_are_those_of_an_h200():
         "load wavefronts": 295936,
         "store wavefronts": 25600,
     }
+
+
+@pytest.mark.parametrize(
+    ("served_by", "processes"),
+    [
+        ({}, 1),
+        # Two rows that others of their key would serve share a process without those.
+        ({"sm80_bwd_bf16_d96_99kb": "bwd_bf16_d96", "sm80_bwd_bf16_d128_99kb": "bwd_bf16_d128"}, 2),
+        # Two that would serve each other's calls are parted.
+        ({"sm80_bwd_bf16_d128_99kb": "bwd", "sm80_bwd_bf16_d128": "99kb"}, 4),
+        ({"sm80_fwd_bf16_d64": "."}, 2),  # no kernel for this GPU
+    ],
+)
+def test_each_row_is_launched_where_it_is_chosen(served_by, processes, monkeypatch):
+    names = ["sm80_bwd_bf16_d96", "sm80_bwd_bf16_d96_99kb", "sm80_bwd_bf16_d128"]
+    names += ["sm80_bwd_bf16_d128_99kb", "sm80_fwd_bf16_d64"]
+    launched, started = [], []
+
+    def is_chosen(row):
+        present = [n for n in names if re.search(os.environ.get("CUTE_ATTENTION_ROWS", ""), n)]
+        rival = served_by.get(row.name)
+        others = [n for n in present if n != row.name]
+        if rival == ".":
+            return False
+        return rival is None or not any(re.search(rival, n) for n in others)
+
+    def run(command, env, check):
+        monkeypatch.setenv("CUTE_ATTENTION_ROWS", env["CUTE_ATTENTION_ROWS"])
+        process(command[3:])
+
+    def process(names):
+        started.append(names)
+        launch.main(names)
+
+    monkeypatch.delenv("CUTE_ATTENTION_ROWS", raising=False)
+    monkeypatch.setattr(launch, "is_chosen", is_chosen)
+    monkeypatch.setattr(launch, "launch", lambda row: launched.append(row.name))
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    process(names)
+    unserved = [name for name, rival in served_by.items() if rival == "."]
+    assert sorted(launched + unserved) == sorted(names)
+    assert len(started) == processes
 
 
 def test_sm90_keeps_its_tiles_from_what_ncu_counts():

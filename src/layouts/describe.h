@@ -23,26 +23,6 @@ template <class CopyAtom>
 struct Instruction;
 template <class Operation, class... Arguments>
 struct Instruction<cute::Copy_Traits<Operation, Arguments...>> : Instruction<Operation> {};
-template <>
-struct Instruction<cute::SM75_U32x1_LDSM_N> {
-  static constexpr char const* kName = "ldmatrix.x1";
-};
-template <>
-struct Instruction<cute::SM75_U32x2_LDSM_N> {
-  static constexpr char const* kName = "ldmatrix.x2";
-};
-template <>
-struct Instruction<cute::SM75_U32x4_LDSM_N> {
-  static constexpr char const* kName = "ldmatrix.x4";
-};
-template <>
-struct Instruction<cute::SM75_U16x4_LDSM_T> {
-  static constexpr char const* kName = "ldmatrix.x2.trans";
-};
-template <>
-struct Instruction<cute::SM75_U16x8_LDSM_T> {
-  static constexpr char const* kName = "ldmatrix.x4.trans";
-};
 template <class Vector>
 struct Instruction<cute::UniversalCopy<Vector>> {
   static constexpr char const* kName = "vector";
@@ -64,23 +44,27 @@ template <class Layout>
 using NumbersOf =
     decltype(cute::make_layout(cute::make_shape(cute::size<0>(Layout{}), cute::size<1>(Layout{}))));
 
-// (THREAD, (VALUES, INSTRUCTIONS), (REST_ROWS, REST_COLS)) of a tiled copy.
-template <class TiledCopy, class Layout>
+// (THREAD, (VALUES, INSTRUCTIONS), (REST_ROWS, REST_COLS)) of a tiled copy: the elements of a tile
+// that each instruction reads, and those that it writes.
+template <class TiledCopy, class Numbers>
 std::string source_json() {
-  return layout_json<decltype(TiledCopy::tidfrg_S(Layout{}))>();
+  return layout_json<decltype(TiledCopy::tidfrg_S(Numbers{}))>();
 }
-template <class TiledCopy, class Layout>
+template <class TiledCopy, class Numbers>
 std::string target_json() {
-  return layout_json<decltype(TiledCopy::tidfrg_D(Layout{}))>();
+  if constexpr (std::is_same_v<typename TiledCopy::AtomLayoutSrc,
+                               typename TiledCopy::AtomLayoutDst>) {
+    return source_json<TiledCopy, Numbers>();
+  } else {
+    return layout_json<decltype(TiledCopy::tidfrg_D(Numbers{}))>();
+  }
 }
 
 template <class TiledCopy>
 Json instruction_json() {
   return object()
       .set("instruction", quoted(Instruction<typename TiledCopy::Traits>::kName))
-      .set("source_values", int(TiledCopy::NumValSrc))
-      .set("target_values", int(TiledCopy::NumValDst))
-      .set("threads", int(TiledCopy::TiledNumThr::value));
+      .set("values", int(TiledCopy::NumValSrc));
 }
 
 // A tensor in shared memory, or its transpose: a view of the buffer that `tensor` was loaded into.
@@ -97,13 +81,11 @@ std::string smem_json(char const* tensor, bool transposed = false) {
 template <class TiledCopy, class Smem>
 std::string tile_copy_json(char const* tensor, bool load) {
   using Numbers = NumbersOf<Smem>;
-  using Address = Linear<Smem>;
   return instruction_json<TiledCopy>()
       .set("tensor", quoted(tensor))
       .set("kind", quoted(load ? "load" : "store"))
       .set("source", source_json<TiledCopy, Numbers>())
       .set("target", target_json<TiledCopy, Numbers>())
-      .set("address", load ? target_json<TiledCopy, Address>() : source_json<TiledCopy, Address>())
       .set("smem", smem_json<Smem>(tensor));
 }
 
@@ -116,7 +98,6 @@ std::string accumulator_copy_json(char const* tensor, char const* accumulator) {
       .set("accumulator", quoted(accumulator))
       .set("registers", layout_json<decltype(TiledCopy::retile(Fragment{}))>())
       .set("target", target_json<TiledCopy, NumbersOf<Smem>>())
-      .set("address", target_json<TiledCopy, Linear<Smem>>())
       .set("smem", smem_json<Smem>(tensor));
 }
 
@@ -149,7 +130,7 @@ std::string mma_partition_json() {
 // An accumulator of 32-bit pairs of 16-bit elements written to the same places of a tile in shared
 // memory.
 template <class TiledMma, class Smem, class Fragment>
-std::string fragment_store_json(char const* tensor, char const* accumulator) {
+Json fragment_store_json(char const* tensor, char const* accumulator) {
   return object()
       .set("instruction", quoted("vector"))
       .set("tensor", quoted(tensor))
@@ -158,59 +139,18 @@ std::string fragment_store_json(char const* tensor, char const* accumulator) {
       .set("registers", layout_json<Fragment>())
       .set("target",
            mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(NumbersOf<Smem>{}))>())
-      .set("address", mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(Linear<Smem>{}))>())
       .set("smem", smem_json<Smem>(tensor));
 }
 
 // A number in shared memory for each column of an accumulator, of 32 bits, read where the MMA has
 // the column. `Layout` (ROWS, COLS) has the same number in all rows.
-template <class TiledMma, class Layout>
+template <class Layout>
 std::string row_numbers_json(char const* tensor, char const* accumulator) {
   return object()
       .set("kind", quoted("numbers"))
       .set("tensor", quoted(tensor))
       .set("accumulator", quoted(accumulator))
-      .set("address", mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(Layout{}))>());
-}
-
-// The side of an MMA that an operand is on.
-struct OperandA {
-  template <class TiledMma, class Numbers>
-  using Partition = decltype(TiledMma{}.thrfrg_A(Numbers{}));
-  template <class TiledMma, class Tensor>
-  using Fragment = typename decltype(TiledMma{}.get_slice(0).partition_fragment_A(
-      std::declval<Tensor>()))::layout_type;
-};
-struct OperandB {
-  template <class TiledMma, class Numbers>
-  using Partition = decltype(TiledMma{}.thrfrg_B(Numbers{}));
-  template <class TiledMma, class Tensor>
-  using Fragment = typename decltype(TiledMma{}.get_slice(0).partition_fragment_B(
-      std::declval<Tensor>()))::layout_type;
-};
-
-template <class Element, class Layout>
-using SmemTensor =
-    decltype(cute::make_tensor(cute::make_smem_ptr(std::declval<Element*>()), Layout{}));
-
-// An operand that a tiled copy brings from shared memory into the fragment of an MMA. The kernel
-// makes the fragment from a tensor with the layout FragmentLike.
-template <class Operand, class TiledMma, class TiledCopy, class Smem, class FragmentLike = Smem>
-std::string smem_operand_json(char const* tensor, bool transposed = false,
-                              std::string const& warp_offsets = "[0]") {
-  using Numbers = NumbersOf<Smem>;
-  using Element = typename TiledCopy::ValType;
-  using Fragment = typename Operand::template Fragment<TiledMma, SmemTensor<Element, FragmentLike>>;
-  return instruction_json<TiledCopy>()
-      .set("from", quoted("shared"))
-      .set("source", source_json<TiledCopy, Numbers>())
-      .set("address", source_json<TiledCopy, Linear<Smem>>())
-      .set("smem", smem_json<Smem>(tensor, transposed))
-      .set("warp_offsets", warp_offsets)
-      .set("registers", layout_json<decltype(TiledCopy::retile(Fragment{}))>())
-      .set("fragment", layout_json<Fragment>())
-      .set("expected",
-           mma_partition_json<TiledMma, typename Operand::template Partition<TiledMma, Numbers>>());
+      .set("layout", layout_json<Layout>());
 }
 
 template <class TiledMma, int kM, int kN>

@@ -5,6 +5,7 @@
 
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace cute_attention::layouts {
 
@@ -46,6 +47,13 @@ class Json {
 
 inline Json object() { return Json("{}"); }
 inline Json array() { return Json("[]"); }
+inline std::string list_json(std::vector<int> const& list) {
+  Json json = array();
+  for (int const item : list) {
+    json.add(item);
+  }
+  return json;
+}
 
 // Nested static integers: (2,(4,8)) -> [2,[4,8]]. Types alone, here and below: no code is generated
 // for CuTe's algebra.
@@ -71,6 +79,7 @@ struct Swizzled<cute::Layout<Shape, Stride>> {
   using Linear = cute::Layout<Shape, Stride>;
   static constexpr int kBits = 0;
   static std::string swizzle() { return "[0,0,0]"; }
+  static int apply(int offset) { return offset; }
 };
 template <int kSwizzleBits, int kBase, int kShift, class LinearPart>
 struct Swizzled<
@@ -78,6 +87,7 @@ struct Swizzled<
   using Linear = LinearPart;
   static constexpr int kBits = kSwizzleBits;
   static std::string swizzle() { return array().add(kBits).add(kBase).add(kShift); }
+  static int apply(int offset) { return cute::Swizzle<kSwizzleBits, kBase, kShift>::apply(offset); }
 };
 // CuTe counts a swizzle of pointers in bytes; elements here have two.
 template <int kSwizzleBits, int kBase, int kShift, class LinearPart>

@@ -2,9 +2,14 @@
 // from their traits and used as the kernels use them.
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "layouts/describe.h"
+#include "layouts/operands.h"
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
 
 namespace cute_attention::layouts {
@@ -19,6 +24,7 @@ struct Sm80Backward {
   static constexpr int kWarpsM = Traits::kWarpsM;
   static constexpr int kWarpsN = Traits::kWarpsN;
   using SharedMemory = typename Traits::SharedMemory;
+  using Operands = sm80::BackwardOperands<Traits>;
   using MmaS = typename Traits::TiledMmaS;
   using MmaKV = typename Traits::TiledMmaKV;
   using MmaQ = typename Traits::TiledMmaQ;
@@ -60,8 +66,8 @@ struct Sm80Backward {
         .add(tile_copy_json<typename Traits::GmemCopyQK, LayoutQ>("q", true))
         .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutGradO>("grad_o",
                                                                                           true))
-        .add(row_numbers_json<MmaS, LayoutRow>("lse", "S"))
-        .add(row_numbers_json<MmaS, LayoutRow>("delta", "dP"))
+        .add(row_numbers_json<LayoutRow>("lse", "S"))
+        .add(row_numbers_json<LayoutRow>("delta", "dP"))
         .add(fragment_store_json<MmaS, LayoutP, Scores>("grad_s", "dP"));
     if (kWarpsM > 1) {
       copies.add(fragment_store_json<MmaS, LayoutP, Scores>("p", "S"));
@@ -74,50 +80,46 @@ struct Sm80Backward {
         .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutQ>("grad_q", false));
   }
 
+  // Addresses are shared as BackwardAddresses says.
   static std::string products() {
-    using CopyK = typename Traits::SmemCopyK;
-    using CopyQ = typename Traits::SmemCopyQ;
     auto const scores = accumulator_json<MmaS, kTileN, kTileM>();
-    auto const k = smem_operand_json<OperandA, MmaS, CopyK, LayoutK>("k");
-    auto const q = smem_operand_json<OperandB, MmaS, CopyQ, typename Traits::SmemLayoutQ>("q");
-    auto const v = smem_operand_json<OperandA, MmaS, CopyK, LayoutV>("v");
+    auto const k = smem_operand_json<typename Operands::K, OperandA, MmaS>("k");
+    auto const q = smem_operand_json<typename Operands::Q, OperandB, MmaS>("q");
+    auto const v =
+        smem_operand_json<typename Operands::V, OperandA, MmaS, typename Operands::K>("v");
     auto const grad_o =
-        smem_operand_json<OperandB, MmaS, CopyQ, typename Traits::SmemLayoutGradO>("grad_o");
-    auto const st = smem_operand_json<OperandA, MmaQ, typename Traits::SmemCopyPt,
-                                      typename Traits::SmemLayoutPt>("grad_s", true);
-    auto const kt = smem_operand_json<OperandB, MmaQ, typename Traits::SmemCopyKt,
-                                      typename Traits::SmemLayoutKt>("k", true);
+        smem_operand_json<typename Operands::GradO, OperandB, MmaS, typename Operands::Q>("grad_o");
+    auto const st = smem_operand_json<typename Operands::Pt, OperandA, MmaQ>("grad_s");
+    auto const kt = smem_operand_json<typename Operands::Kt, OperandB, MmaQ>("k");
     return array()
         .add(product_json("S", "S^T = K Q^T", kMma, kTileN, kTileM, kHeadDim, k, q, scores))
         .add(
             product_json("dP", "dP^T = V dO^T", kMma, kTileN, kTileM, kHeadDimV, v, grad_o, scores))
-        .add(key_product<typename Traits::SmemLayoutGradOt, kHeadDimV>("dV", "dV += P^T dO", "S",
-                                                                       "p", "grad_o"))
-        .add(key_product<typename Traits::SmemLayoutQt, kHeadDim>("dK", "dK += dS^T Q", "dP",
-                                                                  "grad_s", "q"))
+        .add(key_product<typename Operands::GradOt, typename Traits::SmemLayoutGradOt, kHeadDimV>(
+            "dV", "dV += P^T dO", "S", "p", "grad_o"))
+        .add(key_product<typename Operands::Qt, typename Traits::SmemLayoutQt, kHeadDim>(
+            "dK", "dK += dS^T Q", "dP", "grad_s", "q"))
         .add(product_json("dQ", "dQ = dS K", kMma, kTileM, kHeadDim, kTileN, st, kt,
                           accumulator_json<MmaQ, kTileM, kHeadDim>()));
   }
 
   // dV or dK: a warp's own part of the queries from registers, then those of its neighbours from
   // shared memory.
-  template <class LayoutB, int kCols>
+  template <class PartOfB, class LayoutB, int kCols>
   static std::string key_product(char const* name, char const* formula, char const* accumulator,
                                  char const* a, char const* b) {
-    using CopyB = typename Traits::SmemCopyQt;
-    using PartA = ColumnsOf<LayoutP, kPartM>;
-    using PartB = ColumnsOf<LayoutB, kPartM>;
+    using ViewA = ColumnsOf<LayoutP, kPartM>;
+    using ViewB = ColumnsOf<LayoutB, kPartM>;
     Json parts = array();
-    parts.add(object()
-                  .set("a", register_operand_json<decltype(as_a_operand(Scores{}))>(accumulator))
-                  .set("b", smem_operand_json<OperandB, MmaKV, CopyB, typename PartB::Layout,
-                                              Numbers<kCols, kPartM>>(b, true, offsets<PartB>(0))));
-    for (int i = 1; i < kWarpsM; ++i) {
-      auto const part_a =
-          smem_operand_json<OperandA, MmaKV, typename Traits::SmemCopyP, typename PartA::Layout>(
-              a, false, offsets<PartA>(i));
-      auto const part_b = smem_operand_json<OperandB, MmaKV, CopyB, typename PartB::Layout>(
-          b, true, offsets<PartB>(i));
+    for (int i = 0; i < kWarpsM; ++i) {
+      auto const part_a = i == 0
+                              ? register_operand_json<decltype(as_a_operand(Scores{}))>(accumulator)
+                              : smem_operand_json<typename Operands::P, OperandA, MmaKV,
+                                                  typename Operands::P, typename ViewA::Layout>(
+                                    a, cuts<ViewA>(i), starts(i, Operands::part_of_p));
+      auto const part_b = smem_operand_json<PartOfB, OperandB, MmaKV, typename Operands::Qt,
+                                            typename ViewB::Layout>(
+          b, cuts<ViewB>(i), starts(i, Operands::template part_of_t<kCols>));
       parts.add(object().set("a", part_a).set("b", part_b));
     }
     return object()
@@ -130,14 +132,26 @@ struct Sm80Backward {
         .set("c", accumulator_json<MmaKV, kTileN, kCols>());
   }
 
-  // Where each warp's part begins, the i-th after its own: elements before the swizzle.
-  template <class Part>
-  static std::string offsets(int i) {
-    Json offsets = array();
+  // Whose part each warp multiplies with as the i-th after its own.
+  static std::vector<int> columns(int i) {
+    std::vector<int> columns;
     for (int warp = 0; warp < kWarpsN * kWarpsM; ++warp) {
-      offsets.add(Part::offset((warp / kWarpsN + i) % kWarpsM));
+      columns.push_back(Operands::column_after(warp / kWarpsN, i));
     }
-    return offsets;
+    return columns;
+  }
+
+  // Where that part begins before the swizzle, as CuTe cuts the tile, and as the kernel has it.
+  template <class View>
+  static std::vector<int> cuts(int i) {
+    auto cuts = columns(i);
+    std::transform(cuts.begin(), cuts.end(), cuts.begin(), View::offset);
+    return cuts;
+  }
+  static std::vector<int> starts(int i, int (*begin)(int)) {
+    auto starts = columns(i);
+    std::transform(starts.begin(), starts.end(), starts.begin(), begin);
+    return starts;
   }
 
   static std::string roles() {

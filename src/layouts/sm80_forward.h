@@ -3,8 +3,10 @@
 #pragma once
 
 #include "layouts/describe.h"
+#include "layouts/operands.h"
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/sm80/forward_operand.h"
 #include "cute_attention/sm80/forward_traits.h"
 
 namespace cute_attention::layouts {
@@ -18,6 +20,7 @@ struct Sm80Forward {
   // Whether P goes through shared memory.
   static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
   using SharedMemory = typename Traits::SharedMemory;
+  using Operands = sm80::ForwardOperands<Traits>;
 
   static std::string plan() {
     static SharedMemory const plan{};
@@ -46,25 +49,26 @@ struct Sm80Forward {
     copies.add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
         .add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>("k", true))
         .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v", true));
-    if (kSharesKeys) {
-      copies.add(fragment_store_json<TiledMma, typename Traits::SmemLayoutP, Scores>("p", "S"));
+    if constexpr (kSharesKeys) {
+      using LayoutP = typename Traits::SmemLayoutP;
+      copies.add(fragment_store_json<TiledMma, LayoutP, Scores>("p", "S").set(
+          "given", pair_addresses_json<typename Operands::PlaceOfP, TiledMma, LayoutP>()));
     }
     return copies.add(accumulator_copy_json<typename Traits::SmemCopyO, LayoutO, Output>("o", "O"))
         .add(tile_copy_json<typename Traits::GmemCopyO, LayoutO>("o", false));
   }
 
-  // As sm80/gemm.h uses them.
   static std::string products() {
-    auto const q = smem_operand_json<OperandA, TiledMma, typename Traits::SmemCopyQ,
-                                     typename Traits::SmemLayoutQ>("q");
-    auto const k = smem_operand_json<OperandB, TiledMma, typename Traits::SmemCopyK,
-                                     typename Traits::SmemLayoutK>("k");
-    auto const p = kSharesKeys ? smem_operand_json<OperandA, TiledMma, typename Traits::SmemCopyP,
-                                                   typename Traits::SmemLayoutP>("p")
-                               : register_operand_json<decltype(as_a_operand(Scores{}))>("S");
-    auto const v =
-        smem_operand_json<OperandB, TiledMma, typename Traits::SmemCopyV,
-                          typename Traits::SmemLayoutVt, Numbers<kHeadDimV, kTileN>>("v", true);
+    auto const q = smem_operand_json<typename Operands::Q, OperandA, TiledMma>("q");
+    auto const k = smem_operand_json<typename Operands::K, OperandB, TiledMma>("k");
+    auto const v = smem_operand_json<typename Operands::V, OperandB, TiledMma>("v");
+    auto const p = [] {
+      if constexpr (kSharesKeys) {
+        return smem_operand_json<typename Operands::P, OperandA, TiledMma>("p");
+      } else {
+        return register_operand_json<decltype(as_a_operand(Scores{}))>("S");
+      }
+    }();
     return array()
         .add(product_json("S", "S = Q K^T", "mma.m16n8k16", kTileM, kTileN, kHeadDim, q, k,
                           accumulator_json<TiledMma, kTileM, kTileN>()))

@@ -56,6 +56,8 @@ def _check_copies(kernel: Kernel, trace: Trace) -> Iterator[Result]:
         yield _copied_once(kernel, trace, copy)
     for copy in [*tile_copies(kernel), *operand_copies(kernel)]:
         yield _vectors(kernel, copy)
+        if copy.given is not None:
+            yield _addresses(copy, copy.given)
         yield banks(copy)
         if copy.kind in ("load", "store"):
             yield _sectors(kernel, copy)
@@ -105,6 +107,14 @@ def _vectors(kernel: Kernel, copy: TileCopy) -> Result:
     good = int((together & aligned).sum())
     number = f"{good} of {together.size} {copy.instruction} vectors of {size} bytes whole, aligned"
     return Result("vectors", copy.name, good == together.size, number)
+
+
+def _addresses(copy: TileCopy, given: Array) -> Result:
+    """The kernel's own arithmetic gives each instruction the address that the layout has."""
+    expected = copy.address[:, :, 0] * ELEMENT_BYTES
+    right = int((given == expected).sum()) if given.shape == expected.shape else 0
+    number = f"{right} of {expected.size} addresses that the kernel computes are the layout's"
+    return Result("addresses", copy.name, right == expected.size, number)
 
 
 def bank_phases(copy: TileCopy) -> Array:

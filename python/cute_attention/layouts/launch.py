@@ -1,6 +1,6 @@
 """Runs each named row once, on whole tiles: what `check --ncu` measures.
 
-A row whose call another row would serve is launched by a process that has no other.
+Rows whose calls others would serve are launched by a process that has none of those.
 """
 
 from __future__ import annotations
@@ -85,16 +85,31 @@ def _launch_backward(row: TableRow, tensors: Tensors, causal: bool, softcap: flo
     run_backward(call, tensors, (torch.randn_like(out), None, out, lse), (False, False))
 
 
+def _only(names: Sequence[str]) -> str:
+    """CUTE_ATTENTION_ROWS that leaves these rows to choose from."""
+    return f"^({'|'.join(names)})$"
+
+
 def main(names: Sequence[str]) -> None:
-    """Launches rows by name."""
-    for name in names:
-        row = find_row(name)
-        if is_chosen(row):
-            launch(row)
-        elif "CUTE_ATTENTION_ROWS" not in os.environ:
-            alone = dict(os.environ, CUTE_ATTENTION_ROWS=f"^{name}$")
-            command = (sys.executable, "-m", "cute_attention.layouts.launch", name)
-            subprocess.run(command, env=alone, check=True)
+    """Launches rows by name, those that are not chosen in a process that has no others."""
+    passed = [name for name in names if not _launch_if_chosen(find_row(name))]
+    pattern = os.environ.get("CUTE_ATTENTION_ROWS")
+    if not passed or pattern not in (None, _only(names)):
+        return
+    groups = [passed]
+    if pattern is not None and passed == list(names):  # each serves the other's call, or none
+        half = len(passed) // 2
+        groups = [passed[:half], passed[half:]] if half else []
+    for group in groups:
+        command = (sys.executable, "-m", "cute_attention.layouts.launch", *group)
+        subprocess.run(command, env=os.environ | {"CUTE_ATTENTION_ROWS": _only(group)}, check=True)
+
+
+def _launch_if_chosen(row: TableRow) -> bool:
+    chosen = is_chosen(row)
+    if chosen:
+        launch(row)
+    return chosen
 
 
 if __name__ == "__main__":

@@ -67,6 +67,12 @@ class SharedTile:
         """[row, col]"""
         return swizzled(table(self.layout), self.swizzle)
 
+    def of_element(self, elements: Array) -> Array:
+        """Addresses of elements; of those outside the tile some outside it."""
+        inside = (elements >= 0) & (elements < self.address.size)
+        address = self.address.reshape(-1, order="F")[np.where(inside, elements, 0)]
+        return np.where(inside, address, self.address.size + np.abs(elements))
+
     @property
     def notation(self) -> str:
         """As CuTe prints it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attention.layouts import hardware
-from cute_attention.layouts.model import Array, Kernel, mma_elements
+from cute_attention.layouts.model import Array, Kernel, table
 from cute_attention.layouts.result import Result
 from cute_attention.layouts.trace import accumulator_elements
 
@@ -36,13 +36,11 @@ def row_numbers(kernel: Kernel) -> list[RowNumbers]:
     for exported in kernel.copies:
         if exported["kind"] == "numbers":
             product = kernel.product(exported["accumulator"])
-            address = mma_elements(exported["address"], "c")
-            column = accumulator_elements(product) // product["tile"][0]
-            threads = address.shape[0]
+            elements = accumulator_elements(product)
+            elements = elements.reshape(elements.shape[0], -1)
+            address = table(exported["layout"]).reshape(-1, order="F")[elements]
             name = f"{exported['tensor']}: shared -> registers ({product['formula']})"
-            found.append(
-                RowNumbers(name, address.reshape(threads, -1), column.reshape(threads, -1))
-            )
+            found.append(RowNumbers(name, address, elements // product["tile"][0]))
     return found
 
 

@@ -152,8 +152,11 @@ def _multiplied(kernel: Kernel, trace: Trace, element: Element) -> Iterator[str]
         thread, value, rest, block = hits[0]
         copy = copies[product["name"], side, part]
         yield f"shared -> registers: {_reads(copy, address)}"
-        threads = len(hits)
-        also = f"; {threads} threads hold it, one a warp" if threads > 1 else ""
+        holders = np.unique(hits[:, 0])
+        warps = len(np.unique(holders // 32))
+        also = ""
+        if len(holders) > 1:
+            also = f"; {len(holders)} threads hold it, in {warps} of {kernel.threads // 32} warps"
         yield (
             f"{product['formula']}: thread {thread} holds it as operand {side.upper()}, "
             f"{letter} = {outer}, k = {k}: value {value} of {product['instruction']} "

@@ -40,6 +40,7 @@ class TileCopy:
     accumulator: str = ""
     registers: Array | None = None  # [instruction, value]
     key: tuple[str, str, int] = ("", "", 0)  # of an operand: product, side, part
+    given: Array | None = None  # the address that the kernel computes, [thread, instruction]
 
     @property
     def values(self) -> int:
@@ -68,19 +69,22 @@ def tile_copies(kernel: Kernel) -> list[TileCopy]:
         if exported["kind"] not in words:
             continue
         tile = shared_tile(exported["smem"])
-        values = exported["source_values"]
-        address = by_instruction(exported["address"], values)
+        values = exported["values"]
+        target = by_instruction(exported["target"], values)
         source = exported.get("source")
         registers = exported.get("registers")
+        elements = None if source is None else by_instruction(source, values)
+        inside = elements if exported["kind"] == "store" else target
+        assert inside is not None
         copies.append(
             TileCopy(
                 f"{exported['tensor']}: {words[exported['kind']]}",
                 exported["kind"],
                 exported["instruction"],
                 tile,
-                swizzled(address, tile.swizzle),
-                None if source is None else by_instruction(source, values),
-                by_instruction(exported["target"], values),
+                tile.of_element(inside),
+                elements,
+                target,
                 exported.get("accumulator", ""),
                 None if registers is None else registers_by_instruction(registers, values),
             )
@@ -97,16 +101,18 @@ def _fragment_store(exported: dict[str, Any]) -> TileCopy:
         split = values.reshape(*lead, values.shape[-3] // 2, 2, *values.shape[-2:])
         return np.moveaxis(split, -3, -1).reshape(*lead, -1, 2)
 
+    target = pairs(mma_elements(exported["target"], "c"))
     return TileCopy(
         f"{exported['tensor']}: registers -> shared",
         "accumulator",
         exported["instruction"],
         tile,
-        swizzled(pairs(mma_elements(exported["address"], "c")), tile.swizzle),
+        tile.of_element(target),
         None,
-        pairs(mma_elements(exported["target"], "c")),
+        target,
         exported["accumulator"],
         pairs(table(exported["registers"])),
+        given=np.array(exported["given"], np.int64) if "given" in exported else None,
     )
 
 
@@ -130,7 +136,7 @@ def operand_copies(kernel: Kernel) -> list[TileCopy]:
 
 def _operand_copy(operand: dict[str, Any], formula: str, key: tuple[str, str, int]) -> TileCopy:
     tile = shared_tile(operand["smem"])
-    address = by_instruction(operand["address"], operand["source_values"])
+    address = by_instruction(operand["address"], operand["values"])
     offsets = np.resize(np.array(operand["warp_offsets"]), address.shape[0] // 32)
     address = address + np.repeat(offsets, 32)[:, None, None]
     part = f", part {key[2]}" if key[2] else ""
@@ -140,8 +146,9 @@ def _operand_copy(operand: dict[str, Any], formula: str, key: tuple[str, str, in
         operand["instruction"],
         tile,
         swizzled(address, tile.swizzle),
-        registers=registers_by_instruction(operand["registers"], operand["target_values"]),
+        registers=registers_by_instruction(operand["registers"], operand["values"]),
         key=key,
+        given=np.array(operand["given"], np.int64),
     )
 
 

@@ -1,0 +1,158 @@
+// operands.h: what a thread gives to ldmatrix, computed by the code of the kernels themselves.
+#pragma once
+
+#include <vector>
+
+#include "layouts/describe.h"
+
+#include "cute_attention/sm80/smem_operand.h"
+
+namespace cute_attention::layouts {
+
+// The template arguments of an operand.
+template <class Copy, class Layout, int kElements, bool kIsTransposed, int kCols>
+struct OperandParts {
+  using TiledCopy = Copy;
+  using SmemLayout = Layout;
+  static constexpr bool kTransposed = kIsTransposed;
+  static constexpr int kK = kCols;
+};
+template <class Copy, class Layout, int kElements, bool kTransposed, int kK>
+OperandParts<Copy, Layout, kElements, kTransposed, kK> operand_parts(
+    sm80::SmemOperand<Copy, Layout, kElements, kTransposed, kK> const*);
+template <class Operand>
+using PartsOf = decltype(operand_parts(static_cast<Operand const*>(nullptr)));
+
+// The fragment that the kernel makes for an operand, (MMA, MMA_MN, MMA_K), by the side of the MMA.
+struct OperandA {
+  template <class TiledMma, class Tensor>
+  using Fragment = typename decltype(TiledMma{}.get_slice(0).partition_fragment_A(
+      std::declval<Tensor>()))::layout_type;
+};
+struct OperandB {
+  template <class TiledMma, class Tensor>
+  using Fragment = typename decltype(TiledMma{}.get_slice(0).partition_fragment_B(
+      std::declval<Tensor>()))::layout_type;
+};
+
+// Nested static integers as a list.
+template <class IntTuple>
+struct Flat {
+  static void append(std::vector<int>& list) { list.push_back(IntTuple::value); }
+};
+template <class... Elements>
+struct Flat<cute::tuple<Elements...>> {
+  static void append(std::vector<int>& list) { (Flat<Elements>::append(list), ...); }
+};
+
+// Offsets of the elements of a mode, the first of nested modes fastest.
+inline std::vector<int> mode_offsets(std::vector<int> const& shape,
+                                     std::vector<int> const& stride) {
+  std::vector<int> offsets{0};
+  for (size_t mode = 0; mode < shape.size(); ++mode) {
+    size_t const before = offsets.size();
+    for (int i = 1; i < shape[mode]; ++i) {
+      for (size_t j = 0; j < before; ++j) {
+        offsets.push_back(offsets[j] + i * stride[mode]);
+      }
+    }
+  }
+  return offsets;
+}
+template <int... kMode, class Shape, class Stride>
+std::vector<int> mode_offsets(cute::Layout<Shape, Stride> const&) {
+  using Mode = decltype(cute::layout<kMode...>(cute::Layout<Shape, Stride>{}));
+  std::vector<int> shape, stride;
+  Flat<decltype(Mode{}.shape())>::append(shape);
+  Flat<decltype(Mode{}.stride())>::append(stride);
+  return mode_offsets(shape, stride);
+}
+
+constexpr int kVector = 8;  // elements that a thread gives the address of, and that it receives
+
+// For each thread what it gives to ldmatrix, in bytes from the buffer: CuTe says where a thread's
+// first vector of `First` lies and how far thread 0's vectors are from its first, the operand's own
+// arithmetic the rest. The tile begins `starts` bytes from the buffer, of each warp.
+template <class Operand, class First>
+std::string addresses_json(std::vector<int> const& starts) {
+  using Parts = PartsOf<Operand>;
+  using Smem = Swizzled<typename Parts::SmemLayout>;
+  using SmemFirst = Swizzled<typename PartsOf<First>::SmemLayout>;
+  constexpr int kBytes = Operand::kElementBytes;
+  constexpr int kCols = decltype(cute::size<1>(typename Parts::SmemLayout{}))::value;
+  decltype(Parts::TiledCopy::tidfrg_S(typename Smem::Linear{})) const layout;
+  auto const threads = mode_offsets<0>(
+      decltype(PartsOf<First>::TiledCopy::tidfrg_S(typename SmemFirst::Linear{})){});
+  auto const values = mode_offsets<1>(layout);
+  auto const rests = mode_offsets<2>(layout);
+  Json addresses = array();
+  for (size_t thread = 0; thread < threads.size(); ++thread) {
+    int const first = kBytes * SmemFirst::apply(threads[thread]);
+    Operand const operand(uint32_t(first + starts[thread / 32 % starts.size()]), 0);
+    Json own = array();
+    for (size_t rest = 0; rest < rests.size() * Parts::kK / kCols; ++rest) {
+      for (size_t value = 0; value < values.size(); value += kVector) {
+        int const offset = kBytes * Smem::apply(values[value] + rests[rest]);
+        own.add(int(operand.block_address(uint32_t(offset))));
+      }
+    }
+    addresses.add(own);
+  }
+  return addresses;
+}
+
+// An operand that ldmatrix brings from shared memory into the fragment of an MMA. `View` is the
+// part of the tensor's tile that it is, as CuTe cuts it; of each warp it begins at `cuts`,
+// elements, and the kernel has it begin at `starts`, bytes. `First` is the operand whose first
+// addresses it shares.
+template <class Operand, class Side, class TiledMma, class First = Operand,
+          class View = typename PartsOf<Operand>::SmemLayout>
+std::string smem_operand_json(char const* tensor, std::vector<int> const& cuts = {0},
+                              std::vector<int> const& starts = {0}) {
+  using Parts = PartsOf<Operand>;
+  using Fragment = typename Side::template Fragment<TiledMma, decltype(Operand::shape_tensor())>;
+  return object()
+      .set("from", quoted("shared"))
+      .set("instruction", quoted(Parts::kTransposed ? "ldmatrix.x4.trans" : "ldmatrix.x4"))
+      .set("values", kVector)
+      .set("address", source_json<typename Parts::TiledCopy, Linear<View>>())
+      .set("smem", smem_json<View>(tensor, Parts::kTransposed))
+      .set("warp_offsets", list_json(cuts))
+      .set("given", addresses_json<Operand, First>(starts))
+      .set("registers", layout_json<decltype(Parts::TiledCopy::retile(Fragment{}))>())
+      .set("fragment", layout_json<Fragment>());
+}
+
+// Where each thread writes the pairs of an accumulator: bytes from the buffer, by the arithmetic of
+// `Place`, an sm80::SmemAccumulator of TiledMma and Smem. Pairs of rows first, then (MMA_M, MMA_N).
+template <class Place, class TiledMma, class Smem>
+std::string pair_addresses_json() {
+  constexpr int kBytes = Place::kElementBytes;
+  decltype(TiledMma{}.thrfrg_C(Linear<Smem>{})) const layout;
+  auto const threads = mode_offsets<>(typename TiledMma::ThrLayoutVMNK{});
+  auto const firsts = mode_offsets<0>(layout);
+  auto const values = mode_offsets<1, 0>(layout);
+  auto const blocks_m = mode_offsets<1, 1, 0>(layout);
+  auto const blocks_n = mode_offsets<1, 1, 1>(layout);
+  std::vector<std::string> addresses(threads.size());
+  for (size_t i = 0; i < threads.size(); ++i) {
+    Place const place(uint32_t(kBytes * Swizzled<Smem>::apply(firsts[i])));
+    Json own = array();
+    for (size_t pair = 0; pair < values.size(); pair += 2) {
+      for (int const m : blocks_m) {
+        for (int const n : blocks_n) {
+          int const offset = kBytes * Swizzled<Smem>::apply(values[pair] + m + n);
+          own.add(int(place.block_address(uint32_t(offset))));
+        }
+      }
+    }
+    addresses[threads[i]] = own;
+  }
+  Json json = array();
+  for (auto const& own : addresses) {
+    json.add(own);
+  }
+  return json;
+}
+
+}  // namespace cute_attention::layouts
