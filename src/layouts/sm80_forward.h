@@ -2,6 +2,8 @@
 // uses them.
 #pragma once
 
+#include <vector>
+
 #include "layouts/describe.h"
 #include "layouts/operands.h"
 
@@ -51,11 +53,26 @@ struct Sm80Forward {
         .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v", true));
     if constexpr (kSharesKeys) {
       using LayoutP = typename Traits::SmemLayoutP;
-      copies.add(fragment_store_json<TiledMma, LayoutP, Scores>("p", "S").set(
-          "given", pair_addresses_json<typename Operands::PlaceOfP, TiledMma, LayoutP>()));
+      copies
+          .add(fragment_store_json<TiledMma, LayoutP, Scores>("p", "S").set(
+              "given", pair_addresses_json<typename Operands::PlaceOfP, TiledMma, LayoutP>()))
+          .add(row_exchange_json());
     }
     return copies.add(accumulator_copy_json<typename Traits::SmemCopyO, LayoutO, Output>("o", "O"))
         .add(tile_copy_json<typename Traits::GmemCopyO, LayoutO>("o", false));
+  }
+
+  // Maxima and sums of the rows of S that warps share: the column of each warp.
+  static std::string row_exchange_json() {
+    std::vector<int> columns;
+    for (int warp = 0; warp < Traits::kThreads / 32; ++warp) {
+      columns.push_back(decltype(SharedMemory::rows)::column(32 * warp));
+    }
+    return object()
+        .set("kind", quoted("exchange"))
+        .set("tensor", quoted("rows"))
+        .set("accumulator", quoted("S"))
+        .set("columns", list_json(columns));
   }
 
   static std::string products() {

@@ -16,7 +16,7 @@ from cute_attention.layouts.checks import Report, bank_phases
 from cute_attention.layouts.errors import LayoutError
 from cute_attention.layouts.launch import HEADS, TILES_M, TILES_N
 from cute_attention.layouts.model import ELEMENT_BYTES, Kernel
-from cute_attention.layouts.numbers import number_passes, row_numbers
+from cute_attention.layouts.numbers import number_passes, row_exchanges, row_numbers
 from cute_attention.layouts.trace import TileCopy, operand_copies, tile_copies
 
 # What is counted, by the name it has in the table.
@@ -76,6 +76,11 @@ def predicted(kernel: Kernel) -> dict[str, int]:
         passes = number_passes(numbers)
         counts["load conflicts"] += HEADS * TILES_M * TILES_N * int((passes - 1).sum())
         counts["load wavefronts"] += HEADS * TILES_M * TILES_N * int(passes.sum())
+    for exchange in row_exchanges(kernel):
+        times = HEADS * TILES_M * 2  # the maxima of the first tile, the sums of all
+        for side, passes in (("store", exchange.store_passes), ("load", exchange.load_passes)):
+            counts[f"{side} conflicts"] += times * int((passes - 1).sum())
+            counts[f"{side} wavefronts"] += times * int(passes.sum())
     return counts
 
 

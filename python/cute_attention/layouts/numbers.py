@@ -1,4 +1,5 @@
-"""One number a query, read from shared memory by all threads that hold a part of its scores."""
+"""One number a query in shared memory: read by all threads that hold a part of its scores, or
+exchanged by the warps that do."""
 
 from __future__ import annotations
 
@@ -53,8 +54,65 @@ def number_passes(numbers: RowNumbers) -> Array:
     return np.stack(passes, axis=-1)
 
 
+@dataclass(frozen=True)
+class RowExchange:
+    """Numbers of rows that warps of several columns exchange: each writes its own and reads those
+    of the others."""
+
+    name: str
+    written: Array  # [thread, row]
+    read: Array  # [thread, row of another column]
+    numbers: int  # of all queries and columns
+
+    @property
+    def store_passes(self) -> Array:
+        """[warp, instruction]"""
+        return _word_passes(self.written)
+
+    @property
+    def load_passes(self) -> Array:
+        """[warp, instruction]"""
+        return _word_passes(self.read)
+
+
+def _word_passes(address: Array) -> Array:
+    warps = address.reshape(-1, hardware.WARP, address.shape[1]).transpose(0, 2, 1)
+    return hardware.wavefronts(warps * NUMBER_BYTES, NUMBER_BYTES)
+
+
+def row_exchanges(kernel: Kernel) -> list[RowExchange]:
+    """All of a kernel."""
+    found = []
+    for exported in kernel.copies:
+        if exported["kind"] == "exchange":
+            product = kernel.product(exported["accumulator"])
+            queries, elements = product["tile"][0], accumulator_elements(product)
+            rows = np.stack([np.unique(own % queries) for own in elements])
+            column = np.repeat(np.array(exported["columns"]), hardware.WARP)[:, None]
+            columns = int(column.max()) + 1
+            each = [(column + i) % columns * queries + rows for i in range(columns)]
+            name = f"{exported['tensor']}: exchanged by {columns} columns of warps"
+            read = np.concatenate(each[1:], axis=1)
+            found.append(RowExchange(name, each[0], read, columns * queries))
+    return found
+
+
+def _check_exchanges(kernel: Kernel) -> Iterator[Result]:
+    for exchange in row_exchanges(kernel):
+        written = np.unique(exchange.written)
+        right = int(np.isin(np.unique(exchange.read), written).sum())
+        text = f"{written.size} of {exchange.numbers} numbers written, {right} read by other warps"
+        ok = written.size == right == exchange.numbers
+        yield Result("fragments", exchange.name, ok, text)
+        passes = [exchange.store_passes, exchange.load_passes]
+        conflicts = int(sum((each - 1).sum() for each in passes))
+        text = f"{conflicts} conflicts in {sum(each.size for each in passes)} words of a warp"
+        yield Result("banks", exchange.name, conflicts == 0, text, conflicts)
+
+
 def check_numbers(kernel: Kernel) -> Iterator[Result]:
     """The rules `fragments`, `vectors` and `banks` of the numbers of queries."""
+    yield from _check_exchanges(kernel)
     for numbers in row_numbers(kernel):
         right = int((numbers.address == numbers.column).sum())
         total = numbers.address.size
