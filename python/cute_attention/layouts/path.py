@@ -233,11 +233,13 @@ def steps(kernel: Kernel, element: Element) -> Iterator[str]:
         return
     if element.tensor in ("q", "k"):
         at = (element.row, 0) if element.tensor == "q" else (0, element.row)
+        shared = "p" in kernel.tiles()
         yield (
             f"S[{at[0]}, {at[1]}] is one of the sums it goes into: "
-            f"{_accumulated(kernel, 'S', *at)}, which becomes P[{at[0]}, {at[1]}] in place"
+            f"{_accumulated(kernel, 'S', *at)}, which becomes P[{at[0]}, {at[1]}] in "
+            + ("shared memory, for all warps of the same queries" if shared else "place")
         )
-    row = element.row if element.tensor == "q" else 0
+    row = element.row if element.tensor in ("q", "p") else 0
     if element.col < kernel.product("O")["tile"][1]:
         yield from _written(kernel, "o", row, element.col)
 
