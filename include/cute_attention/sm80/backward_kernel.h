@@ -3,11 +3,12 @@
 //
 // It walks the tiles of queries that see the block, over all query heads that share the kv head:
 //
-//   cp.async | Q, dO(t+1)                                                              | ...
-//   MMA      | S^T  | dP^T      | dV own   | dK own | barrier | dV, dK of others | dQ   | barrier
-//   ALU      | mask | P = exp2  | dS       |        |         |                  | red  |
+//   cp.async |     | Q, dO(t+1)                                                             | ...
+//   MMA      | S^T | barrier | dP^T          | dV own | dK own | barrier | dV, dK of others | dQ
+//   ALU      | red |         | mask P = exp2 | dS     |                                     |
 //
-// With one stage Q, dO(t+1) follow the products that read Q, dO(t), behind a barrier and under dQ.
+// red adds the last step's dQ. With one stage the first barrier stands before S^T, and Q, dO(t+1)
+// follow the products that read Q, dO(t), behind a barrier and under dQ.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
@@ -92,26 +93,17 @@ struct BackwardKernel {
     store(tKrK, tVrV);
   }
 
-  // Rows [row, ...) of a head of a tensor.
-  template <int kRows, int kCols, class T>
-  CUTE_DEVICE auto head_tile(T* base, Strides const& stride, int head, int64_t row) const {
-    return gmem_tile<kRows, kCols>(
-        base + tile.batch * stride.batch + head * stride.head + row * stride.row, stride.row);
-  }
-
   CUTE_DEVICE void load_keys() {
     using namespace cute;
-    typename Traits::GmemCopyQK copy_k;
-    typename Traits::GmemCopyV copy_v;
     int64_t const row = sequence.row_k + n_begin;
-    load_tile<true>(copy_k,
+    load_tile<true>(typename Traits::GmemCopyQK{},
                     head_tile<kTileN, kHeadDim>(static_cast<Element const*>(params.k),
-                                                params.k_stride, tile.head_kv, row),
+                                                params.k_stride, tile.batch, tile.head_kv, row),
                     make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{}),
                     sequence.seqlen_k - n_begin, params.head_dim, thread);
-    load_tile<true>(copy_v,
+    load_tile<true>(typename Traits::GmemCopyV{},
                     head_tile<kTileN, kHeadDimV>(static_cast<Element const*>(params.v),
-                                                 params.v_stride, tile.head_kv, row),
+                                                 params.v_stride, tile.batch, tile.head_kv, row),
                     make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{}),
                     sequence.seqlen_k - n_begin, params.head_dim_v, thread);
   }
@@ -120,15 +112,14 @@ struct BackwardKernel {
   // their gradients: P = 1, dO = 0, dS = 1 * (0 - 0).
   CUTE_DEVICE void load_queries(Step const& step, int stage) {
     using namespace cute;
-    typename Traits::GmemCopyQK copy_q;
-    typename Traits::GmemCopyV copy_o;
     int const rows = sequence.seqlen_q - step.m_block * kTileM;
     load_tile<true>(
-        copy_q, gmem_tile<kTileM, kHeadDim>(step.q, params.q_stride.row),
+        typename Traits::GmemCopyQK{}, gmem_tile<kTileM, kHeadDim>(step.q, params.q_stride.row),
         make_tensor(make_smem_ptr(shared.q[stage].data()), typename Traits::SmemLayoutQ{}), rows,
         params.head_dim, unsigned_thread());
     load_tile<true>(
-        copy_o, gmem_tile<kTileM, kHeadDimV>(step.grad_o, params.grad_o_stride.row),
+        typename Traits::GmemCopyV{},
+        gmem_tile<kTileM, kHeadDimV>(step.grad_o, params.grad_o_stride.row),
         make_tensor(make_smem_ptr(shared.grad_o[stage].data()), typename Traits::SmemLayoutGradO{}),
         rows, params.head_dim_v, unsigned_thread());
     int const query = opaque(thread) % kTileM;
@@ -142,6 +133,20 @@ struct BackwardKernel {
     cp_async_fence();
   }
 
+  // A barrier, behind which all see what any has loaded.
+  CUTE_DEVICE static void await_loads() {
+    cute::cp_async_wait<0>();
+    __syncthreads();
+  }
+
+  // A barrier, behind which all see P and dS, and with two stages the next step's Q and dO.
+  CUTE_DEVICE static void await_scores() {
+    if constexpr (kStages == 2) {
+      cute::cp_async_wait<0>();
+    }
+    __syncthreads();
+  }
+
   template <class GradK, class GradV>
   CUTE_DEVICE void compute(GradK& tKrK, GradV& tVrV) {
     using namespace cute;
@@ -152,15 +157,22 @@ struct BackwardKernel {
                                      Shape<Int<kTileM>, Int<kHeadDim>>{});
     load_keys();
     load_queries(step, 0);
+    if constexpr (kStages == 2) {
+      await_loads();
+    }
     for (int t = 0; t < count; ++t) {
       Step next = step;
       steps.advance(next);
       int const stage = kStages == 1 ? 0 : t % 2;
-      cp_async_wait<0>();  // this step's tiles, and at the first the keys, have landed
-      __syncthreads();     // ... for all; and all are done with the last step
+      if constexpr (kStages == 1) {
+        await_loads();  // and all are done with the last step
+      }
       grad_keys(step, stage, tKrK, tVrV, tQrQ, [&] {
-        if (kStages == 2 && t + 1 < count) {
-          load_queries(next, 1 - stage);
+        if constexpr (kStages == 2) {
+          __syncthreads();  // all are done with the last step
+          if (t + 1 < count) {
+            load_queries(next, 1 - stage);
+          }
         }
       });
       if (kStages == 1) {
@@ -172,13 +184,7 @@ struct BackwardKernel {
       grad_queries(step, tQrQ);
       step = next;
     }
-    sums.await();
-    CUTE_UNROLL
-    for (int share = 0; share < kHeadDim / 16; ++share) {
-      sums.add(tQrQ, share, thread);
-    }
-    __syncthreads();
-    sums.end(thread);
+    sums.finish(tQrQ, thread);
   }
 
   // S^T = K Q^T; under it the last step's dQ is added.
@@ -220,32 +226,23 @@ struct BackwardKernel {
   }
 
   // dP^T + delta = V dO^T + delta; under its products P^T from S^T, column by column.
-  template <class Scores>
-  CUTE_DEVICE void probabilities(int stage, Scores& tSrS, Scores& tSrP) {
+  template <class Product, class Scores>
+  CUTE_DEVICE void probabilities(Product& product, int stage, Scores& tSrS, Scores& tSrP) {
     using namespace cute;
     Tensor tSsL = row_numbers(shared.lse[stage]);                           // (MMA, MMA_N, MMA_M)
     Tensor sL = make_tensor(tSsL.data(), rows_and_columns(tSsL.layout()));  // (ROWS, COLS)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
     constexpr int kCols = decltype(size<1>(rS))::value;
     constexpr int kBlocks = kHeadDimV / 16;
-    Tensor tSsD = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
-    CUTE_UNROLL
-    for (int i = 0; i < size(tSrP); ++i) {
-      tSrP(i) = tSsD(i);
-    }
-    gemm_smem(typename Traits::TiledMmaS{},
-              typename Operands::V(addresses.k, offsetof(SharedMemory, v)),
-              typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),
-                                       offsetof(SharedMemory, grad_o)),
-              tSrP, [&](int k) {
-                CUTE_UNROLL
-                for (int col = 0; col < kCols; ++col) {
-                  if (col * kBlocks / kCols != k) {
-                    continue;  // under the products of another K block
-                  }
-                  elements.begin(rS(_, col), sL(0, col));
-                }
-              });
+    product.add_to(tSrP, [&](int k) {
+      CUTE_UNROLL
+      for (int col = 0; col < kCols; ++col) {
+        if (col * kBlocks / kCols != k) {
+          continue;  // under the products of another K block
+        }
+        elements.begin(rS(_, col), sL(0, col));
+      }
+    });
   }
 
   // dV += P^T dO and dK += dS^T Q with dS = P (dP + delta), unscaled.
@@ -263,9 +260,18 @@ struct BackwardKernel {
         partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
     sums.await();
     scores(stage, tSrS, tQrQ);
+    auto product = smem_product<typename Traits::TiledMmaS>(
+        typename Operands::V(addresses.k, offsetof(SharedMemory, v)),
+        typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),
+                                 offsetof(SharedMemory, grad_o)));
+    Tensor tSsD = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
+    CUTE_UNROLL
+    for (int i = 0; i < size(tSrP); ++i) {
+      tSrP(i) = tSsD(i);
+    }
     load_next();
     hide_keys(step, tSrS);
-    probabilities(stage, tSrS, tSrP);
+    probabilities(product, stage, tSrS, tSrP);
 
     Tensor sP =
         make_tensor(make_smem_ptr(shared.p.data()), typename Traits::SmemLayoutP{});  // (N, M)
@@ -316,12 +322,12 @@ struct BackwardKernel {
     gemm_register_a(mma, own_p, part_ot(own), tVrV);
     gemm_register_a(mma, [&](int k) { return rS16(_, _, k); }, part_qt(own), tKrK);
     if constexpr (Traits::kWarpsM == 1) {
-      __syncthreads();  // dS of all is in shared memory
+      await_scores();
       sums.end(thread);
     } else {
       int other = Operands::column_after(own, 1);
       Tensor tVrO = load_operand_b(mma, part_ot(other));  // (MMA, MMA_D, MMA_M)
-      __syncthreads();                                    // P and dS of all are in shared memory
+      await_scores();
       sums.end(thread);
       gemm_register_b(mma, part_p(offsetof(SharedMemory, p), other), tVrO, tVrV);
       gemm_smem(mma, part_p(offsetof(SharedMemory, grad_s), other), part_qt(other), tKrK);
@@ -372,11 +378,11 @@ struct BackwardKernel {
     int64_t const row = sequence.row_k + n_begin;
     store_tile(typename Traits::GmemStoreQK{}, sK,
                head_tile<kTileN, kHeadDim>(static_cast<Element*>(params.grad_k),
-                                           params.grad_k_stride, tile.head_kv, row),
+                                           params.grad_k_stride, tile.batch, tile.head_kv, row),
                sequence.seqlen_k - n_begin, params.head_dim, thread);
     store_tile(typename Traits::GmemStoreV{}, sV,
                head_tile<kTileN, kHeadDimV>(static_cast<Element*>(params.grad_v),
-                                            params.grad_v_stride, tile.head_kv, row),
+                                            params.grad_v_stride, tile.batch, tile.head_kv, row),
                sequence.seqlen_k - n_begin, params.head_dim_v, thread);
   }
 };

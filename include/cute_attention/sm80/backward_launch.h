@@ -19,10 +19,16 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32)
   Kernel(params, shared, schedule.tile(int(blockIdx.x))).run();
 }
 
+// The tile of queries of this CTA of a pass: from the last head to the first, as `backward` goes
+// from the first to the last. So each kernel finds in L2 what the one before it wrote at its end.
+CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
+  return work_tile(params, tile_m, int(gridDim.x - 1 - blockIdx.x));
+}
+
 template <class Row>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
-  BackwardPrepare<Row>::run(params, work_tile(params, Row::kConfig.tile_m, int(blockIdx.x)));
+  BackwardPrepare<Row>::run(params, last_first(params, Row::kConfig.tile_m));
 }
 
 template <class Row>
@@ -31,7 +37,7 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32)
   using Finish = BackwardFinish<Row>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   Finish::run(params, reinterpret_cast<typename Finish::Element*>(shared_memory),
-              work_tile(params, Row::kConfig.tile_m, int(blockIdx.x)));
+              last_first(params, Row::kConfig.tile_m));
 }
 
 template <class Row>

@@ -12,30 +12,56 @@ struct NoWork {
   CUTE_DEVICE void operator()(int) const {}
 };
 
-// C += A B, both operands from shared memory; work(k) follows K block k.
-//   tCrC  (MMA, MMA_M, MMA_N)
-//   a     (M, K)    b     (N, K)
-template <class TiledMma, class OperandA, class OperandB, class Accumulator, class Work = NoWork>
-CUTE_DEVICE void gemm_smem(TiledMma const& mma, OperandA const& a, OperandB const& b,
-                           Accumulator& tCrC, Work&& work = {}) {
-  using namespace cute;
-  auto const thread_mma = mma.get_slice(_0{});
-  Tensor tCrA = thread_mma.partition_fragment_A(a.shape_tensor());  // (MMA, MMA_M, MMA_K)
-  Tensor tCrB = thread_mma.partition_fragment_B(b.shape_tensor());  // (MMA, MMA_N, MMA_K)
-  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
-  OperandA const a_here = a.here();
-  OperandB const b_here = b.here();
-  a_here.load(tCrA, 0);
-  b_here.load(tCrB, 0);
-  CUTE_UNROLL
-  for (int k = 0; k < size<2>(tCrA); ++k) {
-    if (k + 1 < size<2>(tCrA)) {
-      a_here.load(tCrA, k + 1);
-      b_here.load(tCrB, k + 1);
-    }
-    gemm(mma, tCrA(_, _, k), tCrB(_, _, k), tCrC);
-    work(k);
+// A product of operands in shared memory, loaded a K block before their MMAs: the first one when it
+// is made, so that other work may stand between.
+//   tCrA  (MMA, MMA_M, MMA_K)    tCrB  (MMA, MMA_N, MMA_K)
+template <class TiledMma, class OperandA, class OperandB, class FragmentA, class FragmentB>
+struct SmemProduct {
+  OperandA a;
+  OperandB b;
+  FragmentA tCrA;
+  FragmentB tCrB;
+  static constexpr int kBlocks = decltype(cute::size<2>(FragmentA{}))::value;
+  static_assert(kBlocks == decltype(cute::size<2>(FragmentB{}))::value, "one K");
+
+  CUTE_DEVICE void load(int k) {
+    a.load(tCrA, k);
+    b.load(tCrB, k);
   }
+
+  // C += A B; work(k) follows K block k.
+  //   tCrC  (MMA, MMA_M, MMA_N)
+  template <class Accumulator, class Work>
+  CUTE_DEVICE void add_to(Accumulator& tCrC, Work&& work) {
+    using namespace cute;
+    CUTE_UNROLL
+    for (int k = 0; k < kBlocks; ++k) {
+      if (k + 1 < kBlocks) {
+        load(k + 1);
+      }
+      gemm(TiledMma{}, tCrA(_, _, k), tCrB(_, _, k), tCrC);
+      work(k);
+    }
+  }
+};
+
+//   a     (M, K)    b     (N, K)
+template <class TiledMma, class OperandA, class OperandB>
+CUTE_DEVICE auto smem_product(OperandA const& a, OperandB const& b) {
+  auto const thread_mma = TiledMma{}.get_slice(cute::_0{});
+  auto tCrA = thread_mma.partition_fragment_A(a.shape_tensor());  // (MMA, MMA_M, MMA_K)
+  auto tCrB = thread_mma.partition_fragment_B(b.shape_tensor());  // (MMA, MMA_N, MMA_K)
+  SmemProduct<TiledMma, OperandA, OperandB, decltype(tCrA), decltype(tCrB)> product{
+      a.here(), b.here(), tCrA, tCrB};
+  product.load(0);
+  return product;
+}
+
+// The whole product at once.
+template <class TiledMma, class OperandA, class OperandB, class Accumulator, class Work = NoWork>
+CUTE_DEVICE void gemm_smem(TiledMma const&, OperandA const& a, OperandB const& b, Accumulator& tCrC,
+                           Work&& work = {}) {
+  smem_product<TiledMma>(a, b).add_to(tCrC, work);
 }
 
 // C += A B, A made in registers: make_a(k) returns K block k of A, (MMA, MMA_M).

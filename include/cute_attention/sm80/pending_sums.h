@@ -43,6 +43,18 @@ struct PendingSums {
     }
   }
 
+  // All shares of the last step. All threads of the CTA call it.
+  template <class Fragment>
+  CUTE_DEVICE void finish(Fragment const& fragment, int thread) const {
+    await();
+    CUTE_UNROLL
+    for (int share = 0; share < kShares; ++share) {
+      add(fragment, share, thread);
+    }
+    __syncthreads();
+    end(thread);
+  }
+
   // Some time after the last share, behind a barrier of the CTA.
   CUTE_DEVICE void end(int thread) const {
     if (counter != nullptr && thread == 0) {
