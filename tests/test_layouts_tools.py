@@ -144,7 +144,7 @@ def test_counters_of_a_backward_row_are_those_of_an_h200():
         ({"sm80_bwd_bf16_d96_99kb": "bwd_bf16_d96", "sm80_bwd_bf16_d128_99kb": "bwd_bf16_d128"}, 2),
         # Two that would serve each other's calls are parted.
         ({"sm80_bwd_bf16_d128_99kb": "bwd", "sm80_bwd_bf16_d128": "99kb"}, 4),
-        ({"sm80_fwd_bf16_d64": "."}, 2),  # no kernel for this GPU
+        ({"sm80_fwd_bf16_d64": "."}, 1),  # no kernel for this GPU
     ],
 )
 def test_each_row_is_launched_where_it_is_chosen(served_by, processes, monkeypatch):
@@ -157,7 +157,7 @@ def test_each_row_is_launched_where_it_is_chosen(served_by, processes, monkeypat
         rival = served_by.get(row.name)
         others = [n for n in present if n != row.name]
         if rival == ".":
-            return False
+            return None
         return rival is None or not any(re.search(rival, n) for n in others)
 
     def run(command, env, check):

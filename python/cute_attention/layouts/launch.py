@@ -26,8 +26,8 @@ SOFTCAP = 30.0
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def is_chosen(row: TableRow) -> bool:
-    """Whether the call of `launch` is the row's."""
+def is_chosen(row: TableRow) -> bool | None:
+    """Whether the call of `launch` is the row's; None where the row cannot serve it here."""
     problem = _core.Problem(
         direction=row.direction,
         dtype=row.dtype,
@@ -41,7 +41,8 @@ def is_chosen(row: TableRow) -> bool:
         softcap=SOFTCAP if row.score_mod == "softcap" else 0.0,
     )
     candidates = _core.explain(problem, torch.cuda.current_device())
-    return any(candidate.name == row.name and candidate.chosen for candidate in candidates)
+    own = [candidate for candidate in candidates if candidate.name == row.name]
+    return own[0].chosen if own and not own[0].reasons else None
 
 
 def launch(row: TableRow) -> None:
@@ -92,12 +93,12 @@ def _only(names: Sequence[str]) -> str:
 
 def main(names: Sequence[str]) -> None:
     """Launches rows by name, those that are not chosen in a process that has no others."""
-    passed = [name for name in names if not _launch_if_chosen(find_row(name))]
+    passed = [name for name in names if _launch_if_chosen(find_row(name)) is False]
     pattern = os.environ.get("CUTE_ATTENTION_ROWS")
     if not passed or pattern not in (None, _only(names)):
         return
     groups = [passed]
-    if pattern is not None and passed == list(names):  # each serves the other's call, or none
+    if pattern is not None and passed == list(names):  # each serves the other's call
         half = len(passed) // 2
         groups = [passed[:half], passed[half:]] if half else []
     for group in groups:
@@ -105,7 +106,7 @@ def main(names: Sequence[str]) -> None:
         subprocess.run(command, env=os.environ | {"CUTE_ATTENTION_ROWS": _only(group)}, check=True)
 
 
-def _launch_if_chosen(row: TableRow) -> bool:
+def _launch_if_chosen(row: TableRow) -> bool | None:
     chosen = is_chosen(row)
     if chosen:
         launch(row)
