@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -23,6 +21,7 @@ from test_kernels import (
     Case,
     options_for,
     plain_pytorch,
+    run_again_on_small_chip,
     strided,
 )
 from tolerances import assert_as_accurate
@@ -202,11 +201,4 @@ def test_memory_is_linear(row: rows.TableRow) -> None:
 
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
 def test_rows_for_chips_of_99_kb() -> None:
-    """All of this file again, on a GPU that is taken for a smaller one."""
-    if not any(kernel.name.endswith("_99kb") for kernel in kernels()):
-        pytest.skip("no such row is built")
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", "99kb", __file__]
-    environment = dict(os.environ, **{LIMIT: SMALL_CHIP})
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert " passed" in result.stdout
+    run_again_on_small_chip(BACKWARD, __file__)

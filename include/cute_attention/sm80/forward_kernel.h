@@ -188,7 +188,7 @@ struct ForwardKernel {
     return [&](auto& rows) {
       using namespace cute;
       if constexpr (kSharesKeys) {
-        Tensor tScS = mma.get_slice(opaque(thread))
+        Tensor tScS = mma.get_slice(opaque(thread))  // (MMA, MMA_M, MMA_N)
                           .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
         Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
         shared.rows.combine(rows, [&](int row) { return int(get<0>(cS(row, 0))); }, thread, op);
@@ -215,7 +215,7 @@ struct ForwardKernel {
   template <class TiledMma, class Scores>
   CUTE_DEVICE void mask(TiledMma const& mma, Scores& rS, int n_begin) {
     using namespace cute;
-    Tensor tScS = mma.get_slice(opaque(thread))
+    Tensor tScS = mma.get_slice(opaque(thread))  // (MMA, MMA_M, MMA_N)
                       .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
     Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
     mask_scores(rS, cS, sequence, m_begin, n_begin);
@@ -237,6 +237,7 @@ struct ForwardKernel {
     store_lse(mma, softmax);
     __syncthreads();
 
+    // (M, DV)
     Tensor gO = head_tile<kTileM, kHeadDimV>(static_cast<Element*>(params.o), params.o_stride,
                                              work.batch, work.head, sequence.row_q + m_begin);
     store_tile(typename Traits::GmemCopyO{}, sO, gO, sequence.seqlen_q - m_begin, params.head_dim_v,
