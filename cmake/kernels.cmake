@@ -1,32 +1,41 @@
-# kernels.cmake: table row -> generated instance -> one OBJECT library per architecture -> one kernel library, loaded
+# kernels.cmake: table rows -> generated instances -> one OBJECT library per architecture -> one kernel library, loaded
 # by the core at the first call.
 include(cmake/rows.cmake)
 include(cmake/architectures.cmake)
 
 set(CUTE_ATTENTION_NVCC_FLAGS
   -O3 -DNDEBUG --expt-relaxed-constexpr --use_fast_math
-  -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  # without it, WGMMA tiles with N = 80, 112, 144, 176 are far slower
-  -DCUTLASS_ENABLE_GDC_FOR_SM90)           # programmatic dependent launch
+  -DCUTLASS_ENABLE_GDC_FOR_SM90)  # programmatic dependent launch
 
-# The options of ptxas that a row wants, as a list.
-function(cute_attention_ptxas_options name out)
+# The options of an instance beside those, as a list. <wgmma> are the N of its WGMMAs.
+function(cute_attention_instance_options name wgmma out)
   set(options)
-  if(name MATCHES "^sm80_fwd_.*_d(32|64|128|192x128|192|256|64_softcap|128_softcap|256_99kb)$" OR
+  if(name MATCHES "^sm80_fwd_d(32|64|128|192x128|192|256|64_softcap|128_softcap|256_99kb)$" OR
      (name MATCHES "^sm80_bwd_" AND NOT name MATCHES "_d(64|128)_softcap$"))
     # The kernel's own order of ldmatrix and MMA. From -O2 on ptxas hoists loads, until some rows spill. On an NVIDIA
     # H200, 4096 tokens, full, TFLOP/s at -O1 / -O3: forward 357 / 345 at head dim 64, 399 / 373 at 128, 331 / 320 at
     # 256; backward 307 / 301, 339 / 336, 282 / 261; with softcap 205 / 231 at 64, 283 / 277 at 256.
-    set(options "-Xptxas=-O1")
+    list(APPEND options "-Xptxas=-O1")
+  endif()
+  list(FILTER wgmma EXCLUDE REGEX "^(8|16|32|64|96|128|192|256)$")
+  if(wgmma)
+    # CuTe has WGMMAs of any other N where it is asked for them. They take nvcc 30 s to read.
+    list(APPEND options "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
   endif()
   set(${out} "${options}" PARENT_SCOPE)
 endfunction()
 
-# The instance of one row: its line of the table and its kernel alone, so that rows compile in parallel and rebuild
-# apart.
-function(cute_attention_write_instance file name arch direction line)
+# The instance of rows that differ in their dtype alone: their lines of the table and their kernels. nvcc derives the
+# layouts that they share once; the second row takes it a tenth of the time of the first.
+function(cute_attention_write_instance file names arch direction lines)
   string(SUBSTRING "${direction}" 0 1 initial)
   string(SUBSTRING "${direction}" 1 -1 rest)
   string(TOUPPER "${initial}" initial)
+  list(JOIN lines "\n" lines)
+  set(launchers "")
+  foreach(name IN LISTS names)
+    string(APPEND launchers "CUTE_ATTENTION_LAUNCHER(${name}, ${arch}::${initial}${rest}Launch)\n")
+  endforeach()
   file(CONFIGURE OUTPUT "${file}" @ONLY CONTENT [[
 // Generated from src/kernels/@direction@.def by cmake/kernels.cmake.
 #include "cute_attention/@arch@/@direction@_launch.h"
@@ -34,11 +43,10 @@ function(cute_attention_write_instance file name arch direction line)
 #include "kernels/row.h"
 
 namespace cute_attention::rows {
-@line@
+@lines@
 }  // namespace cute_attention::rows
 
-CUTE_ATTENTION_LAUNCHER(@name@, @arch@::@initial@@rest@Launch)
-]])
+@launchers@]])
 endfunction()
 
 # The entry of one kernel library: its rows and how it was built.
@@ -71,18 +79,31 @@ endfunction()
 function(cute_attention_add_kernel_library arch flags tables)
   set(generated "${PROJECT_BINARY_DIR}/kernels/${arch}")
   set(built)
-  set(instances)
+  set(sources)
   foreach(table IN LISTS tables)
     cute_attention_read_rows("${table}" rows)
+    set(instances)
     foreach(name IN LISTS rows)
       if(rows_${name}_ARCH STREQUAL arch AND name MATCHES "${CUTE_ATTENTION_ONLY}")
-        cute_attention_write_instance(
-          "${generated}/${name}.cu" ${name} ${arch} ${rows_${name}_DIRECTION} "${rows_${name}_LINE}")
-        cute_attention_ptxas_options(${name} options)
-        set_source_files_properties("${generated}/${name}.cu" PROPERTIES COMPILE_OPTIONS "${options}")
+        string(REGEX REPLACE "_(fp16|bf16)_" "_" instance "${name}")
+        list(APPEND instances ${instance})
+        list(APPEND ${instance}_rows ${name})
+        list(APPEND ${instance}_lines "${rows_${name}_LINE}")
+        set(${instance}_direction ${rows_${name}_DIRECTION})
+        if(arch STREQUAL "sm90")
+          list(APPEND ${instance}_wgmma ${rows_${name}_TILE_N} ${rows_${name}_HEAD_DIM_V})
+        endif()
         list(APPEND built ${name})
-        list(APPEND instances "${generated}/${name}.cu")
       endif()
+    endforeach()
+    list(REMOVE_DUPLICATES instances)
+    foreach(instance IN LISTS instances)
+      set(source "${generated}/${instance}.cu")
+      cute_attention_write_instance(
+        "${source}" "${${instance}_rows}" ${arch} ${${instance}_direction} "${${instance}_lines}")
+      cute_attention_instance_options(${instance} "${${instance}_wgmma}" options)
+      set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS "${options}")
+      list(APPEND sources "${source}")
     endforeach()
   endforeach()
   if(NOT built)
@@ -95,7 +116,7 @@ function(cute_attention_add_kernel_library arch flags tables)
   cute_attention_write_table("${generated}/table.cpp" ${arch} "${build}" "${built}")
 
   set(kernels cute_attention_${arch}_kernels)
-  add_library(${kernels} OBJECT ${instances})
+  add_library(${kernels} OBJECT ${sources})
   set(library cute_attention_${arch})
   add_library(${library} MODULE "${generated}/table.cpp" src/device.cu)
   target_link_libraries(${library} PRIVATE ${kernels})

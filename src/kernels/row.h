@@ -1,6 +1,6 @@
 // row.h: what a line of forward.def and backward.def is in C++: a tag type named like the row, with
-// its key and config. An instance file has its own line alone, so that a row added or changed
-// compiles no other.
+// its key and config. An instance file has its own lines alone, so that a row added or changed
+// compiles no other but that of the other dtype.
 #pragma once
 
 #include "cute_attention/config.h"

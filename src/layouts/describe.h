@@ -60,13 +60,6 @@ std::string target_json() {
   }
 }
 
-template <class TiledCopy>
-Json instruction_json() {
-  return object()
-      .set("instruction", quoted(Instruction<typename TiledCopy::Traits>::kName))
-      .set("values", int(TiledCopy::NumValSrc));
-}
-
 // A tensor in shared memory, or its transpose: a view of the buffer that `tensor` was loaded into.
 template <class Layout>
 std::string smem_json(char const* tensor, bool transposed = false) {
@@ -81,23 +74,13 @@ std::string smem_json(char const* tensor, bool transposed = false) {
 template <class TiledCopy, class Smem>
 std::string tile_copy_json(char const* tensor, bool load) {
   using Numbers = NumbersOf<Smem>;
-  return instruction_json<TiledCopy>()
+  return object()
+      .set("instruction", quoted(Instruction<typename TiledCopy::Traits>::kName))
+      .set("values", int(TiledCopy::NumValSrc))
       .set("tensor", quoted(tensor))
       .set("kind", quoted(load ? "load" : "store"))
       .set("source", source_json<TiledCopy, Numbers>())
       .set("target", target_json<TiledCopy, Numbers>())
-      .set("smem", smem_json<Smem>(tensor));
-}
-
-// An accumulator (MMA, MMA_M, MMA_N) written to shared memory, element for element.
-template <class TiledCopy, class Smem, class Fragment>
-std::string accumulator_copy_json(char const* tensor, char const* accumulator) {
-  return instruction_json<TiledCopy>()
-      .set("tensor", quoted(tensor))
-      .set("kind", quoted("accumulator"))
-      .set("accumulator", quoted(accumulator))
-      .set("registers", layout_json<decltype(TiledCopy::retile(Fragment{}))>())
-      .set("target", target_json<TiledCopy, NumbersOf<Smem>>())
       .set("smem", smem_json<Smem>(tensor));
 }
 

@@ -155,4 +155,11 @@ std::string pair_addresses_json() {
   return json;
 }
 
+// An accumulator that goes to shared memory through a `Place` as above.
+template <class Place, class TiledMma, class Smem, class Fragment>
+std::string placed_fragment_json(char const* tensor, char const* accumulator) {
+  return fragment_store_json<TiledMma, Smem, Fragment>(tensor, accumulator)
+      .set("given", pair_addresses_json<Place, TiledMma, Smem>());
+}
+
 }  // namespace cute_attention::layouts

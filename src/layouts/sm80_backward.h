@@ -59,7 +59,6 @@ struct Sm80Backward {
     using GradQ = AccumulatorLayout<MmaQ, kTileM, kHeadDim>;
     using LayoutQ = typename Traits::SmemLayoutQ;
     using LayoutRow = typename Traits::SmemLayoutRow;
-    using Store = typename Traits::SmemStoreKV;
     Json copies = array();
     copies.add(tile_copy_json<typename Traits::GmemCopyQK, LayoutK>("k", true))
         .add(tile_copy_json<typename Traits::GmemCopyV, LayoutV>("v", true))
@@ -72,11 +71,12 @@ struct Sm80Backward {
     if (kWarpsM > 1) {
       copies.add(fragment_store_json<MmaS, LayoutP, Scores>("p", "S"));
     }
-    return copies.add(accumulator_copy_json<Store, LayoutK, GradK>("grad_k", "dK"))
+    return copies
+        .add(placed_fragment_json<typename Operands::GradK, MmaKV, LayoutK, GradK>("grad_k", "dK"))
         .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutK>("grad_k", false))
-        .add(accumulator_copy_json<Store, LayoutV, GradV>("grad_v", "dV"))
+        .add(placed_fragment_json<typename Operands::GradV, MmaKV, LayoutV, GradV>("grad_v", "dV"))
         .add(tile_copy_json<typename Traits::GmemStoreV, LayoutV>("grad_v", false))
-        .add(accumulator_copy_json<typename Traits::SmemStoreQ, LayoutQ, GradQ>("grad_q", "dQ"))
+        .add(placed_fragment_json<typename Operands::GradQ, MmaQ, LayoutQ, GradQ>("grad_q", "dQ"))
         .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutQ>("grad_q", false));
   }
 

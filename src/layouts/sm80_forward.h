@@ -54,11 +54,12 @@ struct Sm80Forward {
     if constexpr (kSharesKeys) {
       using LayoutP = typename Traits::SmemLayoutP;
       copies
-          .add(fragment_store_json<TiledMma, LayoutP, Scores>("p", "S").set(
-              "given", pair_addresses_json<typename Operands::PlaceOfP, TiledMma, LayoutP>()))
+          .add(placed_fragment_json<typename Operands::PlaceOfP, TiledMma, LayoutP, Scores>("p",
+                                                                                            "S"))
           .add(row_exchange_json());
     }
-    return copies.add(accumulator_copy_json<typename Traits::SmemCopyO, LayoutO, Output>("o", "O"))
+    return copies
+        .add(placed_fragment_json<typename Operands::PlaceOfO, TiledMma, LayoutO, Output>("o", "O"))
         .add(tile_copy_json<typename Traits::GmemCopyO, LayoutO>("o", false));
   }
 

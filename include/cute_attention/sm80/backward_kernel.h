@@ -367,13 +367,11 @@ struct BackwardKernel {
         make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});  // (N, D)
     Tensor sV =
         make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV)
-    typename Traits::SmemStoreKV smem_store;
-    auto const thread_store = smem_store.get_slice(thread);
     Tensor rK16 = convert<Element>(tKrK);  // (MMA, MMA_N, MMA_D)
     Tensor rV16 = convert<Element>(tVrV);  // (MMA, MMA_N, MMA_D)
     __syncthreads();                       // all are done with K and V
-    copy(smem_store, thread_store.retile_S(rK16), thread_store.partition_D(sK));
-    copy(smem_store, thread_store.retile_S(rV16), thread_store.partition_D(sV));
+    typename Operands::GradK(shared.k.data(), thread).store(rK16);
+    typename Operands::GradV(shared.v.data(), thread).store(rV16);
     __syncthreads();
     int64_t const row = sequence.row_k + n_begin;
     store_tile(typename Traits::GmemStoreQK{}, sK,

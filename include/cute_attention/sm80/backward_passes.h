@@ -7,6 +7,7 @@
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/work_tile.h"
+#include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/global_sum.h"
@@ -154,10 +155,8 @@ struct BackwardFinish {
       tQrQ(i) *= params.scale;
     }
     Tensor sQ = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});  // (M, D)
-    typename Traits::SmemStoreQ smem_store;
-    auto const thread_store = smem_store.get_slice(thread);
     Tensor rQ16 = convert<Element>(tQrQ);  // (MMA, MMA_M, MMA_D)
-    copy(smem_store, thread_store.retile_S(rQ16), thread_store.partition_D(sQ));
+    typename BackwardOperands<Traits>::GradQ(smem, thread).store(rQ16);
     __syncthreads();
     auto* q = static_cast<Element*>(params.grad_q) + work.batch * params.grad_q_stride.batch +
               work.head * params.grad_q_stride.head +

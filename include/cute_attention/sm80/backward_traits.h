@@ -103,9 +103,6 @@ struct BackwardTraits {
   using SmemCopyQt = decltype(cute::make_tiled_copy_B(LdmatrixT{}, TiledMmaKV{}));  // and dO^T
   using SmemCopyPt = decltype(cute::make_tiled_copy_A(LdmatrixT{}, TiledMmaQ{}));   // dS
   using SmemCopyKt = decltype(cute::make_tiled_copy_B(LdmatrixT{}, TiledMmaQ{}));
-  using SmemWord = cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>;
-  using SmemStoreKV = decltype(cute::make_tiled_copy_C(SmemWord{}, TiledMmaKV{}));
-  using SmemStoreQ = decltype(cute::make_tiled_copy_C(SmemWord{}, TiledMmaQ{}));
 
   // At the end dK takes K's place and dV takes V's.
   struct SharedMemory {

@@ -228,20 +228,17 @@ struct ForwardKernel {
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     scale_rows(rO, softmax.finish(combine_rows(mma, SumOp{})));
 
-    Tensor sO = smem_tensor<typename Traits::SmemLayoutO>(shared.o);  // (M, DV)
-    typename Traits::SmemCopyO smem_copy_o;
-    auto const thread_smem_o = smem_copy_o.get_slice(thread);
     Tensor rO16 = convert<Element>(tOrO);  // (MMA, MMA_M, MMA_DV)
     __syncthreads();                       // all are done with Q, whose place O takes
-    copy(smem_copy_o, thread_smem_o.retile_S(rO16), thread_smem_o.partition_D(sO));
+    typename Operands::PlaceOfO(shared.o.data(), thread).store(rO16);
     store_lse(mma, softmax);
     __syncthreads();
 
     // (M, DV)
     Tensor gO = head_tile<kTileM, kHeadDimV>(static_cast<Element*>(params.o), params.o_stride,
                                              work.batch, work.head, sequence.row_q + m_begin);
-    store_tile(typename Traits::GmemCopyO{}, sO, gO, sequence.seqlen_q - m_begin, params.head_dim_v,
-               thread);
+    store_tile(typename Traits::GmemCopyO{}, smem_tensor<typename Traits::SmemLayoutO>(shared.o),
+               gO, sequence.seqlen_q - m_begin, params.head_dim_v, thread);
   }
 
   template <class TiledMma, class Softmax>

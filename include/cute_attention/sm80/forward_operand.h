@@ -20,6 +20,8 @@ struct ForwardOperands {
   using P = SmemOperand<typename Traits::SmemCopyP, typename Traits::SmemLayoutP, kRowP, false>;
   using PlaceOfP = SmemAccumulator<typename Traits::TiledMma, typename Traits::SmemLayoutP, kRowP,
                                    typename Traits::Element>;
+  using PlaceOfO = SmemAccumulator<typename Traits::TiledMma, typename Traits::SmemLayoutO, kRowV,
+                                   typename Traits::Element>;
 };
 
 }  // namespace cute_attention::sm80

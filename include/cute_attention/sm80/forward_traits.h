@@ -107,8 +107,6 @@ struct ForwardTraits {
   using SmemCopyP = SmemCopyQ;
   using SmemCopyV = decltype(cute::make_tiled_copy_B(
       cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>{}, TiledMma{}));
-  using SmemCopyO = decltype(cute::make_tiled_copy_C(
-      cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>{}, TiledMma{}));
 
   // O takes Q's place once the last S is computed.
   struct Tiles {

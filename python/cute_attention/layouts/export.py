@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -37,9 +38,9 @@ class Family:
 
 
 FAMILIES = {
-    ("sm80", "forward"): Family("Sm80Forward", "sm80::ForwardTraits", 1.3),
-    ("sm80", "backward"): Family("Sm80Backward", "sm80::BackwardTraits", 9.0),
-    ("sm90", "forward"): Family("Sm90Forward", "sm90::ForwardTraits", 1.7),
+    ("sm80", "forward"): Family("Sm80Forward", "sm80::ForwardTraits", 1.8),
+    ("sm80", "backward"): Family("Sm80Backward", "sm80::BackwardTraits", 3.2),
+    ("sm90", "forward"): Family("Sm90Forward", "sm90::ForwardTraits", 2.7),
 }
 _NAMES = {"fp16": "Float16", "bf16": "BFloat16"}
 
@@ -169,10 +170,17 @@ def _version() -> str:
     return version.stdout
 
 
+def _jobs() -> int:
+    return min(os.cpu_count() or 1, 8)
+
+
 def _memory_flags() -> list[str]:
-    """GCC collects garbage below 1 GB all the time otherwise: a seventh of the time."""
-    gcc = "Free Software Foundation" in _version()
-    return ["--param=ggc-min-heapsize=1000000"] if gcc else []
+    """Half of the machine's memory for all jobs before GCC collects garbage, which takes a third of
+    the time otherwise."""
+    if "Free Software Foundation" not in _version():
+        return []
+    kilobytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
+    return [f"--param=ggc-min-heapsize={kilobytes // (2 * _jobs())}"]
 
 
 @functools.cache
@@ -245,6 +253,7 @@ def _build(requests: Sequence[Request]) -> str:
         own = [requests[0].include] if requests[0].include else []
         own += [sources() / "include", sources() / "src"]
         flags = ["-std=c++17", "-O0", "-w", *_memory_flags(), *(f"-I{path}" for path in own)]
+        flags.append("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")  # as cmake/kernels.cmake
         command = [_compiler(), *flags, *_include_flags(), str(source), "-o", f"{folder}/export"]
         compiled = subprocess.run(command, capture_output=True, text=True)
         if compiled.returncode != 0:
@@ -268,7 +277,7 @@ def _build_each(requests: Sequence[Request]) -> None:
         raise LayoutError(f"{requests[0].row.name} does not compile: {refused}")
 
 
-def export(requests: Iterable[Request], jobs: int | None = None) -> list[dict[str, Any]]:
+def export(requests: Iterable[Request]) -> list[dict[str, Any]]:
     """The layouts of each request, in order, as the C++ program wrote them."""
     wanted = list(requests)
     for request in wanted:
@@ -278,27 +287,36 @@ def export(requests: Iterable[Request], jobs: int | None = None) -> list[dict[st
                 f"{request.row.direction} kernels; it would be src/layouts/{request.adapter()}.h"
             )
     missing = [request for request in dict.fromkeys(wanted) if not _cached(request).is_file()]
-    jobs = jobs or min(os.cpu_count() or 1, 8)
+    jobs = _jobs()
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         list(pool.map(_build_each, _batches(missing, jobs)))
     return [json.loads(_cached(request).read_text()) for request in wanted]
 
 
 def _batches(requests: Iterable[Request], jobs: int) -> list[list[Request]]:
-    """Programs to compile: at most `jobs` for each folder of headers, of about equal time."""
-    shapes: dict[tuple[object, ...], list[Request]] = {}
+    """Programs to compile: at most `jobs` for each folder of headers, of about equal time. A
+    family's shapes have parts in common that C++ derives once: they are one program unless jobs
+    would be idle."""
+    families: dict[tuple[object, ...], dict[tuple[object, ...], list[Request]]] = {}
     for request in requests:
+        shapes = families.setdefault((request.include, request.adapter()), {})
         shapes.setdefault(request.shape(), []).append(request)
 
-    def seconds(shape: list[Request]) -> float:
-        row = shape[0].row
-        return FAMILIES[row.arch, row.direction].seconds
+    def seconds(shapes: Sequence[list[Request]]) -> float:
+        row = shapes[0][0].row
+        return FAMILIES[row.arch, row.direction].seconds * len(shapes)
+
+    parts = [list(shapes.values()) for shapes in families.values()]
+    while len(parts) < jobs and any(len(shapes) > 1 for shapes in parts):
+        parts.sort(key=lambda shapes: seconds(shapes) if len(shapes) > 1 else 0.0)
+        shapes = parts.pop()
+        parts += [shapes[: len(shapes) // 2], shapes[len(shapes) // 2 :]]
 
     batches: dict[tuple[Path | None, int], list[Request]] = {}
     load: dict[tuple[Path | None, int], float] = {}
-    for shape in sorted(shapes.values(), key=seconds, reverse=True):
-        keys = [(shape[0].include, job) for job in range(jobs)]
+    for shapes in sorted(parts, key=seconds, reverse=True):
+        keys = [(shapes[0][0].include, job) for job in range(jobs)]
         least = min(keys, key=lambda key: load.get(key, 0.0))
-        load[least] = load.get(least, 0.0) + seconds(shape)
-        batches.setdefault(least, []).extend(shape)
+        load[least] = load.get(least, 0.0) + seconds(shapes)
+        batches.setdefault(least, []).extend(itertools.chain(*shapes))
     return list(batches.values())

@@ -58,11 +58,7 @@ class TileCopy:
 def tile_copies(kernel: Kernel) -> list[TileCopy]:
     """The copies between global and shared memory and from accumulators to shared memory."""
     copies = []
-    words = {
-        "load": "global -> shared",
-        "store": "shared -> global",
-        "accumulator": "registers -> shared",
-    }
+    words = {"load": "global -> shared", "store": "shared -> global"}
     for exported in kernel.copies:
         if exported["kind"] == "fragment":
             copies.append(_fragment_store(exported))
@@ -71,11 +67,8 @@ def tile_copies(kernel: Kernel) -> list[TileCopy]:
         tile = shared_tile(exported["smem"])
         values = exported["values"]
         target = by_instruction(exported["target"], values)
-        source = exported.get("source")
-        registers = exported.get("registers")
-        elements = None if source is None else by_instruction(source, values)
-        inside = elements if exported["kind"] == "store" else target
-        assert inside is not None
+        source = by_instruction(exported["source"], values)
+        inside = source if exported["kind"] == "store" else target
         copies.append(
             TileCopy(
                 f"{exported['tensor']}: {words[exported['kind']]}",
@@ -83,10 +76,8 @@ def tile_copies(kernel: Kernel) -> list[TileCopy]:
                 exported["instruction"],
                 tile,
                 tile.of_element(inside),
-                elements,
+                source,
                 target,
-                exported.get("accumulator", ""),
-                None if registers is None else registers_by_instruction(registers, values),
             )
         )
     return copies
