@@ -23,6 +23,7 @@ from shared_memory import BOOKKEEPING, tile_bytes
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("CUTE_ATTENTION_BUILD", ROOT / "build" / "audit")).resolve()
 
+
 def built_objects() -> dict[str, Path]:
     """The object file with the kernels of each row: rows that differ in dtype alone share one."""
     objects = {}

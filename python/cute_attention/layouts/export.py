@@ -302,21 +302,21 @@ def _batches(requests: Iterable[Request], jobs: int) -> list[list[Request]]:
         shapes = families.setdefault((request.include, request.adapter()), {})
         shapes.setdefault(request.shape(), []).append(request)
 
-    def seconds(shapes: Sequence[list[Request]]) -> float:
-        row = shapes[0][0].row
-        return FAMILIES[row.arch, row.direction].seconds * len(shapes)
+    def seconds(part: Sequence[list[Request]]) -> float:
+        row = part[0][0].row
+        return FAMILIES[row.arch, row.direction].seconds * len(part)
 
     parts = [list(shapes.values()) for shapes in families.values()]
-    while len(parts) < jobs and any(len(shapes) > 1 for shapes in parts):
-        parts.sort(key=lambda shapes: seconds(shapes) if len(shapes) > 1 else 0.0)
-        shapes = parts.pop()
-        parts += [shapes[: len(shapes) // 2], shapes[len(shapes) // 2 :]]
+    while len(parts) < jobs and any(len(part) > 1 for part in parts):
+        parts.sort(key=lambda part: seconds(part) if len(part) > 1 else 0.0)
+        longest = parts.pop()
+        parts += [longest[: len(longest) // 2], longest[len(longest) // 2 :]]
 
     batches: dict[tuple[Path | None, int], list[Request]] = {}
     load: dict[tuple[Path | None, int], float] = {}
-    for shapes in sorted(parts, key=seconds, reverse=True):
-        keys = [(shapes[0][0].include, job) for job in range(jobs)]
+    for part in sorted(parts, key=seconds, reverse=True):
+        keys = [(part[0][0].include, job) for job in range(jobs)]
         least = min(keys, key=lambda key: load.get(key, 0.0))
-        load[least] = load.get(least, 0.0) + seconds(shapes)
-        batches.setdefault(least, []).extend(itertools.chain(*shapes))
+        load[least] = load.get(least, 0.0) + seconds(part)
+        batches.setdefault(least, []).extend(itertools.chain(*part))
     return list(batches.values())
