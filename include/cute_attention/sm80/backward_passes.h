@@ -6,6 +6,7 @@
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/online_softmax.h"
+#include "cute_attention/core/unused_rows.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
@@ -13,22 +14,6 @@
 #include "cute_attention/sm80/global_sum.h"
 
 namespace cute_attention::sm80 {
-
-// Rows [first, total) of a packed gradient, which belong to no sequence, become zeros. Each of
-// `warps` warps clears its share.
-//   gradient  [total, heads, cols]
-template <class Element>
-CUTE_DEVICE void clear_rows(Element* gradient, Strides const& stride, int64_t first, int64_t total,
-                            int heads, int cols, int warp, int warps) {
-  int const lane = int(threadIdx.x) % 32;
-  for (int64_t row = first + warp; row < total; row += warps) {
-    for (int head = 0; head < heads; ++head) {
-      for (int col = kVector * lane; col < cols; col += kVector * 32) {
-        *reinterpret_cast<uint4*>(gradient + row * stride.row + head * stride.head + col) = uint4{};
-      }
-    }
-  }
-}
 
 // Before: delta = dLSE - rowsum(dO * O), the LSE in units of log2(e), zeros for the sums of dQ and
 // their turns, and for rows of no sequence.

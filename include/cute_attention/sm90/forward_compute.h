@@ -282,7 +282,7 @@ struct ForwardCompute {
     KvTiles const own = own_kv_tiles(tile);
     int32_t const n_block = first_block(tile, own);
     release_scores(n_block == tile.kv.begin);
-    scores.first(tile, n_block, n_block < own.full_end && n_block >= own.full_begin);
+    scores.first(tile, n_block, !own.masked(n_block));
     convert_into(scores.tSrS, tOrP);
     wait_for_values();
   }
