@@ -138,6 +138,10 @@ ADDED_ADDRESSES_OF_V = """
     uint32_t block_address(uint32_t offset) const { return this->first + this->base + offset; }
   };
 """
+NARROW_ROWS_OF_O = """
+  using PlaceOfO = sm80::SmemAccumulator<typename Traits::TiledMma, typename Traits::SmemLayoutO, 32,
+                                         typename Traits::Element>;
+"""
 
 FORWARD = [
     Mutation("swizzle removed", PLAIN_K, _violated("banks/k:")),
@@ -153,6 +157,7 @@ FORWARD = [
     Mutation("crooked buffer", CROOKED_BUFFER, _violated("alignment/buffers")),
     Mutation("too much shared memory", HUGE_PLAN, _violated("plan/shared", "occupancy/compute")),
     Mutation("XOR in narrow rows", "", _violated("addresses/k:"), NARROW_ROWS_OF_K),
+    Mutation("XOR of O in narrow rows", "", _violated("addresses/o:"), NARROW_ROWS_OF_O),
     Mutation("addresses added", "", _violated("addresses/v:"), ADDED_ADDRESSES_OF_V),
 ]
 
