@@ -72,7 +72,7 @@ std::string smem_json(char const* tensor, bool transposed = false) {
 
 // A tile between global and shared memory, element for element.
 template <class TiledCopy, class Smem>
-std::string tile_copy_json(char const* tensor, bool load) {
+Json tile_copy_json(char const* tensor, bool load) {
   using Numbers = NumbersOf<Smem>;
   return object()
       .set("instruction", quoted(Instruction<typename TiledCopy::Traits>::kName))

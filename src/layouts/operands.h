@@ -1,4 +1,5 @@
-// operands.h: what a thread gives to ldmatrix, computed by the code of the kernels themselves.
+// operands.h: the addresses that threads give to ldmatrix, to stores of accumulators and to copies
+// of tiles, computed by the code of the kernels themselves.
 #pragma once
 
 #include <vector>
@@ -6,6 +7,7 @@
 #include "layouts/describe.h"
 
 #include "cute_attention/sm80/smem_operand.h"
+#include "cute_attention/sm80/tile_walk.h"
 
 namespace cute_attention::layouts {
 
@@ -153,6 +155,34 @@ std::string pair_addresses_json() {
     json.add(own);
   }
   return json;
+}
+
+// A tile that `Walk`, an sm80::TileWalk, loads: for each thread where its vectors go, in bytes from
+// the buffer, and which elements of the tile they begin with. CuTe says where a thread begins.
+template <class TiledCopy, class Smem>
+std::string walked_copy_json(char const* tensor) {
+  using Walk = sm80::TileWalk<TiledCopy, Smem>;
+  using Numbers = NumbersOf<Smem>;
+  constexpr int kBytes = sizeof(typename Walk::Element);
+  auto const targets = mode_offsets<0>(decltype(TiledCopy::tidfrg_D(Linear<Smem>{})){});
+  auto const sources = mode_offsets<0>(decltype(TiledCopy::tidfrg_S(Numbers{})){});
+  Json given = array();
+  Json given_source = array();
+  for (size_t thread = 0; thread < targets.size(); ++thread) {
+    Json places = array();
+    Json elements = array();
+    for (int step = 0; step < Walk::kSteps; ++step) {
+      for (int pass = 0; pass < Walk::kPasses; ++pass) {
+        places.add(kBytes * Swizzled<Smem>::apply(targets[thread]) + int(Walk::offset(pass, step)));
+        elements.add(sources[thread] + Walk::row(pass) + Walk::kRows * Walk::col(step));
+      }
+    }
+    given.add(places);
+    given_source.add(elements);
+  }
+  return tile_copy_json<TiledCopy, Smem>(tensor, true)
+      .set("given", given)
+      .set("given_source", given_source);
 }
 
 // An accumulator that goes to shared memory through a `Place` as above.

@@ -49,8 +49,8 @@ struct Sm80Forward {
     using LayoutO = typename Traits::SmemLayoutO;
     Json copies = array();
     copies.add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
-        .add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>("k", true))
-        .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v", true));
+        .add(walked_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>("k"))
+        .add(walked_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v"));
     if constexpr (kSharesKeys) {
       using LayoutP = typename Traits::SmemLayoutP;
       copies

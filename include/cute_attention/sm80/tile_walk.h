@@ -10,6 +10,7 @@
 
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/sm80/forward_traits.h"
+#include "cute_attention/sm80/swizzled_layout.h"
 
 namespace cute_attention::sm80 {
 
@@ -30,6 +31,20 @@ struct TileWalk {
   static constexpr int kThreads = decltype(cute::size(TiledCopy{}))::value;
   static constexpr int kPassRows = kThreads * kVector / kSwizzleCols<kCols>;
   static constexpr int kPasses = kRows / kPassRows;
+  static constexpr int kSteps = kCols / kSwizzleCols<kCols>;
+  using Swizzled = SwizzledLayout<SmemLayout>;
+  // (THREAD, (8, 1), (CPY_ROWS, CPY_COLS)) of a tile before the swizzle.
+  using Places = decltype(TiledCopy::tidfrg_D(typename Swizzled::Linear{}));
+
+  // How far vector `step` of pass `pass` of a thread is from its first: bytes in shared memory,
+  // rows and columns of the tile.
+  CUTE_HOST_DEVICE static constexpr uint32_t offset(int pass, int step) {
+    using namespace cute;
+    return Swizzled::swizzle(Places{}(_0{}, _0{}, make_coord(pass, step))) *
+           uint32_t(sizeof(Element));
+  }
+  CUTE_HOST_DEVICE static constexpr int row(int pass) { return pass * kPassRows; }
+  CUTE_HOST_DEVICE static constexpr int col(int step) { return step * kSwizzleCols<kCols>; }
 
   Element const* source;  // this thread's first vector in the last pass of the tile to load next
   uint32_t target;        // shared-memory address of its first vector of a tile
@@ -39,11 +54,10 @@ struct TileWalk {
     using namespace cute;
     auto const place = coordinates(uint32_t(thread))(0, 0, 0);
     source =
-        pinned(tile + (int(get<0>(place)) + (kRows - kPassRows)) * row_stride + int(get<1>(place)));
-    Tensor tXsX = TiledCopy{}
-                      .get_slice(uint32_t(thread))
-                      .partition_D(make_tensor(make_smem_ptr(buffer), SmemLayout{}));
-    target = pinned(cast_smem_ptr_to_uint(raw_pointer_cast(&tXsX(0))));
+        pinned(tile + (int(get<0>(place)) + row(kPasses - 1)) * row_stride + int(get<1>(place)));
+    target = pinned(cast_smem_ptr_to_uint(buffer) +
+                    Swizzled::swizzle(Places{}(uint32_t(thread), _0{}, _0{})) *
+                        uint32_t(sizeof(Element)));
   }
 
   // (row, column) in a tile of this thread's vectors, (CPY, CPY_ROWS, CPY_COLS).
@@ -57,22 +71,14 @@ struct TileWalk {
   template <bool kCheckRows>
   CUTE_DEVICE void load(int64_t row_stride, int rows, int cols, int thread) {
     using namespace cute;
-    auto const offsets =
-        TiledCopy{}
-            .get_slice(_0{})
-            .partition_D(  // (CPY, CPY_ROWS, CPY_COLS)
-                make_tensor(make_smem_ptr(static_cast<Element*>(nullptr)), SmemLayout{}))
-            .layout();
     auto const place = coordinates(uint32_t(opaque(thread)))(0, 0, 0);
     CUTE_UNROLL
-    for (int m = kPasses - 1; m >= 0; --m) {
-      bool const row_inside = !kCheckRows || int(get<0>(place)) + m * kPassRows < rows;
+    for (int pass = kPasses - 1; pass >= 0; --pass) {
+      bool const row_inside = !kCheckRows || int(get<0>(place)) + row(pass) < rows;
       CUTE_UNROLL
-      for (int d = 0; d < size<2>(offsets); ++d) {
-        int const col = d * kSwizzleCols<kCols>;
-        bool const inside = row_inside && int(get<1>(place)) + col < cols;
-        cp_async_or_zeros(target + uint32_t(offsets(0, m, d)) * uint32_t(sizeof(Element)),
-                          source + col, inside);
+      for (int step = 0; step < kSteps; ++step) {
+        bool const inside = row_inside && int(get<1>(place)) + col(step) < cols;
+        cp_async_or_zeros(target + offset(pass, step), source + col(step), inside);
       }
       // One step at a time: the compiler would rather compute all rows from the first.
       source = opaque(source - kPassRows * row_stride);

@@ -58,6 +58,8 @@ def _check_copies(kernel: Kernel, trace: Trace) -> Iterator[Result]:
         yield _vectors(kernel, copy)
         if copy.given is not None:
             yield _addresses(copy, copy.given)
+        if copy.given_source is not None:
+            yield _elements(copy, copy.given_source)
         yield banks(copy)
         if copy.kind in ("load", "store"):
             yield _sectors(kernel, copy)
@@ -114,6 +116,15 @@ def _addresses(copy: TileCopy, given: Array) -> Result:
     expected = copy.address[:, :, 0] * ELEMENT_BYTES
     right = int((given == expected).sum()) if given.shape == expected.shape else 0
     number = f"{right} of {expected.size} addresses that the kernel computes are the layout's"
+    return Result("addresses", copy.name, right == expected.size, number)
+
+
+def _elements(copy: TileCopy, given: Array) -> Result:
+    """The kernel's own walk through global memory takes the elements that the layout names."""
+    assert copy.source is not None
+    expected = copy.source[:, :, 0]
+    right = int((given == expected).sum()) if given.shape == expected.shape else 0
+    number = f"{right} of {expected.size} vectors that the kernel walks to are the layout's"
     return Result("addresses", copy.name, right == expected.size, number)
 
 

@@ -40,7 +40,10 @@ class TileCopy:
     accumulator: str = ""
     registers: Array | None = None  # [instruction, value]
     key: tuple[str, str, int] = ("", "", 0)  # of an operand: product, side, part
-    given: Array | None = None  # the address that the kernel computes, [thread, instruction]
+    # What the kernel computes where it does so itself, [thread, instruction]: addresses in shared
+    # memory, in bytes, and the first element of each vector of the global tile.
+    given: Array | None = None
+    given_source: Array | None = None
 
     @property
     def values(self) -> int:
@@ -78,9 +81,15 @@ def tile_copies(kernel: Kernel) -> list[TileCopy]:
                 tile.of_element(inside),
                 source,
                 target,
+                given=_given(exported, "given"),
+                given_source=_given(exported, "given_source"),
             )
         )
     return copies
+
+
+def _given(exported: dict[str, Any], key: str) -> Array | None:
+    return np.array(exported[key], np.int64) if key in exported else None
 
 
 def _fragment_store(exported: dict[str, Any]) -> TileCopy:
@@ -103,7 +112,7 @@ def _fragment_store(exported: dict[str, Any]) -> TileCopy:
         target,
         exported["accumulator"],
         pairs(table(exported["registers"])),
-        given=np.array(exported["given"], np.int64) if "given" in exported else None,
+        given=_given(exported, "given"),
     )
 
 
