@@ -139,8 +139,8 @@ ADDED_ADDRESSES_OF_V = """
   };
 """
 NARROW_ROWS_OF_O = """
-  using PlaceOfO = sm80::SmemAccumulator<typename Traits::TiledMma, typename Traits::SmemLayoutO, 32,
-                                         typename Traits::Element>;
+  using PlaceOfO = sm80::SmemAccumulator<
+      typename Traits::TiledMma, typename Traits::SmemLayoutO, 32, typename Traits::Element>;
 """
 
 FORWARD = [

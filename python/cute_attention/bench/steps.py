@@ -42,15 +42,18 @@ def make_step(call: Attention, direction: str, inputs: Inputs) -> Step:
 @contextlib.contextmanager
 def measuring(contender: Contender, point: Point) -> Iterator[None]:
     """Everything that must hold while a contender runs: its backend pinned, determinism if asked
-    for."""
+    for, without PyTorch's NaN in all memory that is allocated then."""
     was = torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
     if point.deterministic:
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         with contender.scope():
             yield
     finally:
         torch.use_deterministic_algorithms(was)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def attempt(
