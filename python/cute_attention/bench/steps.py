@@ -8,7 +8,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -44,16 +44,17 @@ def measuring(contender: Contender, point: Point) -> Iterator[None]:
     """Everything that must hold while a contender runs: its backend pinned, determinism if asked
     for, without PyTorch's NaN in all memory that is allocated then."""
     was = torch.are_deterministic_algorithms_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
     if point.deterministic:
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        memory.fill_uninitialized_memory = False
     try:
         with contender.scope():
             yield
     finally:
         torch.use_deterministic_algorithms(was)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
 
 
 def attempt(
