@@ -149,7 +149,11 @@ FORWARD = [
     Mutation("swizzle that splits vectors", SPLITTING_SWIZZLE_Q, _violated("vectors/q:")),
     Mutation("wrong atom for V", WRONG_ATOM_V, _violated("vectors/v:", "fragments/O")),
     Mutation("wrong atom for K", WRONG_ATOM_K, _violated("fragments/S")),
-    Mutation("transposed copy", TRANSPOSED_COPY, _violated("sectors/q:", "sectors/k:")),
+    Mutation(
+        "transposed copy",
+        TRANSPOSED_COPY,
+        _violated("sectors/q:", "sectors/k:", "addresses/k:"),  # the walk takes rows of 64 columns
+    ),
     Mutation("vectors copied twice", DOUBLE_COPY, _violated("copied once/v:")),
     Mutation("overlapping plan", OVERLAPPING_PLAN, _violated("plan/k")),
     Mutation("buffer too short", SHORT_BUFFER, _violated("layout/v")),
