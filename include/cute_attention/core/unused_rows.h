@@ -7,18 +7,11 @@
 
 namespace cute_attention {
 
-// Rows [first, total) of a packed tensor become zeros. Each of `warps` warps clears its share.
-//   tensor  [total, heads, cols], cols a multiple of 8, of 16 bits each
+// `cols` elements of 16 bits, a multiple of 8, become zeros. All threads of a warp call it.
 template <class Element>
-CUTE_DEVICE void clear_rows(Element* tensor, Strides const& stride, int64_t first, int64_t total,
-                            int32_t heads, int32_t cols, int32_t warp, int32_t warps) {
-  int32_t const lane = int32_t(threadIdx.x) % 32;
-  for (int64_t row = first + warp; row < total; row += warps) {
-    for (int32_t head = 0; head < heads; ++head) {
-      for (int32_t col = 8 * lane; col < cols; col += 8 * 32) {
-        *reinterpret_cast<uint4*>(tensor + row * stride.row + head * stride.head + col) = uint4{};
-      }
-    }
+CUTE_DEVICE void clear_row(Element* row, int32_t cols) {
+  for (int32_t col = 8 * (int32_t(threadIdx.x) % 32); col < cols; col += 8 * 32) {
+    *reinterpret_cast<uint4*>(row + col) = uint4{};
   }
 }
 
@@ -29,12 +22,13 @@ CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, int32_t warp, in
   if (params.cu_seqlens_q == nullptr) {
     return;
   }
-  int64_t const first = params.cu_seqlens_q[params.batch];
-  clear_rows(static_cast<Element*>(params.o), params.o_stride, first, params.total_q, params.heads,
-             params.head_dim_v, warp, warps);
-  if (params.lse != nullptr) {
-    for (int64_t row = first + warp; row < params.total_q; row += warps) {
-      for (int32_t head = int32_t(threadIdx.x) % 32; head < params.heads; head += 32) {
+  int64_t row = int64_t(params.cu_seqlens_q[params.batch]) + warp;
+  for (; row < params.total_q; row += warps) {
+    for (int32_t head = 0; head < params.heads; ++head) {
+      clear_row(
+          static_cast<Element*>(params.o) + row * params.o_stride.row + head * params.o_stride.head,
+          params.head_dim_v);
+      if (params.lse != nullptr && int32_t(threadIdx.x) % 32 == 0) {
         params.lse[head * params.total_q + row] = -INFINITY;
       }
     }

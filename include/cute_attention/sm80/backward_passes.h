@@ -15,6 +15,19 @@
 
 namespace cute_attention::sm80 {
 
+// Rows [first, total) of a packed gradient, which belong to no sequence, become zeros. Each of
+// `warps` warps clears its share.
+//   gradient  [total, heads, cols]
+template <class Element>
+CUTE_DEVICE void clear_rows(Element* gradient, Strides const& stride, int64_t first, int64_t total,
+                            int heads, int cols, int warp, int warps) {
+  for (int64_t row = first + warp; row < total; row += warps) {
+    for (int head = 0; head < heads; ++head) {
+      clear_row(gradient + row * stride.row + head * stride.head, cols);
+    }
+  }
+}
+
 // Before: delta = dLSE - rowsum(dO * O), the LSE in units of log2(e), zeros for the sums of dQ and
 // their turns, and for rows of no sequence.
 template <class Row>
