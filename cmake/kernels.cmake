@@ -91,7 +91,7 @@ function(cute_attention_add_kernel_library arch flags tables)
         list(APPEND ${instance}_lines "${rows_${name}_LINE}")
         set(${instance}_direction ${rows_${name}_DIRECTION})
         if(arch STREQUAL "sm90")
-          list(APPEND ${instance}_wgmma ${rows_${name}_TILE_N} ${rows_${name}_HEAD_DIM_V})
+          list(APPEND ${instance}_wgmma ${rows_${name}_TILE_N} ${rows_${name}_HEAD_DIM_V})  # S and O
         endif()
         list(APPEND built ${name})
       endif()

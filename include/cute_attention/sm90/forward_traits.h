@@ -133,6 +133,11 @@ struct ForwardTraits {
                 "MMA and TMA box sizes");
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0 && kHeadDimV <= 256,
                 "swizzle block and MMA sizes");
+  // The selectors fall back to narrower WGMMAs where they do not know one of this N.
+  static_assert(
+      decltype(cute::size<1>(typename MmaQK::AtomShape_MNK{}))::value == kTileN &&
+          decltype(cute::size<1>(typename MmaPV::AtomShape_MNK{}))::value == kHeadDimV,
+      "N of a WGMMA: define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED, as kernels.cmake does");
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
 };
 
