@@ -19,7 +19,7 @@ function(cute_attention_instance_options name wgmma out)
   endif()
   list(FILTER wgmma EXCLUDE REGEX "^(8|16|32|64|96|128|192|256)$")
   if(wgmma)
-    # CuTe has WGMMAs of any other N where it is asked for them. They take nvcc 30 s to read.
+    # CuTe has WGMMAs of any other N where it is asked for them. They take nvcc 27 s to read.
     list(APPEND options "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
   endif()
   set(${out} "${options}" PARENT_SCOPE)

@@ -25,10 +25,14 @@ BUILD = Path(os.environ.get("CUTE_ATTENTION_BUILD", ROOT / "build" / "audit")).r
 
 
 def built_objects() -> dict[str, Path]:
-    """The object file with the kernels of each row: rows that differ in dtype alone share one."""
+    """The object file with the kernels of each row: rows that differ in dtype alone share one. An
+    interrupted build has objects, but no library of them yet."""
     objects = {}
-    for path in BUILD.rglob("kernels/*/*.cu.o"):
-        source = BUILD / "kernels" / path.parent.name / path.name.removesuffix(".o")
+    for path in sorted(BUILD.rglob("kernels/*/*.cu.o"), key=lambda path: path.stat().st_mtime):
+        arch = path.parent.name
+        if not (BUILD / "lib" / f"libcute_attention_{arch}.so").is_file():
+            continue
+        source = BUILD / "kernels" / arch / path.name.removesuffix(".o")
         for name in re.findall(r"^CUTE_ATTENTION_LAUNCHER\((\w+),", source.read_text(), re.M):
             objects[name] = path
     return objects

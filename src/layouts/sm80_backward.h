@@ -72,11 +72,14 @@ struct Sm80Backward {
       copies.add(fragment_store_json<MmaS, LayoutP, Scores>("p", "S"));
     }
     return copies
-        .add(placed_fragment_json<typename Operands::GradK, MmaKV, LayoutK, GradK>("grad_k", "dK"))
+        .add(placed_fragment_json<typename Operands::PlaceOfGradK, MmaKV, LayoutK, GradK>("grad_k",
+                                                                                          "dK"))
         .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutK>("grad_k", false))
-        .add(placed_fragment_json<typename Operands::GradV, MmaKV, LayoutV, GradV>("grad_v", "dV"))
+        .add(placed_fragment_json<typename Operands::PlaceOfGradV, MmaKV, LayoutV, GradV>("grad_v",
+                                                                                          "dV"))
         .add(tile_copy_json<typename Traits::GmemStoreV, LayoutV>("grad_v", false))
-        .add(placed_fragment_json<typename Operands::GradQ, MmaQ, LayoutQ, GradQ>("grad_q", "dQ"))
+        .add(placed_fragment_json<typename Operands::PlaceOfGradQ, MmaQ, LayoutQ, GradQ>("grad_q",
+                                                                                         "dQ"))
         .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutQ>("grad_q", false));
   }
 

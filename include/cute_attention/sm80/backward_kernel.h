@@ -205,9 +205,8 @@ struct BackwardKernel {
     typename Traits::TiledMmaS mma;
     if (tiles.masked(step.m_block)) {
       Tensor cS = make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{});  // (M, N)
-      Tensor tScS = mma.get_slice(opaque(thread))
-                        .partition_C(  // (MMA, MMA_N, MMA_M) of (query, key)
-                            make_tensor(cS.data(), select<1, 0>(cS.layout())));
+      Tensor tScS = mma.get_slice(opaque(thread))  // (MMA, MMA_N, MMA_M) of (query, key)
+                        .partition_C(make_tensor(cS.data(), select<1, 0>(cS.layout())));
       auto const rows = rows_and_columns(tSrS.layout());
       auto const coords = rows_and_columns(tScS.layout());
       Tensor rS = make_tensor(tSrS.data(), select<1, 0>(rows));    // (queries, keys)
@@ -273,10 +272,10 @@ struct BackwardKernel {
     hide_keys(step, tSrS);
     probabilities(product, stage, tSrS, tSrP);
 
-    Tensor sP =
-        make_tensor(make_smem_ptr(shared.p.data()), typename Traits::SmemLayoutP{});  // (N, M)
-    Tensor sS =
-        make_tensor(make_smem_ptr(shared.grad_s.data()), typename Traits::SmemLayoutP{});  // (N, M)
+    Tensor sP =  // (N, M)
+        make_tensor(make_smem_ptr(shared.p.data()), typename Traits::SmemLayoutP{});
+    Tensor sS =  // (N, M)
+        make_tensor(make_smem_ptr(shared.grad_s.data()), typename Traits::SmemLayoutP{});
     // What a column of warps has of an operand: kPartM of its K.
     auto const part_p = [&](uint32_t p, int index) {
       return typename Operands::P(addresses.p + Operands::part_of_p(index), p);
@@ -363,15 +362,15 @@ struct BackwardKernel {
     for (int i = 0; i < size(tKrK); ++i) {
       tKrK(i) *= params.scale;
     }
-    Tensor sK =
-        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});  // (N, D)
-    Tensor sV =
-        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV)
+    Tensor sK =  // (N, D)
+        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});
+    Tensor sV =  // (N, DV)
+        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});
     Tensor rK16 = convert<Element>(tKrK);  // (MMA, MMA_N, MMA_D)
     Tensor rV16 = convert<Element>(tVrV);  // (MMA, MMA_N, MMA_D)
     __syncthreads();                       // all are done with K and V
-    typename Operands::GradK(shared.k.data(), thread).store(rK16);
-    typename Operands::GradV(shared.v.data(), thread).store(rV16);
+    typename Operands::PlaceOfGradK(shared.k.data(), thread).store(rK16);
+    typename Operands::PlaceOfGradV(shared.v.data(), thread).store(rV16);
     __syncthreads();
     int64_t const row = sequence.row_k + n_begin;
     store_tile(typename Traits::GmemStoreQK{}, sK,

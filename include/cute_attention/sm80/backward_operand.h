@@ -53,9 +53,9 @@ struct BackwardOperands {
   // The gradients on their way out.
   template <class TiledMma, class SmemLayout, int kElements>
   using Place = SmemAccumulator<TiledMma, SmemLayout, kElements, typename Traits::Element>;
-  using GradK = Place<typename Traits::TiledMmaKV, typename Traits::SmemLayoutK, kRow>;
-  using GradV = Place<typename Traits::TiledMmaKV, typename Traits::SmemLayoutV, kRowV>;
-  using GradQ = Place<typename Traits::TiledMmaQ, typename Traits::SmemLayoutQ, kRow>;
+  using PlaceOfGradK = Place<typename Traits::TiledMmaKV, typename Traits::SmemLayoutK, kRow>;
+  using PlaceOfGradV = Place<typename Traits::TiledMmaKV, typename Traits::SmemLayoutV, kRowV>;
+  using PlaceOfGradQ = Place<typename Traits::TiledMmaQ, typename Traits::SmemLayoutQ, kRow>;
 };
 
 // What this thread gives to ldmatrix for each operand whose tile began at the start of shared

@@ -154,7 +154,7 @@ struct BackwardFinish {
     }
     Tensor sQ = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});  // (M, D)
     Tensor rQ16 = convert<Element>(tQrQ);  // (MMA, MMA_M, MMA_D)
-    typename BackwardOperands<Traits>::GradQ(smem, thread).store(rQ16);
+    typename BackwardOperands<Traits>::PlaceOfGradQ(smem, thread).store(rQ16);
     __syncthreads();
     auto* q = static_cast<Element*>(params.grad_q) + work.batch * params.grad_q_stride.batch +
               work.head * params.grad_q_stride.head +

@@ -234,9 +234,9 @@ struct ForwardKernel {
     store_lse(mma, softmax);
     __syncthreads();
 
-    // (M, DV)
-    Tensor gO = head_tile<kTileM, kHeadDimV>(static_cast<Element*>(params.o), params.o_stride,
-                                             work.batch, work.head, sequence.row_q + m_begin);
+    Tensor gO =  // (M, DV)
+        head_tile<kTileM, kHeadDimV>(static_cast<Element*>(params.o), params.o_stride, work.batch,
+                                     work.head, sequence.row_q + m_begin);
     store_tile(typename Traits::GmemCopyO{}, smem_tensor<typename Traits::SmemLayoutO>(shared.o),
                gO, sequence.seqlen_q - m_begin, params.head_dim_v, thread);
   }

@@ -88,7 +88,8 @@ CUTE_DEVICE void gemm_register_a(TiledMma const& mma, MakeA&& make_a, OperandB c
 template <class TiledMma, class OperandB>
 CUTE_DEVICE auto load_operand_b(TiledMma const& mma, OperandB const& b) {
   using namespace cute;
-  Tensor tCrB = mma.get_slice(_0{}).partition_fragment_B(b.shape_tensor());
+  Tensor tCrB =  // (MMA, MMA_N, MMA_K)
+      mma.get_slice(_0{}).partition_fragment_B(b.shape_tensor());
   OperandB const b_here = b.here();
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tCrB); ++k) {

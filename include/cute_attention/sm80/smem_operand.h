@@ -75,7 +75,7 @@ struct SmemOperand {
         uint32_t const offset =
             Swizzled::swizzle(Places{}(_0{}, make_coord(_0{}, v), make_coord(block, k))) *
             kElementBytes;
-        Tensor r = recast<uint32_t>(tXrX(make_coord(_, v), block, k));
+        Tensor r = recast<uint32_t>(tXrX(make_coord(_, v), block, k));  // (4)
         CUTE_STATIC_ASSERT_V(size(r) == _4{});
         ldmatrix<kTransposed>(block_address(offset), r(0), r(1), r(2), r(3));
       }

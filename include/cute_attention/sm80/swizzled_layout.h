@@ -6,8 +6,8 @@
 namespace cute_attention::sm80 {
 
 // A layout as its part that is linear in the coordinates and the swizzle of what that gives, if
-// there is one. A kernel that partitions the linear parts compiles in three quarters of the time
-// that it takes with the whole layouts.
+// there is one. The backward kernel, which partitions the linear parts, compiles in three quarters
+// of the time that it takes with the whole layouts.
 template <class Layout>
 struct SwizzledLayout {
   using Linear = Layout;

@@ -253,7 +253,8 @@ def _build(requests: Sequence[Request]) -> str:
         own = [requests[0].include] if requests[0].include else []
         own += [sources() / "include", sources() / "src"]
         flags = ["-std=c++17", "-O0", "-w", *_memory_flags(), *(f"-I{path}" for path in own)]
-        flags.append("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")  # as cmake/kernels.cmake
+        # WGMMAs of all N: cmake/kernels.cmake asks for them where a row has others than the usual.
+        flags.append("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
         command = [_compiler(), *flags, *_include_flags(), str(source), "-o", f"{folder}/export"]
         compiled = subprocess.run(command, capture_output=True, text=True)
         if compiled.returncode != 0:
