@@ -1,5 +1,5 @@
 """How far two results may be apart, and why. Every comparison of numbers in the tests goes through
-this table.
+this table, or through that of `cute_attention.bench.roundings` (below).
 
 The main rule is `assert_as_accurate`: against float64, an error at most twice that of plain PyTorch
 in the same dtype. The other rules say how far two computations of the same thing may differ by
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from cute_attention.bench.roundings import LIMITS
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,25 @@ def assert_as_accurate(actual: Tensor, exact: Tensor, pytorch: Tensor, name: str
     limit = ACCURACY_FACTOR * error(pytorch, exact) + stored
     found = error(actual, exact)
     assert found <= limit, f"{name}: error {found:.3g}, allowed {limit:.3g}: twice PyTorch's"
+
+
+def assert_within_roundings(found: dict[str, list[float]], entries: list[str]) -> None:
+    """For inputs on which plain PyTorch is no measure, as its 16-bit scores of 1000 are off by 4:
+    errors in roundings of the terms each element is made of, by result, one for each entry."""
+    wrong = [
+        f"{entry}, {name}: {value:.3g} roundings, allowed {LIMITS[name]:g}"
+        for name, values in found.items()
+        for entry, value in zip(entries, values, strict=True)
+        if not value <= LIMITS[name]
+    ]
+    assert not wrong, f"{len(wrong)} wrong\n" + "\n".join(wrong)
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor, name: str) -> None:
+    """The same bytes: NaN equals the same NaN, and 0 is not -0."""
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    size = {2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
+    differ = actual.contiguous().view(size) != expected.contiguous().view(size)
+    count = int(differ.sum())
+    difference = (actual.double() - expected.double()).abs().nan_to_num(nan=torch.inf)
+    assert not count, f"{name}: {count} values differ, by up to {float(difference.max()):.3g}"

@@ -1,0 +1,129 @@
+"""Exact attention in float64, and how much of an error roundings to 16 bits account for.
+
+A fused kernel rounds to the dtype in few places: the probabilities before they multiply v, the
+derivatives of the scores before they multiply k and q, the output that the backward reads, and each
+result. For every element of every result `exact` also gives its `size`: the root of the sum of the
+squares of all terms that are rounded on the way to it, beside the element itself. An error of a few
+eps(dtype) * size is rounding; a wrong row, tile or factor is hundreds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+# How many roundings an error may be. Kernels emulated on thousands of inputs stay below 1.4, and
+# below 9 ulps of fp32 for the LSE; tensor cores add up in an order and a width of their own.
+LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
+# Relative error of a probability, in ulps of fp32 for each unit of its score: the score's own sum,
+# its product with the scale, the maximum or the LSE that is subtracted.
+SCORE_ULPS = 4.0
+# Probabilities below this may be 0: an fp32 exponential that is not normal often is.
+NOTHING = 2.0**-100
+
+
+@dataclass(frozen=True)
+class Exact:
+    """float64 results by name, and their sizes: what one rounding of eps(dtype) is measured in."""
+
+    values: dict[str, Tensor]
+    sizes: dict[str, Tensor]
+    eps: dict[str, float]
+
+    def roundings(self, name: str, result: Tensor) -> Tensor:
+        """The largest error of each batch entry in roundings, [batch]; infinite where a finite
+        value is expected and the result has none. What is itself infinite or no number in float64
+        is not compared."""
+        expected = self.values[name]
+        if result.shape != expected.shape:
+            raise ValueError(f"shape is {list(result.shape)}, expected {list(expected.shape)}")
+        kind = torch.finfo(result.dtype)
+        smallest = max(kind.smallest_normal * kind.eps, NOTHING * kind.eps)
+        error = (result.detach().double() - expected).abs()
+        share = error / (self.eps[name] * self.sizes[name] + smallest)
+        share = share.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return share.masked_fill(~expected.isfinite(), 0.0).flatten(1).amax(1)
+
+
+def visible(
+    seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int | None, int | None] | None
+) -> Tensor:
+    """bool [seqlen_q, seqlen_k]: the masks of docs/design.md."""
+    left, right = window or (None, None)
+    right = (0 if right is None else min(right, 0)) if causal else right
+    position = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
+    key = torch.arange(seqlen_k)
+    sees = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    if left is not None:
+        sees &= key >= position - left
+    if right is not None:
+        sees &= key <= position + right
+    return sees
+
+
+def exact(
+    q: Tensor,  # [batch, seqlen_q, heads, head_dim]
+    k: Tensor,  # [batch, seqlen_k, heads_kv, head_dim]
+    v: Tensor,  # [batch, seqlen_k, heads_kv, head_dim_v]
+    grad_out: Tensor,  # [batch, seqlen_q, heads, head_dim_v]
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+) -> Exact:
+    """Output, LSE and gradients of the formula, from inputs as they are rounded, and sizes."""
+    dtype, heads, heads_kv = q.dtype, q.shape[2], k.shape[2]
+    group, scale = heads // heads_kv, q.shape[3] ** -0.5
+    eps, eps32 = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
+    q, k, v, grad_out = (t.detach().double().transpose(1, 2) for t in (q, k, v, grad_out))
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+    def turned(t: Tensor) -> Tensor:
+        return t.transpose(1, 2)
+
+    def grouped(t: Tensor) -> Tensor:  # sums over the query heads of each KV head
+        return turned(t.unflatten(1, (heads_kv, group)).sum(2))
+
+    scores = q @ k.mT * scale
+    bend = torch.ones((), dtype=scores.dtype, device=scores.device)
+    if softcap:
+        bent = torch.tanh(scores / softcap)
+        scores, bend = softcap * bent, 1 - bent.square()
+    sees = visible(q.shape[2], k.shape[2], causal, window).to(q.device)
+    scores = scores.masked_fill(~sees, -torch.inf)
+    lse = scores.logsumexp(-1)
+    p = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    del scores
+    out, dp = p @ v, grad_out @ v.mT
+    delta = (grad_out * out).sum(-1, keepdim=True)
+    ds = p * (dp - delta) * bend
+    del dp
+    dq, dk, dv = scale * ds @ k, scale * ds.mT @ q, p.mT @ grad_out
+    values = (turned(out), lse, turned(dq), grouped(dk), grouped(dv))
+
+    # Sizes. Numbers below the smallest normal one of the dtype have absolute errors; what underflows
+    # altogether has none.
+    score_error = SCORE_ULPS * eps32 / eps * lse.nan_to_num(0.0, 0.0, 0.0).abs()[..., None]
+    factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
+    counts = p > NOTHING**2
+    p2 = ((p * factor + floor) * counts).square()
+    ds2 = ((ds.abs() * factor + floor * bend) * counts).square()
+    out_size = (p2 @ v.square()).sqrt() + factor * out.abs()
+    delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
+    slipped = p * bend  # what an error of delta is multiplied by
+    dq_size = scale * (ds2 @ k.square()).sqrt() + dq.abs()
+    dq_size = dq_size + scale * delta_size * (slipped @ k).abs()
+    dk2 = scale**2 * (ds2 + (slipped * delta_size).square()).mT @ q.square()
+    dv2 = p2.mT @ grad_out.square()
+    sizes = (
+        turned(out_size),
+        lse.abs().clamp_min(1.0),
+        turned(dq_size),
+        grouped(dk2).sqrt() + values[3].abs(),
+        grouped(dv2).sqrt() + values[4].abs(),
+    )
+    units = {name: eps32 if name == "lse" else eps for name in NAMES}
+    return Exact(dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units)

@@ -1,0 +1,124 @@
+"""Inputs made to break an online softmax, on every row of the kernel tables and on the reference
+backend: output, LSE and all gradients against float64."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_attention import attention, explain, rows
+from cute_attention.bench.adversarial import Adversarial, select
+from cute_attention.bench.roundings import NAMES, exact
+from every_row import (
+    ALL,
+    ONLY,
+    assert_it_runs,
+    backend_of,
+    is_built,
+    options_of,
+    run_alone,
+    sharing,
+    skip_unless_it_runs,
+)
+from test_kernels import DTYPES, LIMIT, SMALL_CHIP
+from tolerances import assert_within_roundings
+
+# seqlen_q, seqlen_k, heads, heads_kv: some tiles each way, and a few queries of many heads, which
+# share a tile on sm90.
+SHAPES = {"tiles": (257, 700, 2, 1), "few_queries": (3, 1500, 8, 1)}
+MASKS = {"full": {}, "causal": {"causal": True}}
+
+
+def stacked(
+    entries: list[Adversarial],
+    shape: tuple[int, int, int, int],
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    device: str,
+) -> tuple[list[Tensor], Tensor]:
+    """q, k, v with one entry of the table in each batch entry, and the gradient of the output."""
+    seqlen_q, seqlen_k, heads, heads_kv = shape
+    torch.manual_seed(0)
+    pairs = []
+    for entry in entries:
+        q = torch.randn(1, seqlen_q, heads, dims[0], device=device)
+        k = torch.randn(1, seqlen_k, heads_kv, dims[0], device=device)
+        pairs.append(entry.make(q, k, dtype))
+    q, k = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
+    v = torch.randn(len(entries), seqlen_k, heads_kv, dims[1], device=device).to(dtype)
+    grad_out = torch.randn(len(entries), seqlen_q, heads, dims[1], device=device).to(dtype)
+    return [t.requires_grad_() for t in (q, k, v)], grad_out
+
+
+def check(
+    entries: list[Adversarial],
+    inputs: list[Tensor],
+    grad_out: Tensor,
+    backend: str,
+    options: dict[str, Any],
+    names: tuple[str, ...] = NAMES,
+) -> None:
+    """The named results of one call against float64, each entry by itself."""
+    out, lse = attention(*inputs, backend=backend, return_lse=True, **options)
+    grads = torch.autograd.grad(out, inputs, grad_out)
+    results = dict(zip(NAMES, (out, lse, *grads), strict=True))
+    truth = exact(*inputs, grad_out, **options)
+    found = {name: truth.roundings(name, results[name]).tolist() for name in names}
+    assert_within_roundings(found, [entry.name for entry in entries])
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+def test_reference(options: dict[str, Any], dtype: torch.dtype) -> None:
+    entries = select(["all"], dtype)
+    inputs, grad_out = stacked(entries, (70, 300, 2, 1), (16, 8), dtype, "cpu")
+    check(entries, inputs, grad_out, "reference", options)
+
+
+@pytest.fixture(params=ALL, ids=lambda row: row.name)
+def row(request: pytest.FixtureRequest) -> rows.TableRow:
+    skip_unless_it_runs(request.param)
+    return request.param
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_row(row: rows.TableRow, shape: tuple[int, int, int, int], options: dict[str, Any]) -> None:
+    """The gradients of a forward row go through its output and its LSE."""
+    dtype, options = DTYPES[row.dtype], options_of(row, options)
+    entries = select(["all"], dtype)
+    inputs, grad_out = stacked(entries, shape, (row.head_dim, row.head_dim_v), dtype, "cuda")
+    assert_it_runs(row, explain(*inputs, backend=backend_of(row), **options))
+    names = NAMES if row.direction == "forward" else NAMES[2:]
+    check(entries, inputs, grad_out, backend_of(row), options, names)
+
+
+FILES = [str(Path(__file__).with_name(name)) for name in ("test_adversarial.py", "test_neighbours.py")]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
+@pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
+@pytest.mark.parametrize("alone", sharing(), ids=lambda row: row.name)
+def test_a_row_that_shares_its_key_with_another(alone: rows.TableRow) -> None:
+    """This file and that of the neighbours for a row that is not chosen for every shape, as the
+    only forward row."""
+    if not is_built(alone):
+        pytest.skip(f"{alone.name} is not built")
+    run_alone(FILES, alone.name, {ONLY: f"^{alone.name}$|_bwd_"})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
+@pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
+def test_rows_for_chips_of_99_kb() -> None:
+    """Both files on a GPU that is taken for a smaller one."""
+    if not any(row.name.endswith("_99kb") and is_built(row) for row in ALL):
+        pytest.skip("no such row is built")
+    run_alone(FILES, "99kb", {LIMIT: SMALL_CHIP})
