@@ -3,6 +3,7 @@ heads and sequences. Bits are compared."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +84,7 @@ def check_neighbours(
     clean = [torch.randn(n + tail, *rest, device=device).to(dtype) for n, *rest in shapes]
     cu = [ends_q, ends_k, ends_k, ends_q]
     cu_seqlens = [torch.tensor(ends, dtype=torch.int32, device=device) for ends in cu[:2]]
-    longest = [max(b - a for a, b in zip(ends, ends[1:], strict=False)) for ends in cu[:2]]
+    longest = [max(b - a for a, b in itertools.pairwise(ends)) for ends in cu[:2]]
 
     def call(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Any:
         return attention_varlen(q, k, v, *cu_seqlens, *longest, backend=backend, **options, **more)
@@ -186,7 +187,8 @@ def check_dense_order(
     found = run(call, turned[:3], turned[3])
     assert_permuted(found, in_order(expected, ORDER, dict.fromkeys(NAMES, 0)), "batch entries")
     for what, (order_q, order_k) in HEAD_ORDERS.items():
-        turned = [t[:, :, o] for t, o in zip(tensors, (order_q, order_k, order_k, order_q), strict=True)]  # fmt: skip
+        orders = (order_q, order_k, order_k, order_q)
+        turned = [t[:, :, order] for t, order in zip(tensors, orders, strict=True)]
         found = run(call, turned[:3], turned[3])
         wanted = in_order(expected, order_q, {"out": 2, "lse": 1, "dq": 2})
         if what == "heads":  # the sum over the query heads of a KV head has an order of its own

@@ -1,4 +1,4 @@
-"""python -m cute_attention.bench: speed, ladder, accuracy, memory, overhead, compare."""
+"""python -m cute_attention.bench: speed, ladder, accuracy, robustness, memory, overhead and more."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from . import commands, memory_curve
 from .inputs import DISTRIBUTIONS
 from .options import add_common, add_shapes, choices
 from .overhead import MODES
+from .robustness import DIRECTIONS as ROBUSTNESS_DIRECTIONS
+from .robustness_verdict import ERROR_LIMIT, TIME_LIMITS
 from .steps import DIRECTIONS
 
 INTRODUCTION = """\
@@ -79,6 +81,21 @@ ACCURACY_EXAMPLES = """\
 examples:
   python -m cute_attention.bench accuracy
   python -m cute_attention.bench accuracy --dtypes bf16 --head-dims 128 --inputs outlier
+"""
+
+ROBUSTNESS = """\
+Inputs made to break an online softmax, such as attention sinks, scores that grow from tile to tile
+and keys hidden by -infinity: the error of each result against float64, beside the better of FLASH
+and cuDNN, and the time over that of standard normal inputs of the same shape, measured in turn.
+Exit code 1 where a time or an error of ours is above its limit.
+"""
+
+ROBUSTNESS_EXAMPLES = """\
+examples:
+  python -m cute_attention.bench robustness --list
+  python -m cute_attention.bench robustness --json robustness.json
+  python -m cute_attention.bench robustness --inputs sink,slope --head-dims 128 --dtypes bf16 \\
+      --direction fwd --contenders sm90,flash
 """
 
 MEMORY = """\
@@ -161,6 +178,48 @@ def _accuracy(parser: argparse.ArgumentParser) -> None:
     add_common(parser, plot=False)
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _robustness(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, sets=False)
+    group = parser.add_argument_group("what is measured, and what passes")
+    group.add_argument(
+        "--inputs",
+        type=_words,
+        default=["all"],
+        metavar="NAMES",
+        help="of inputs or groups of them, the first word of a name; default: all",
+    )
+    group.add_argument("--list", action="store_true", help="show the inputs and end")
+    for name, limit in TIME_LIMITS.items():
+        group.add_argument(
+            f"--time-limit-{name}",
+            type=float,
+            default=limit,
+            metavar="RATIO",
+            help=f"time over that of normal inputs, for {name}; default: {limit}",
+        )
+    group.add_argument(
+        "--error-limit",
+        type=float,
+        default=ERROR_LIMIT,
+        metavar="RATIO",
+        help=f"rms error over the better peer's; default: {ERROR_LIMIT}",
+    )
+    group.add_argument(
+        "--direction",
+        type=choices(ROBUSTNESS_DIRECTIONS),
+        default=list(ROBUSTNESS_DIRECTIONS),
+        metavar=",".join(ROBUSTNESS_DIRECTIONS),
+    )
+    group.add_argument("--rounds", type=int, default=5, help="turns of each input; default: 5")
+    group.add_argument("--time-ms", type=float, default=5.0, help="of each turn; default: 5")
+    group.add_argument("--seed", type=int, default=0, help="of the inputs")
+    add_common(parser, plot=False)
+
+
 def _memory(parser: argparse.ArgumentParser) -> None:
     add_shapes(parser, sets=False)
     directions = memory_curve.DIRECTIONS
@@ -222,6 +281,13 @@ SUBCOMMANDS: dict[str, tuple[str, str, str, Adder, Command]] = {
         ACCURACY_EXAMPLES,
         _accuracy,
         commands.run_accuracy,
+    ),
+    "robustness": (
+        "errors and times on inputs made to break a softmax, with a verdict",
+        ROBUSTNESS,
+        ROBUSTNESS_EXAMPLES,
+        _robustness,
+        commands.run_robustness,
     ),
     "memory": (
         "peak memory against the sequence length, with a verdict",

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from . import accuracy, ladder, memory_curve, overhead
+from . import accuracy, adversarial, ladder, memory_curve, overhead, robustness
 from .against import joining, read_recorded
 from .compare import compare, print_comparison
 from .contenders import CONTENDERS, Contender, default_names, select
@@ -19,6 +19,7 @@ from .options import Defaults, build_points
 from .points import MASKS, POWERS, Point
 from .report import Report, speed_lines
 from .results import Row, read_json
+from .robustness_verdict import Limits, print_robustness
 from .speed import Bench, Settings, command
 from .steps import Deadline
 from .tables import make_console, make_table, print_speed, titled
@@ -197,6 +198,48 @@ def run_accuracy(args: argparse.Namespace) -> int:
 
         accuracy.measure(points, contenders, args.inputs, device, deadline, done)
     return 0 if accuracy.print_accuracy(console, report.rows) else 1
+
+
+def run_robustness(args: argparse.Namespace) -> int:
+    console = make_console()
+    if args.list:
+        table = make_table("inputs")
+        for column in ("name", "what it is"):
+            table.add_column(column)
+        for entry in adversarial.ADVERSARIAL.values():
+            table.add_row(entry.name, entry.description)
+        console.print(table)
+        return 0
+    words = robustness.check_words(args.inputs)
+    device, environment = _machine(args, console)
+    if device.type == "cuda":
+        defaults = Defaults((64, 128, 256), MASKS, (2048,), ("bf16", "fp16"))
+        names = "sm90,sm80,auto,flash,cudnn"
+    else:
+        defaults = Defaults((64,), MASKS, (256,), ("bf16", "fp16"), batch=1, heads=2)
+        names = "reference,flash"
+    points = build_points(args, defaults)
+    robustness.check_points(points)
+    settings = robustness.Settings(
+        device=device,
+        contenders=select(args.contenders or names, device),
+        inputs=words,
+        directions=args.direction,
+        rounds=args.rounds,
+        time_ms=args.time_ms,
+        seed=args.seed,
+    )
+    limits = Limits({"sm90": args.time_limit_sm90, "sm80": args.time_limit_sm80}, args.error_limit)
+    total = sum(len(robustness.entries_of(point, words)) for point in points)
+    _absent(settings.contenders, device, args, console)
+    with Report("robustness", args, environment, console, total) as report:
+
+        def done(rows: list[Row]) -> None:
+            text = f"{report.heading()} {rows[0].point.text()}, {rows[0].case}"
+            report.add(rows, [text])
+
+        robustness.Robustness(settings, Deadline(args.limit_s)).measure(points, done)
+    return 0 if print_robustness(console, report.rows, limits) else 1
 
 
 def run_overhead(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ METRICS = {
     "ladder": "time_ms",
     "memory": "memory_mib",
     "accuracy": "rms_error",
+    "robustness": "time_ratio",
     "overhead": "host_us",
 }
 

@@ -104,8 +104,8 @@ def exact(
     dq, dk, dv = scale * ds @ k, scale * ds.mT @ q, p.mT @ grad_out
     values = (turned(out), lse, turned(dq), grouped(dk), grouped(dv))
 
-    # Sizes. Numbers below the smallest normal one of the dtype have absolute errors; what underflows
-    # altogether has none.
+    # Sizes. Numbers below the smallest normal one of the dtype have absolute errors; what
+    # underflows altogether has none.
     score_error = SCORE_ULPS * eps32 / eps * lse.nan_to_num(0.0, 0.0, 0.0).abs()[..., None]
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2

@@ -6,7 +6,7 @@ import torch
 
 from .base import BASELINE, OURS, PEER, Contender
 from .flex import Flex
-from .ours import Reference, Sm80, Sm90
+from .ours import Auto, Reference, Sm80, Sm90
 from .packages import FlashAttn2, FlashAttn3, FlashAttn4, Xformers
 from .plain import Plain
 from .sdpa import Cudnn, Efficient, Flash, Math
@@ -18,6 +18,7 @@ CONTENDERS: dict[str, Contender] = {
     for contender in (
         Sm90(),
         Sm80(),
+        Auto(),
         Reference(),
         FlashAttn4(),
         FlashAttn3(),
@@ -32,15 +33,16 @@ CONTENDERS: dict[str, Contender] = {
     )
 }
 
-# Left out unless asked for, where they cost minutes and never win: compiled FlexAttention on a CPU,
-# and on a GPU those that materialise the scores or run block by block in Python.
-_SLOW = {"cuda": ("reference", "math", "plain"), "cpu": ("flex",)}
+# Left out unless asked for: "auto", which is one of the others; and where they cost minutes and
+# never win, compiled FlexAttention on a CPU, and on a GPU those that materialise the scores or run
+# block by block in Python.
+_LEFT_OUT = {"cuda": ("auto", "reference", "math", "plain"), "cpu": ("auto", "flex")}
 
 
 def default_names(device: torch.device) -> list[str]:
     """The contenders measured when nobody names any."""
-    slow = _SLOW.get(device.type, ())
-    return [name for name in CONTENDERS if name not in slow]
+    left_out = _LEFT_OUT.get(device.type, ())
+    return [name for name in CONTENDERS if name not in left_out]
 
 
 def select(names: str | None, device: torch.device) -> list[Contender]:

@@ -52,6 +52,15 @@ class Reference(Ours):
     needs = "nothing"
 
 
+class Auto(Ours):
+    """What a caller gets who asks for no backend: on a Hopper GPU, the forward of sm90 and the
+    fastest backward there is."""
+
+    name = "auto"
+    title = "ours, auto"
+    needs = "nothing"
+
+
 class KernelBackend(Ours):
     """A backend of compiled kernels: it needs a GPU and rows."""
 
