@@ -1,4 +1,4 @@
-"""python -m cute_attention.bench: speed, ladder, accuracy, robustness, memory, overhead and more."""
+"""python -m cute_attention.bench: speed, ladder, accuracy, robustness, memory and more."""
 
 from __future__ import annotations
 

@@ -239,7 +239,11 @@ def _results(contender: Contender, point: Point, direction: str, inputs: Inputs)
 
 def errors(truth: Exact, name: str, result: torch.Tensor) -> dict[str, float]:
     """Errors where float64 is finite: root mean square and largest, relative to the same of the
-    truth; root mean square and largest in roundings; or how many values are not finite."""
+    truth; root mean square and largest in roundings; or how many values are not finite.
+
+    `stored_lse` is the relative error of a gradient that half an ulp of an LSE kept in fp32 brings:
+    where scores are huge no backward that reads one can promise less.
+    """
     expected = truth.values[name]
     if result.shape != expected.shape:
         raise ValueError(f"shape is {list(result.shape)}, expected {list(expected.shape)}")
@@ -251,9 +255,12 @@ def errors(truth: Exact, name: str, result: torch.Tensor) -> dict[str, float]:
     expected, sizes = expected[seen], truth.sizes[name][seen]
     rms, largest = float(difference.square().mean().sqrt()), float(difference.abs().max())
     size = truth.eps[name] * float(sizes.square().mean().sqrt())
+    lse = truth.values["lse"]
+    half_an_ulp = 0.5 * truth.eps["lse"] * float(lse[lse.isfinite()].square().mean().sqrt())
     return {
         "rms_error": rms / (float(expected.square().mean().sqrt()) or 1.0),
         "max_error": largest / (float(expected.abs().max()) or 1.0),
         "rms_roundings": rms / size,
         "roundings": float(truth.roundings(name, result).max()),
+        "stored_lse": half_an_ulp if name in TENSORS["bwd"] else 0.0,
     }

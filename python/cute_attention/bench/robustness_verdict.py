@@ -105,8 +105,9 @@ def _judge(
                 broken.append(f"{text}, allowed {LIMITS[name]:g}")
             peer = best.get((point, case, name))
             if peer is not None and metrics["rms_roundings"] > EXACT:
-                floor = metrics["rms_error"] * EXACT / metrics["rms_roundings"]
-                ratio = metrics["rms_error"] / max(peer.metrics["rms_error"], floor)
+                exact = metrics["rms_error"] * EXACT / metrics["rms_roundings"]
+                least = max(peer.metrics["rms_error"], exact, metrics["stored_lse"])
+                ratio = metrics["rms_error"] / least
                 to_peer[name], peers[name] = ratio, peer.contender
                 if ratio > limits.error:
                     broken.append(f"rms error of {name} {ratio:.2f}x {titled(peer.contender)}'s")
