@@ -17,6 +17,7 @@ from cute_attention.bench.roundings import NAMES, exact
 from every_row import (
     ALL,
     ONLY,
+    SOFTCAP,
     assert_it_runs,
     backend_of,
     is_built,
@@ -73,7 +74,9 @@ def check(
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize(
+    "options", [*MASKS.values(), {"softcap": SOFTCAP}], ids=[*MASKS, "softcap"]
+)
 def test_reference(options: dict[str, Any], dtype: torch.dtype) -> None:
     entries = select(["all"], dtype)
     inputs, grad_out = stacked(entries, (70, 300, 2, 1), (16, 8), dtype, "cpu")
