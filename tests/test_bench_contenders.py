@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
-from cute_attention.bench import accuracy
+from cute_attention.bench import accuracy, accuracy_verdict
 from cute_attention.bench.contenders import BASELINE, CONTENDERS, OURS, PEER, select
 from cute_attention.bench.contenders.base import CannotRun, reason_for
 from cute_attention.bench.inputs import make_inputs
@@ -20,7 +20,7 @@ from cute_attention.bench.points import (
 )
 from cute_attention.bench.results import Row
 from cute_attention.bench.speed import relative_difference
-from cute_attention.bench.steps import attempt
+from cute_attention.bench.steps import Deadline, attempt
 
 CPU = torch.device("cpu")
 POINT = Point(batch=2, heads=4, seqlen_q=32, head_dim=8, dtype="fp32")
@@ -137,19 +137,32 @@ def test_disagreement_is_measured() -> None:
         relative_difference(a, a[:5])
 
 
-def errors_row(contender: str, role: str, rms: float, largest: float, what: str = "out") -> Row:
+def errors_row(
+    contender: str,
+    role: str,
+    rms: float,
+    largest: float,
+    what: str = "out",
+    samples: tuple[float, ...] = (),
+) -> Row:
     metrics = {"rms_error": rms, "max_error": largest}
-    return Row(POINT, contender, role, what, "normal", metrics)
+    largest_of_each = tuple(largest for _ in samples)
+    return Row(POINT, contender, role, what, "normal", metrics, samples, largest_of_each)
 
 
 @pytest.mark.parametrize(
     ("rms", "largest", "broken"),
     [
         (1.0, 1.0, ""),
-        (1.05, 2.0, ""),
-        (1.2, 1.0, "rms error 1.20x the best peer's"),
-        (1.0, 9.0, "largest error 2.25x plain PyTorch's"),
-        (8.4, 1.0, "rms error 2.10x plain PyTorch's; rms error 8.40x the best peer's"),
+        (1.05, 1.09, ""),
+        (1.2, 1.0, "rms error 1.20x FLASH (SDPA)'s"),
+        (0.9, 1.2, "largest error 1.20x FLASH (SDPA)'s"),
+        (8.4, 1.0, "rms error 2.10x plain PyTorch's; rms error 8.40x FLASH (SDPA)'s"),
+        (
+            1.0,
+            9.0,
+            "largest error 2.25x plain PyTorch's; largest error 9.00x FLASH (SDPA)'s",
+        ),
     ],
 )
 def test_verdict(rms: float, largest: float, broken: str) -> None:
@@ -158,12 +171,57 @@ def test_verdict(rms: float, largest: float, broken: str) -> None:
         errors_row("plain", BASELINE, 4.0, 4.0),
         errors_row("flash", PEER, 1.0, 1.0),
         errors_row("cudnn", PEER, 3.0, 3.0),
+        errors_row("efficient", PEER, 0.1, 0.1),  # not one of those that count
         errors_row("math", BASELINE, 0.1, 0.1),  # upcasts: no peer
     ]
-    (verdict,) = accuracy.verdicts(rows)
+    (verdict,) = accuracy_verdict.verdicts(rows)
     assert verdict.broken == broken
-    assert verdict.peer == "flash"
+    assert verdict.to_peer["rms"].peer == "flash"
     assert verdict.to_plain == pytest.approx(rms / 4)
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer", "mean", "error", "passes"),
+    [
+        # Draws that agree leave nothing open.
+        ((1.2, 1.2, 1.2, 1.2), (1.0, 1.0, 1.0, 1.0), 1.2, 0.0, False),
+        # Ratios are taken draw by draw: what both have in common is not luck.
+        ((1.2, 2.4, 4.8, 9.6), (1.0, 2.0, 4.0, 8.0), 1.2, 0.0, False),
+        # 0.2 apart, four draws: a standard error of 0.058, two of which reach from 1.10 to 1.20.
+        ((1.1, 1.3, 1.1, 1.3), (1.0, 1.0, 1.0, 1.0), 1.2, 0.0577, True),
+        # The same with 16 draws is known well enough.
+        ((1.1, 1.3) * 8, (1.0,) * 16, 1.2, 0.0258, False),
+        # One draw has no standard error.
+        ((1.2,), (1.0,), 1.2, 0.0, False),
+    ],
+)
+def test_the_slack_is_what_the_draws_leave_open(
+    ours: tuple[float, ...], peer: tuple[float, ...], mean: float, error: float, passes: bool
+) -> None:
+    rows = [
+        errors_row("sm90", OURS, sum(ours) / len(ours), 1.0, samples=ours),
+        errors_row("cudnn", PEER, sum(peer) / len(peer), 1.0, samples=peer),
+    ]
+    (verdict,) = accuracy_verdict.verdicts(rows)
+    assert verdict.to_peer["rms"].mean == pytest.approx(mean)
+    assert verdict.to_peer["rms"].error == pytest.approx(error, abs=1e-4)
+    assert (verdict.broken == "") == passes
+
+
+def test_draws_differ_and_errors_are_shares_of_rounding() -> None:
+    """The reference computes in fp32 and rounds once: its output has the error of rounding."""
+    point = replace(POINT, dtype="bf16")
+    found: list[Row] = []
+    accuracy.measure(
+        [point], [CONTENDERS["reference"]], ["q-x3"], CPU, Deadline(None), found.extend, draws=3
+    )
+    by_tensor = {row.what: row for row in found}
+    out = by_tensor["out"]
+    assert len(set(out.samples)) == 3 and len(set(out.max_samples)) > 1
+    assert out.metrics["rms_error"] == pytest.approx(sum(out.samples) / 3)
+    assert out.metrics["rms_share"] == pytest.approx(1, rel=0.01)
+    assert out.metrics["max_share"] == pytest.approx(1, rel=0.01)
+    assert "rms_share" not in by_tensor["lse"].metrics
 
 
 def test_errors_are_relative_and_refuse_nan() -> None:
@@ -178,7 +236,13 @@ def test_errors_are_relative_and_refuse_nan() -> None:
 
 @pytest.mark.parametrize(
     ("distribution", "low", "high"),
-    [("normal", 3, 6), ("large-logit", 14, 24), ("outlier", 10, 60)],
+    [
+        ("normal", 3, 6),
+        ("q-x3", 9, 18),
+        ("q-x10", 30, 60),
+        ("large-logit", 14, 24),
+        ("outlier", 10, 60),
+    ],
 )
 def test_inputs_have_the_stated_distribution(distribution: str, low: float, high: float) -> None:
     point = replace(POINT, seqlen_q=256, seqlen_k=256)

@@ -1,35 +1,24 @@
-"""`accuracy`: errors against float64, and the rule of docs/design.md applied to them.
-
-The rule: the error of our output and gradients is at most that of the best peer on the same inputs,
-and at most twice that of plain PyTorch in the same dtype. The first part compares root mean square
-errors, with 10 % for the luck of one draw; the second compares both the root mean square and the
-largest error. The LSE, which few peers return, is held to the second part alone.
-"""
+"""`accuracy`: errors against float64, over several draws of each kind of inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..reference import attention_reference, attention_varlen_reference
-from .contenders import OURS, PEER, Contender
+from .contenders import Contender
 from .contenders.base import Attention
-from .inputs import Inputs, make_inputs
+from .inputs import TORCH_DTYPES, Inputs, make_inputs
 from .points import Point
 from .results import Row
 from .steps import Deadline, attempt, cannot_run, free_memory, measuring
-from .tables import make_table, print_reasons, titled
 
 TENSORS = ("out", "lse", "dq", "dk", "dv")
-PEER_SLACK = 1.1
-PLAIN_FACTOR = 2.0
+
+GRADED = ("out", "dq", "dk", "dv")  # results in the dtype of the inputs
 
 Tensors = dict[str, torch.Tensor]
 
@@ -67,6 +56,46 @@ def errors(result: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
     }
 
 
+def rounding(point: Point, expected: Tensors) -> dict[str, dict[str, float]]:
+    """The errors of the exact results merely rounded to the dtype; the LSE stays fp32."""
+    dtype = TORCH_DTYPES[point.dtype]
+    return {name: errors(expected[name].to(dtype), expected[name]) for name in GRADED}
+
+
+class _Draws:
+    """What one contender did over the draws of a point and distribution."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[dict[str, float]]] = {name: [] for name in TENSORS}
+        self.reasons: dict[str, str] = {}
+
+    def add(
+        self,
+        found: dict[str, dict[str, float]],
+        reasons: dict[str, str],
+        rounded: dict[str, dict[str, float]],
+    ) -> None:
+        for name, metrics in found.items():
+            shares = {}
+            for kind in ("rms", "max"):
+                if name in rounded and rounded[name][f"{kind}_error"]:
+                    share = metrics[f"{kind}_error"] / rounded[name][f"{kind}_error"]
+                    shares[f"{kind}_share"] = share
+            self.found[name].append({**metrics, **shares})
+        self.reasons |= reasons
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Means over the draws; nothing where one of them failed."""
+        draws = self.found[name]
+        if name in self.reasons or not draws:
+            return {}
+        keys = [key for key in draws[0] if all(key in draw for draw in draws)]
+        return {key: sum(draw[key] for draw in draws) / len(draws) for key in keys}
+
+    def samples(self, name: str, metric: str) -> tuple[float, ...]:
+        return tuple(draw[metric] for draw in self.found[name])
+
+
 def measure(
     points: Iterable[Point],
     contenders: Sequence[Contender],
@@ -74,23 +103,42 @@ def measure(
     device: torch.device,
     deadline: Deadline,
     done: Callable[[list[Row]], None],
+    draws: int = 1,
 ) -> None:
     """Rows of one point and distribution at a time, for every contender and tensor."""
     for point in points:
         for distribution in distributions:
-            inputs = make_inputs(point, device, distribution)
-            expected, reason = attempt(truth, point, inputs)
+            results = {contender.name: _Draws() for contender in contenders}
+            late = ""
+            for draw in range(draws):
+                late = deadline.passed()
+                if late:
+                    break
+                _measure_draw(point, contenders, distribution, draw, device, results)
             rows: list[Row] = []
             for contender in contenders:
-                found: dict[str, dict[str, float]] = {}
-                late = deadline.passed()
-                reasons = dict.fromkeys(TENSORS, late or f"no float64 reference: {reason}")
-                if expected is not None and not late:
-                    found, reasons = _contender_errors(contender, point, inputs, expected, device)
-                rows += _rows(point, contender, distribution, found, reasons, device)
+                rows += _rows(point, contender, distribution, results[contender.name], late, device)
             done(rows)
-            del inputs, expected
             free_memory()
+
+
+def _measure_draw(
+    point: Point,
+    contenders: Sequence[Contender],
+    distribution: str,
+    draw: int,
+    device: torch.device,
+    results: dict[str, _Draws],
+) -> None:
+    inputs = make_inputs(point, device, distribution, seed=draw)
+    expected, reason = attempt(truth, point, inputs)
+    rounded = rounding(point, expected) if expected is not None else {}
+    for contender in contenders:
+        found: dict[str, dict[str, float]] = {}
+        reasons = dict.fromkeys(TENSORS, f"no float64 reference: {reason}")
+        if expected is not None:
+            found, reasons = _contender_errors(contender, point, inputs, expected, device)
+        results[contender.name].add(found, reasons, rounded)
 
 
 def _contender_errors(
@@ -139,8 +187,8 @@ def _rows(
     point: Point,
     contender: Contender,
     distribution: str,
-    found: dict[str, dict[str, float]],
-    reasons: dict[str, str],
+    results: _Draws,
+    late: str,
     device: torch.device,
 ) -> list[Row]:
     place = " --device cpu" if device.type == "cpu" else ""
@@ -148,101 +196,21 @@ def _rows(
         f"python -m cute_attention.bench accuracy {' '.join(point.arguments())} "
         f"--inputs {distribution}{place}"
     )
-    return [
-        Row(
-            point=point,
-            contender=contender.name,
-            role=contender.role,
-            what=name,
-            case=distribution,
-            metrics=found.get(name, {}),
-            reason="" if name in found else reasons[name],
-            command=command,
-        )
-        for name in TENSORS
-    ]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One of our rows held against the rule; `broken` says how it fails, empty where it passes."""
-
-    row: Row
-    to_plain: float | None  # rms error as a multiple of plain PyTorch's
-    to_peer: float | None  # and of the best peer's
-    peer: str
-    broken: str
-
-
-def verdicts(rows: Sequence[Row]) -> list[Verdict]:
-    """The rule applied to every row of ours."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row.metrics:
-            groups.setdefault((row.point, row.what, row.case), []).append(row)
-    found = []
-    for group in groups.values():
-        plain = next((row for row in group if row.contender == "plain"), None)
-        peers = [row for row in group if row.role == PEER]
-        peer = min(peers, key=lambda row: row.metrics["rms_error"], default=None)
-        found += [_judge(row, plain, peer) for row in group if row.role == OURS]
-    return found
-
-
-def _times(row: Row, other: Row | None, metric: str) -> float | None:
-    if other is None or other.metrics[metric] == 0:
-        return None
-    return row.metrics[metric] / other.metrics[metric]
-
-
-def _judge(row: Row, plain: Row | None, peer: Row | None) -> Verdict:
-    to_plain, to_peer = _times(row, plain, "rms_error"), _times(row, peer, "rms_error")
-    largest = _times(row, plain, "max_error")
-    broken = []
-    for name, value in (("rms", to_plain), ("largest", largest)):
-        if value is not None and value > PLAIN_FACTOR:
-            broken.append(f"{name} error {value:.2f}x plain PyTorch's")
-    if to_peer is not None and to_peer > PEER_SLACK and row.what != "lse":
-        broken.append(f"rms error {to_peer:.2f}x the best peer's")
-    name = peer.contender if peer is not None else ""
-    return Verdict(row, to_plain, to_peer, name, "; ".join(broken))
-
-
-def accuracy_table(point: Point, case: str, rows: Sequence[Row]) -> Table:
-    title = f"{point.text()}, {case} inputs: error against float64, rms (largest)"
-    table = make_table(title)
-    table.add_column("contender")
+    rows = []
     for name in TENSORS:
-        table.add_column(name, justify="right")
-    for contender in dict.fromkeys(row.contender for row in rows if row.metrics):
-        found = {row.what: row.metrics for row in rows if row.contender == contender}
-        cells = [
-            f"{m['rms_error']:.2e} ({m['max_error']:.1e})" if (m := found[name]) else "-"
-            for name in TENSORS
-        ]
-        table.add_row(titled(contender), *cells)
-    return table
-
-
-def print_accuracy(console: Console, rows: Sequence[Row]) -> bool:
-    """Tables and verdicts; True where nothing of ours breaks the rule."""
-    for point in dict.fromkeys(row.point for row in rows):
-        for case in dict.fromkeys(row.case for row in rows):
-            part = [row for row in rows if row.point == point and row.case == case]
-            if any(row.metrics for row in part):
-                console.print()
-                console.print(accuracy_table(point, case, part))
-    print_reasons(console, rows)
-    judged = verdicts(rows)
-    broken = [verdict for verdict in judged if verdict.broken]
-    console.print()
-    for verdict in broken:
-        row = verdict.row
-        place = f"{titled(row.contender)}, {row.what}, {row.case}, {row.point.text()}"
-        console.print(Text(f"FAIL: {place}: {verdict.broken}", style="bold red"))
-    if judged and not broken:
-        plain = max((v.to_plain for v in judged if v.to_plain is not None), default=None)
-        text = f"PASS: {len(judged)} errors of ours keep the rule"
-        text += f", at most {plain:.2f}x plain PyTorch's" if plain is not None else ""
-        console.print(Text(text, style="bold green"))
-    return not broken
+        metrics = results.metrics(name)
+        rows.append(
+            Row(
+                point=point,
+                contender=contender.name,
+                role=contender.role,
+                what=name,
+                case=distribution,
+                metrics=metrics,
+                samples=results.samples(name, "rms_error") if metrics else (),
+                max_samples=results.samples(name, "max_error") if metrics else (),
+                reason="" if metrics else results.reasons.get(name) or late,
+                command=command,
+            )
+        )
+    return rows

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from . import accuracy, adversarial, ladder, memory_curve, overhead, robustness
+from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
 from .compare import compare, print_comparison
 from .contenders import CONTENDERS, Contender, default_names, select
@@ -183,11 +184,15 @@ def run_accuracy(args: argparse.Namespace) -> int:
     console = make_console()
     device, environment = _machine(args, console)
     if device.type == "cuda":
-        defaults = Defaults((64, 128), MASKS, (1024,), ("fp16", "bf16"), batch=2, heads=4)
+        defaults = Defaults((64, 128, 256), MASKS, (1024,), ("fp16", "bf16"), batch=2, heads=4)
     else:
         defaults = Defaults((64,), MASKS, (256,), ("fp16", "bf16"), batch=1, heads=2)
     points = build_points(args, defaults)
-    contenders = select(args.contenders or "all", device)
+    if args.draws < 1:
+        raise ValueError(f"--draws is {args.draws}, expected at least 1")
+    # FlexAttention compiles for every point, and nobody is held to it.
+    names = args.contenders or ",".join(name for name in CONTENDERS if name != "flex")
+    contenders = select(names, device)
     total = len(points) * len(args.inputs)
     deadline = Deadline(args.limit_s)
     with Report("accuracy", args, environment, console, total) as report:
@@ -196,8 +201,8 @@ def run_accuracy(args: argparse.Namespace) -> int:
             text = f"{report.heading()} {rows[0].point.text()}, {rows[0].case} inputs"
             report.add(rows, [text])
 
-        accuracy.measure(points, contenders, args.inputs, device, deadline, done)
-    return 0 if accuracy.print_accuracy(console, report.rows) else 1
+        accuracy.measure(points, contenders, args.inputs, device, deadline, done, args.draws)
+    return 0 if print_accuracy(console, report.rows) else 1
 
 
 def run_robustness(args: argparse.Namespace) -> int:

@@ -15,8 +15,14 @@ TORCH_DTYPES = {
     "fp64": torch.float64,
 }
 
+AMPLITUDES = {f"q-x{factor}": float(factor) for factor in (3, 5, 10)}  # of q, in inputs by name
+
 DISTRIBUTIONS = {
     "normal": "standard normal q, k, v: what layer norms produce",
+    **{
+        name: f"normal, q times {factor:g}: scores of standard deviation {factor:g}"
+        for name, factor in AMPLITUDES.items()
+    },
     "large-logit": "q and k times 4: scores of standard deviation 16, softmax close to one-hot",
     "outlier": "normal, and one value in 1000 ten times larger: what trained models show",
 }
@@ -59,7 +65,8 @@ def make_inputs(
         return x.to(TORCH_DTYPES[point.dtype])
 
     gain = 4.0 if distribution == "large-logit" else 1.0
-    q = draw(*lead_q, point.heads, point.head_dim, gain=gain)
+    gain_q = AMPLITUDES.get(distribution, gain)
+    q = draw(*lead_q, point.heads, point.head_dim, gain=gain_q)
     k = draw(*lead_k, point.heads_kv, point.head_dim, gain=gain)
     v = draw(*lead_k, point.heads_kv, point.head_dim_v)
     grad_out = draw(*lead_q, point.heads, point.head_dim_v)

@@ -32,7 +32,8 @@ class Row:
     what: str  # speed, memory: fwd, bwd, fwdbwd; accuracy: out, lse, dq, dk, dv
     case: str = ""  # accuracy: the distribution of the inputs; overhead: eager, compiled, graph
     metrics: dict[str, float] = field(default_factory=dict)
-    samples: tuple[float, ...] = ()  # one per round
+    samples: tuple[float, ...] = ()  # one per round; accuracy: rms error of each draw
+    max_samples: tuple[float, ...] = ()  # accuracy: largest error of each draw
     reason: str = ""  # why there are no metrics
     command: str = ""
 
@@ -53,6 +54,7 @@ class Row:
             "case": self.case,
             **self.metrics,
             "samples": list(self.samples),
+            "max_samples": list(self.max_samples),
             "reason": self.reason,
             "command": self.command,
         }
@@ -64,7 +66,7 @@ class Row:
             point["window"] = Bounds(*point["window"])
         point["lengths"] = tuple(point.get("lengths", ()))
         known = {*POINT_FIELDS, "mask", "contender", "role", "what", "case"}
-        known |= {"samples", "reason", "command"}
+        known |= {"samples", "max_samples", "reason", "command"}
         return cls(
             point=Point(**point),
             contender=data["contender"],
@@ -73,6 +75,7 @@ class Row:
             case=data.get("case", ""),
             metrics={name: float(x) for name, x in data.items() if name not in known},
             samples=tuple(data.get("samples", ())),
+            max_samples=tuple(data.get("max_samples", ())),
             reason=data.get("reason", ""),
             command=data.get("command", ""),
         )
@@ -120,7 +123,7 @@ def write_csv(path: Path, environment: Environment, rows: Sequence[Row]) -> None
     }
     lines = [{**row.to_dict(), **machine} for row in rows]
     for line in lines:
-        for name in ("window", "lengths", "samples"):
+        for name in ("window", "lengths", "samples", "max_samples"):
             line[name] = " ".join(str(x) for x in line[name] or ())
     columns = list(dict.fromkeys(name for line in lines for name in line))
     path.parent.mkdir(parents=True, exist_ok=True)
