@@ -2,10 +2,10 @@
 // is there, as JSON.
 #include "cute_attention/c_api.h"
 
-#include <cmath>
 #include <stdexcept>
 #include <string>
 
+#include "check_params.h"
 #include "dispatch.h"
 #include "json.h"
 #include "kernel_libraries.h"
@@ -16,36 +16,16 @@ namespace {
 thread_local std::string last_error;
 thread_local std::string json_text;
 
-void require(bool condition, char const* message) {
-  if (!condition) throw std::invalid_argument(message);
+template <class T>
+T& pointee(char const* name, T* pointer) {
+  if (pointer == nullptr) throw std::invalid_argument(std::string(name) + " is null");
+  return *pointer;
 }
 
-bool is_readable(void const* pointer, Strides const& stride) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride.batch % 8 == 0 &&
-         stride.row % 8 == 0 && stride.head % 8 == 0;
-}
-
-constexpr int32_t kLongest = 1 << 30;  // see Sequence in core/sequence.h
-
-template <class Params>
-void check_shape(Params const& p, int32_t arch) {
-  require(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0 && p.heads >= 0, "a size is negative");
-  require(p.seqlen_q < kLongest && p.seqlen_k < kLongest, "a sequence is longer than 2^30 - 1");
-  require(p.heads_kv > 0 && p.heads % p.heads_kv == 0, "heads must be a multiple of heads_kv");
-  require(p.head_dim > 0 && p.head_dim_v > 0, "head_dim and head_dim_v must be positive");
-  require(p.window_left >= 0 && p.window_right >= 0,
-          "window_left and window_right must not be negative");
-  require(p.softcap >= 0 && std::isfinite(p.softcap), "softcap must be finite and not negative");
+void check_arch(int32_t arch) {
   if (arch != kAnyArch && arch != int32_t(Arch::Sm80) && arch != int32_t(Arch::Sm90)) {
     throw std::invalid_argument("arch is " + std::to_string(arch) + ", expected 0 (any), 80 or 90");
   }
-}
-
-template <class Params>
-void check_inputs(Params const& p) {
-  require(is_readable(p.q, p.q_stride) && is_readable(p.k, p.k_stride) &&
-              is_readable(p.v, p.v_stride) && is_readable(p.o, p.o_stride),
-          "pointers and strides of q, k, v and o must be multiples of 16 bytes");
 }
 
 DeviceInfo const& device_at(int32_t ordinal) {
@@ -109,33 +89,44 @@ void launch(LoadedRow const& found, void const* params, DeviceInfo const& device
   }
 }
 
+// Packed rows after the last sequence are written too, where all sequences are empty as well: a
+// grid for sequences of one row has CTAs to write them.
+template <class Params>
+Params with_a_grid(Params const& p) {
+  Params launched = p;
+  if (p.cu_seqlens_q != nullptr && p.seqlen_q == 0) launched.seqlen_q = 1;
+  return launched;
+}
+
 void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
-  check_shape(p, arch);
-  check_inputs(p);
-  if (p.batch == 0 || p.seqlen_q == 0 || p.heads == 0) return;
+  check_shape(p);
+  check_arch(arch);
+  if (rows_q(p) == 0 || p.heads == 0) return;
+  check_tensors(p);
   DeviceInfo const& info = device_at(device);
-  launch(row_for(Direction::Forward, p, dtype, arch, info), &p, info, stream);
+  ForwardParams const launched = with_a_grid(p);
+  launch(row_for(Direction::Forward, launched, dtype, arch, info), &launched, info, stream);
 }
 
 BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32_t arch,
                                      int32_t device) {
-  check_shape(p, arch);
-  KernelRow const& row = *row_for(Direction::Backward, p, dtype, arch, device_at(device)).row;
+  check_shape(p);
+  check_arch(arch);
+  BackwardParams const launched = with_a_grid(p);
+  KernelRow const& row =
+      *row_for(Direction::Backward, launched, dtype, arch, device_at(device)).row;
   int64_t const blocks = grad_q_blocks(p, row.config.tile_m);
   return {blocks * row.config.tile_m * row.key.head_dim, blocks};
 }
 
 void backward(BackwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
-  check_shape(p, arch);
-  check_inputs(p);
-  require(is_readable(p.grad_o, p.grad_o_stride) && is_readable(p.grad_q, p.grad_q_stride) &&
-              is_readable(p.grad_k, p.grad_k_stride) && is_readable(p.grad_v, p.grad_v_stride),
-          "pointers and strides of the gradients must be multiples of 16 bytes");
-  require(p.lse != nullptr && p.delta != nullptr && p.grad_q_sum != nullptr,
-          "lse, delta and grad_q_sum must not be null");
-  if (p.batch == 0 || p.heads == 0) return;
+  check_shape(p);
+  check_arch(arch);
+  if (p.heads == 0 || (rows_q(p) == 0 && rows_k(p) == 0)) return;
+  check_tensors(p);
   DeviceInfo const& info = device_at(device);
-  launch(row_for(Direction::Backward, p, dtype, arch, info), &p, info, stream);
+  BackwardParams const launched = with_a_grid(p);
+  launch(row_for(Direction::Backward, launched, dtype, arch, info), &launched, info, stream);
 }
 
 // Runs `body` and turns what it throws into the thread's last error.
@@ -198,17 +189,21 @@ using namespace cute_attention;
 
 int32_t cute_attention_forward(ForwardParams const* params, DType dtype, int32_t arch,
                                int32_t device, void* stream) {
-  return guarded([&] { forward(*params, dtype, arch, device, stream); });
+  return guarded([&] { forward(pointee("params", params), dtype, arch, device, stream); });
 }
 
 int32_t cute_attention_backward_workspace(BackwardParams const* params, DType dtype, int32_t arch,
                                           int32_t device, BackwardWorkspace* workspace) {
-  return guarded([&] { *workspace = backward_workspace(*params, dtype, arch, device); });
+  return guarded([&] {
+    BackwardWorkspace const sizes =
+        backward_workspace(pointee("params", params), dtype, arch, device);
+    pointee("workspace", workspace) = sizes;
+  });
 }
 
 int32_t cute_attention_backward(BackwardParams const* params, DType dtype, int32_t arch,
                                 int32_t device, void* stream) {
-  return guarded([&] { backward(*params, dtype, arch, device, stream); });
+  return guarded([&] { backward(pointee("params", params), dtype, arch, device, stream); });
 }
 
 char const* cute_attention_last_error() { return last_error.c_str(); }
@@ -269,8 +264,8 @@ char const* cute_attention_devices_json() {
 char const* cute_attention_explain_json(Problem const* problem, int32_t device) {
   return guarded_json([&](JsonWriter& json) {
     json.begin_array();
-    for (Candidate const& candidate :
-         candidates(*problem, device == kNoDevice ? nullptr : &device_at(device))) {
+    for (Candidate const& candidate : candidates(
+             pointee("problem", problem), device == kNoDevice ? nullptr : &device_at(device))) {
       write_candidate(json, candidate);
     }
     json.end_array();

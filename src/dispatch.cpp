@@ -36,6 +36,32 @@ void refuse_head_dim(char const* name, int32_t asked, int32_t row,
   }
 }
 
+// What kernels count in 32 bits: positions in a sequence, and tiles.
+void refuse_length(char const* name, int32_t seqlen, std::vector<std::string>* reasons) {
+  if (seqlen > kMaxSeqlen) {
+    reasons->push_back(std::string(name) + " " + number(seqlen) + " is above " +
+                       number(kMaxSeqlen));
+  }
+}
+
+void refuse_grid(char const* name, int32_t seqlen, int32_t tile, int32_t heads, int32_t batch,
+                 std::vector<std::string>* reasons) {
+  if (tile_count(seqlen, tile, heads, batch) > kMaxTiles) {
+    reasons->push_back("batch " + number(batch) + " x heads " + number(heads) + " x " + name + " " +
+                       number(seqlen) + " in tiles of " + number(tile) + " is above " +
+                       number(kMaxTiles) + " tiles");
+  }
+}
+
+void refuse_size(KernelRow const& row, Problem const& p, std::vector<std::string>* reasons) {
+  refuse_length("seqlen_q", p.seqlen_q, reasons);
+  refuse_length("seqlen_k", p.seqlen_k, reasons);
+  refuse_grid("seqlen_q", p.seqlen_q, row.config.tile_m, p.heads, p.batch, reasons);
+  if (row.key.direction == Direction::Backward) {  // its grid is one of keys
+    refuse_grid("seqlen_k", p.seqlen_k, row.config.tile_n, p.heads_kv, p.batch, reasons);
+  }
+}
+
 void refuse_mask(Problem const& p, Mask mask, std::vector<std::string>* reasons) {
   if (mask == Mask::Full && !(left_unbounded(p) && right_unbounded(p))) {
     reasons->push_back("some keys are masked, the row has no mask");
@@ -80,6 +106,7 @@ std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
   }
   refuse_head_dim("head_dim", p.head_dim, row.key.head_dim, &reasons);
   refuse_head_dim("head_dim_v", p.head_dim_v, row.key.head_dim_v, &reasons);
+  refuse_size(row, p, &reasons);
   refuse_mask(p, row.key.mask, &reasons);
   if (p.softcap != 0 && row.key.score_mod != ScoreMod::Softcap) {
     reasons.push_back("softcap is set, the row has none");

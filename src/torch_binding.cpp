@@ -153,6 +153,11 @@ Params shape_params(Inputs const& in) {
   STD_TORCH_CHECK(in.packed() == in.cu_seqlens_k.has_value(),
                   "cute_attention: cu_seqlens_q and cu_seqlens_k go together");
   check(in.q, in.k, in.v, in.packed());
+  STD_TORCH_CHECK(
+      !in.packed() || (in.cu_seqlens_q->numel() == in.cu_seqlens_k->numel() &&
+                       in.cu_seqlens_q->get_device_index() == in.device() &&
+                       in.cu_seqlens_k->get_device_index() == in.device()),
+      "cute_attention: cu_seqlens_q and cu_seqlens_k must have one length, on q's device");
   int64_t const dim = in.q.dim();
   Params params{};
   params.batch = to_int32(in.packed() ? in.cu_seqlens_q->size(0) - 1 : in.q.size(0), "batch");
@@ -244,9 +249,23 @@ void launch_backward(Inputs const& in, BackwardParams& params, Tensor const& lse
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
 }
 
-void check_float(Tensor const& tensor, Tensor const& like, char const* name) {
-  STD_TORCH_CHECK(tensor.is_cuda() && tensor.scalar_type() == ScalarType::Float &&
-                      tensor.numel() == like.numel(),
+// The output or its gradient: like q, with the columns of v.
+void check_output(Inputs const& in, Tensor const& tensor, char const* name) {
+  int64_t const last = in.q.dim() - 1;
+  bool same = tensor.dim() == in.q.dim() && tensor.is_cuda() &&
+              tensor.get_device_index() == in.device() &&
+              tensor.scalar_type() == in.q.scalar_type() && tensor.size(last) == in.v.size(last);
+  for (int64_t i = 0; same && i < last; ++i) same = tensor.size(i) == in.q.size(i);
+  STD_TORCH_CHECK(same, "cute_attention::backward: ", name,
+                  " must have q's dtype and device and the shape of the output");
+}
+
+// The LSE or its gradient: a number for each row of q of each head.
+void check_lse(Inputs const& in, Tensor const& tensor, char const* name) {
+  int64_t rows = 1;
+  for (int64_t i = 0; i < in.q.dim() - 1; ++i) rows *= in.q.size(i);
+  STD_TORCH_CHECK(tensor.is_cuda() && tensor.get_device_index() == in.device() &&
+                      tensor.scalar_type() == ScalarType::Float && tensor.numel() == rows,
                   "cute_attention::backward: ", name, " must be float32 of the shape of the LSE");
 }
 
@@ -260,11 +279,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       q,     k,       v,           cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
       scale, softcap, window_left, window_right, backend};
   auto params = shape_params<BackwardParams>(in);
-  STD_TORCH_CHECK(grad_out.numel() == out.numel() && grad_out.scalar_type() == q.scalar_type() &&
-                      out.scalar_type() == q.scalar_type(),
-                  "cute_attention::backward: grad_out and out must have q's dtype and one shape");
-  check_float(lse, lse, "lse");
-  if (grad_lse) check_float(*grad_lse, lse, "grad_lse");
+  check_output(in, out, "out");
+  check_output(in, grad_out, "grad_out");
+  check_lse(in, lse, "lse");
+  if (grad_lse) check_lse(in, *grad_lse, "grad_lse");
 
   auto const contiguous_like = [&](Tensor const& t) {
     return in.packed()

@@ -56,8 +56,12 @@ extern "C" {
 
 // Attention's forward pass on `device` and `stream` (a cudaStream_t), asynchronous. Pointers and
 // strides must be multiples of 16 bytes. `arch` is kAnyArch or a value of Arch. Returns 0, or an
-// error whose text cute_attention_last_error() gives: wrong arguments, no kernel (with each row's
-// reasons), or a failed launch.
+// error whose text cute_attention_last_error() gives: wrong arguments (which one, what was expected
+// and what came), no kernel (with each row's reasons), or a failed launch.
+//
+// Batch and lengths may be 0: without queries nothing is done; without keys the output becomes 0,
+// the LSE -infinity, and in a backward pass the gradients that there are become 0. A tensor without
+// elements may be null.
 CUTE_ATTENTION_API int32_t cute_attention_forward(cute_attention::ForwardParams const* params,
                                                   cute_attention::DType dtype, int32_t arch,
                                                   int32_t device, void* stream);

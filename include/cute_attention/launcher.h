@@ -10,6 +10,8 @@ namespace cute_attention {
 // it, with kThreads, kSharedMemoryBytes and a static launch() that is a LaunchFunction.
 template <class Row, class Launch>
 KernelRow make_kernel_row() {
+  static_assert(Row::kConfig.tile_m <= kMaxTile && Row::kConfig.tile_n <= kMaxTile,
+                "a tile reaches no further past the end of a sequence than 32 bits can count");
   return {Row::kName,     Row::kKey, Row::kConfig, Launch::kThreads, Launch::kSharedMemoryBytes,
           &Launch::launch};
 }

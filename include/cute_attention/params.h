@@ -6,12 +6,36 @@
 namespace cute_attention {
 
 // Strides of a [batch, seqlen, heads, head_dim] tensor, in elements; head_dim has stride 1. A
-// packed [total, heads, head_dim] tensor has batch = 0 and is offset by cu_seqlens.
+// packed [total, heads, head_dim] tensor has batch = 0 and is offset by cu_seqlens. Strides are not
+// negative; what is only read may have strides of 0.
 struct Strides {
   int64_t batch;
   int64_t row;
   int64_t head;
 };
+
+// The longest sequence: positions below 2^30, those of a tile that reaches past the end included,
+// are what kernels count in 32 bits (core/sequence.h).
+constexpr int32_t kMaxTile = 256;
+constexpr int32_t kMaxSeqlen = (1 << 30) - kMaxTile;
+
+// The most rows of a packed tensor: cu_seqlens are 32 bits wide.
+constexpr int64_t kMaxPackedRows = INT32_MAX - kMaxTile;
+
+// The most tiles of a launch: a grid has 2^31 - 1 CTAs at most, and a persistent one counts a round
+// past its last tile.
+constexpr int64_t kMaxTiles = INT32_MAX - 65535;
+
+// Tiles of `tile` rows that all heads of all sequences take; where they are too many for 64 bits, a
+// number above kMaxTiles.
+constexpr int64_t tile_count(int32_t seqlen, int32_t tile, int32_t heads, int32_t batch) {
+  int64_t const blocks = (int64_t(seqlen) + tile - 1) / tile;
+  int64_t const all_heads = int64_t(heads) * batch;
+  if (blocks <= 0 || all_heads <= 0) {
+    return 0;
+  }
+  return all_heads > kMaxTiles ? all_heads : all_heads * blocks;
+}
 
 // An unbounded side of the window: larger than any distance between two positions.
 constexpr int32_t kUnbounded = INT32_MAX;
@@ -25,7 +49,7 @@ struct ForwardParams {
   void* o;     // [batch, seqlen_q, heads, head_dim_v], or packed [total_q, heads, head_dim_v]
   float* lse;  // [batch, heads, seqlen_q], or packed [heads, total_q], contiguous; may be null
 
-  // int32 [batch + 1] on the device, or null where every sequence is seqlen_q (seqlen_k) long.
+  // int32 [batch + 1] on the device, or both null where every sequence is seqlen_q (seqlen_k) long.
   int32_t const* cu_seqlens_q;
   int32_t const* cu_seqlens_k;
 
@@ -35,16 +59,16 @@ struct ForwardParams {
   Strides o_stride;
 
   int32_t batch;
-  int32_t seqlen_q;  // the longest one where packed
-  int32_t seqlen_k;  // the longest one where packed
-  int64_t total_q;   // rows of packed q; unused otherwise
-  int64_t total_k;   // rows of packed k and v; unused otherwise
+  int32_t seqlen_q;  // at most kMaxSeqlen; where packed no sequence is longer
+  int32_t seqlen_k;  // likewise
+  int64_t total_q;   // rows of packed q, at most kMaxPackedRows; unused otherwise
+  int64_t total_k;   // rows of packed k and v, likewise
   int32_t heads;
   int32_t heads_kv;  // divides heads; query head h reads kv head h / (heads / heads_kv)
   int32_t head_dim;  // at most the row's, a multiple of 8
   int32_t head_dim_v;
 
-  float scale;    // multiplies q.k
+  float scale;    // multiplies q.k; finite
   float softcap;  // s -> softcap * tanh(s / softcap) after the scale; 0 where there is none
 
   // Query i sees keys j with i + shift - window_left <= j <= i + shift + window_right, where

@@ -1,6 +1,6 @@
 // fake_kernel_library.cpp: a kernel library without CUDA, for tests of what the core makes of one.
 // Its device is what FAKE_CAPABILITY and FAKE_SHARED_MEMORY say; a launch writes what it was given
-// where lse points.
+// where lse points, or delta in a backward pass.
 #include <cstdlib>
 #include <cstring>
 
@@ -25,19 +25,27 @@ int32_t from_environment(char const* name, int32_t fallback) {
   return text == nullptr ? fallback : std::atoi(text);
 }
 
-int32_t launch(int32_t row, void const* params, LaunchContext const* context) {
-  auto const& forward = *static_cast<ForwardParams const*>(params);
-  if (forward.head_dim == kFailingHeadDim) return kFakeError;
-  forward.lse[0] = static_cast<float>(row);
-  forward.lse[1] = static_cast<float>(current_device);
-  forward.lse[2] = static_cast<float>(context->device->ordinal);
-  std::memcpy(forward.lse + 3, &context->stream, sizeof(context->stream));
+template <class Params>
+int32_t launch(int32_t row, Params const& params, float* written, LaunchContext const* context) {
+  if (params.head_dim == kFailingHeadDim) return kFakeError;
+  written[0] = static_cast<float>(row);
+  written[1] = static_cast<float>(current_device);
+  written[2] = static_cast<float>(context->device->ordinal);
+  std::memcpy(written + 3, &context->stream, sizeof(context->stream));
+  written[5] = static_cast<float>(params.seqlen_q);
   return 0;
 }
 
 template <int32_t kRow>
 int32_t launch_row(void const* params, LaunchContext const* context) {
-  return launch(kRow, params, context);
+  auto const& forward = *static_cast<ForwardParams const*>(params);
+  return launch(kRow, forward, forward.lse, context);
+}
+
+template <int32_t kRow>
+int32_t launch_backward_row(void const* params, LaunchContext const* context) {
+  auto const& backward = *static_cast<BackwardParams const*>(params);
+  return launch(kRow, backward, backward.delta, context);
 }
 
 KernelKey key(Arch arch, DType dtype, int32_t head_dim, Mask mask, ScoreMod mod,
@@ -84,13 +92,13 @@ KernelRow const kRows[] = {
      {32, 64, 1, 4},
      128,
      kSmall,
-     &launch_row<5>},
+     &launch_backward_row<5>},
     {"fake_sm80_bwd_d64" FAKE_SUFFIX,
      key(Arch::Sm80, DType::Float16, 64, Mask::Any, ScoreMod::None, Direction::Backward),
      {64, 128, 1, 8},
      256,
      kLarge,
-     &launch_row<6>},
+     &launch_backward_row<6>},
 };
 
 int32_t device_count() { return 2; }

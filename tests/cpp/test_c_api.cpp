@@ -1,54 +1,27 @@
-// test_c_api.cpp: cute_attention_forward on the fake kernel library: what a launch is given, what
-// is refused before it, and what each refusal says.
+// test_c_api.cpp: the C API on the fake kernel library: what a launch is given, and what a miss
+// says.
 #include <dlfcn.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <vector>
+#include <string>
 
 #include "check.h"
-#include "cute_attention/c_api.h"
+#include "fake_call.h"
 
 namespace cute_attention {
 namespace {
 
-using testing::check;
+using testing::Answer;
+using testing::backward;
+using testing::BackwardCall;
 using testing::check_equal;
-
-constexpr int32_t kDevice = 1;
-void* const kStream = reinterpret_cast<void*>(0x1234);
-void* const kMisaligned = reinterpret_cast<void*>(0x1008);
-
-struct Call {
-  ForwardParams params{};
-  DType dtype = DType::Float16;
-  int32_t arch = kAnyArch;
-  int32_t device = kDevice;
-};
-
-struct Answer {
-  std::string error;
-  std::vector<float> written;  // where lse points; the fake launches write there
-};
-
-Answer forward(std::function<void(Call&)> const& change) {
-  Call call;
-  call.params.batch = 1;
-  call.params.seqlen_q = call.params.seqlen_k = 64;
-  call.params.heads = 4;
-  call.params.heads_kv = 2;
-  call.params.head_dim = call.params.head_dim_v = 64;
-  call.params.scale = 0.125f;
-  call.params.window_left = call.params.window_right = kUnbounded;
-  change(call);
-  Answer answer{"", std::vector<float>(8, -1)};
-  call.params.lse = answer.written.data();
-  if (cute_attention_forward(&call.params, call.dtype, call.arch, call.device, kStream) != 0) {
-    answer.error = cute_attention_last_error();
-  }
-  return answer;
-}
+using testing::forward;
+using testing::ForwardCall;
+using testing::kStream;
+using testing::pack;
+using testing::pack_backward;
 
 int32_t current_device() {
   std::string const folder = std::getenv("CUTE_ATTENTION_KERNEL_PATH");
@@ -59,7 +32,7 @@ int32_t current_device() {
 
 void test_launch() {
   for (int32_t const device : {1, 0, 1}) {  // the second time the answer is remembered
-    Answer const answer = forward([&](Call& call) { call.device = device; });
+    Answer const answer = forward([&](ForwardCall& call) { call.device = device; });
     check_equal(answer.error, "", "error of a launch");
     check_equal(answer.written[0], 0.f, "the small row serves 64 queries");
     check_equal(answer.written[1], float(device), "the device that is current in a launch");
@@ -69,53 +42,90 @@ void test_launch() {
     check_equal(stream, kStream, "the stream of a launch");
     check_equal(current_device(), 0, "the device that is current afterwards");
   }
-  Answer const longer = forward([](Call& call) {
+  Answer const longer = forward([](ForwardCall& call) {
     call.params.seqlen_q = call.params.seqlen_k = 8192;
     call.params.heads = call.params.heads_kv = 16;
   });
   check_equal(longer.written[0], 1.f, "the large row serves 8192 queries");
 }
 
+void test_backward_launch() {
+  Answer const answer = backward([](BackwardCall&) {});
+  check_equal(answer.error, "", "error of a backward launch");
+  check_equal(answer.written[0], 6.f, "the row of a backward launch");
+  check_equal(answer.written[5], 64.f, "seqlen_q of a backward launch");
+}
+
 void test_nothing_to_do() {
-  std::function<void(Call&)> const empty[] = {
-      [](Call& call) { call.params.batch = 0; },
-      [](Call& call) { call.params.seqlen_q = 0; },
-      [](Call& call) { call.params.heads = 0; },
+  std::function<void(ForwardCall&)> const empty[] = {
+      [](ForwardCall& call) { call.params.batch = 0; },
+      [](ForwardCall& call) { call.params.seqlen_q = 0; },
+      [](ForwardCall& call) { call.params.heads = 0; },
+      [](ForwardCall& call) { call.params.heads = call.params.heads_kv = 0; },
+      [](ForwardCall& call) {
+        pack(call.params);
+        call.params.total_q = 0;
+      },
+      [](ForwardCall& call) {  // nothing is no reason to ask for tensors
+        call.params.batch = 0;
+        call.params.q = call.params.k = call.params.v = call.params.o = nullptr;
+      },
   };
   for (auto const& change : empty) {
     Answer const answer = forward(change);
     check_equal(answer.error, "", "error of an empty problem");
     check_equal(answer.written[0], -1.f, "nothing is launched for an empty problem");
   }
+  Answer const answer =
+      backward([](BackwardCall& call) { call.params.seqlen_q = call.params.seqlen_k = 0; });
+  check_equal(answer.error, "", "error of an empty backward problem");
+  check_equal(answer.written[0], -1.f, "nothing is launched for an empty backward problem");
 }
 
-void test_errors() {
-  struct {
-    char const* message;
-    std::function<void(Call&)> change;
-  } const wrong[] = {
-      {"heads must be a multiple of heads_kv", [](Call& call) { call.params.heads = 3; }},
-      {"a size is negative", [](Call& call) { call.params.batch = -1; }},
-      {"head_dim and head_dim_v must be positive", [](Call& call) { call.params.head_dim = 0; }},
-      {"window_left and window_right must not be negative",
-       [](Call& call) { call.params.window_left = -1; }},
-      {"softcap must be finite and not negative", [](Call& call) { call.params.softcap = -1; }},
-      {"must be multiples of 16 bytes", [](Call& call) { call.params.q = kMisaligned; }},
-      {"must be multiples of 16 bytes", [](Call& call) { call.params.k_stride.row = 4; }},
-      {"arch is 120, expected 0 (any), 80 or 90", [](Call& call) { call.arch = 120; }},
-      {"device 2: the kernel libraries see 2 devices", [](Call& call) { call.device = 2; }},
-      {"fake_sm80_d64_small: fake failure (CUDA error 7)",
-       [](Call& call) { call.params.head_dim = 8; }},
-  };
-  for (auto const& [message, change] : wrong) {
-    Answer const answer = forward(change);
-    check(answer.error.find(message) != std::string::npos, message + (": " + answer.error));
-    check_equal(answer.written[0], -1.f, std::string("nothing is written after: ") + message);
-  }
+// Rows that see no key are written, and gradients that no query has reached.
+void test_one_side_is_empty() {
+  Answer const keyless = forward([](ForwardCall& call) {
+    call.params.seqlen_k = 0;
+    call.params.k = call.params.v = nullptr;
+  });
+  check_equal(keyless.error, "", "error of a call without keys");
+  check_equal(keyless.written[5], 64.f, "a call without keys is launched");
+  Answer const keyless_backward = backward([](BackwardCall& call) {
+    BackwardParams& params = call.params;
+    params.seqlen_k = 0;
+    params.k = params.v = params.grad_k = params.grad_v = nullptr;
+  });
+  check_equal(keyless_backward.error, "", "error of a backward call without keys");
+  check_equal(keyless_backward.written[5], 64.f, "a backward call without keys is launched");
+  Answer const queryless = backward([](BackwardCall& call) {
+    BackwardParams& params = call.params;
+    params.seqlen_q = 0;
+    params.q = params.o = params.grad_o = params.grad_q = nullptr;
+    params.lse = params.grad_q_sum = nullptr;
+  });
+  check_equal(queryless.error, "", "error of a backward call without queries");
+  check_equal(queryless.written[5], 0.f, "a backward call without queries is launched");
+}
+
+// Rows after the last sequence are written even where all sequences are empty: the grid must not
+// be.
+void test_packed_rows_of_no_sequence() {
+  Answer const ahead = forward([](ForwardCall& call) {
+    pack(call.params);
+    call.params.seqlen_q = 0;
+  });
+  check_equal(ahead.error, "", "error of packed rows of no sequence");
+  check_equal(ahead.written[5], 1.f, "seqlen_q that a launch is told of");
+  Answer const back = backward([](BackwardCall& call) {
+    pack_backward(call.params);
+    call.params.seqlen_q = call.params.seqlen_k = 0;
+  });
+  check_equal(back.error, "", "error of packed gradients of no sequence");
+  check_equal(back.written[5], 1.f, "seqlen_q that a backward launch is told of");
 }
 
 void test_miss() {
-  Answer const answer = forward([](Call& call) {
+  Answer const answer = forward([](ForwardCall& call) {
     call.arch = int32_t(Arch::Sm80);
     call.params.head_dim = 256;
     call.params.window_right = 0;
@@ -139,8 +149,10 @@ void test_miss() {
 
 int main() {
   cute_attention::test_launch();
+  cute_attention::test_backward_launch();
   cute_attention::test_nothing_to_do();
-  cute_attention::test_errors();
+  cute_attention::test_one_side_is_empty();
+  cute_attention::test_packed_rows_of_no_sequence();
   cute_attention::test_miss();
   return cute_attention::testing::report();
 }

@@ -81,7 +81,7 @@ void test_every_mask_of_a_small_world() {
 }
 
 void test_long_sequences_do_not_overflow() {
-  int const longest = (1 << 30) - 1;
+  int const longest = kMaxSeqlen;
   Sequence const causal = make_sequence(longest, longest, 0, 0, kUnbounded, 0);
   KvTiles const last = kv_tiles(causal, longest - 128, 128, 64);
   check_equal(last.begin, 0, "last.begin");

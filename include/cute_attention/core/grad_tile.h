@@ -28,6 +28,7 @@ struct GradSchedule {
   int32_t all_heads;        // kv heads of all sequences
   int32_t heads_per_group;  // of all_heads
 
+  // At most kMaxTiles, as work_tiles().
   CUTE_HOST_DEVICE constexpr int64_t tiles() const { return int64_t(n_blocks) * all_heads; }
 
   CUTE_HOST_DEVICE constexpr GradTile tile(int32_t index) const {

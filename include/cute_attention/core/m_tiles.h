@@ -29,11 +29,9 @@ struct MTiles {
 CUTE_HOST_DEVICE constexpr MTiles m_tiles(Sequence const& sequence, int32_t n_begin, int32_t tile_n,
                                           int32_t tile_m) {
   int32_t const n_last = min_of(n_begin + tile_n, sequence.seqlen_k) - 1;
-  // A window that reaches left of key 0 for every query, whichever, without overflow.
-  int32_t const first_offset = max_of(sequence.first_offset, -sequence.seqlen_q);
   // Queries that see some key: from the first that reaches n_begin to the last that reaches n_last.
   int32_t const query_begin = max_of(n_begin - sequence.last_offset, 0);
-  int32_t const query_end = min_of(n_last - first_offset + 1, sequence.seqlen_q);
+  int32_t const query_end = min_of(n_last - sequence.first_offset + 1, sequence.seqlen_q);
   if (n_last < n_begin || query_end <= query_begin) {
     return {0, 0, 0, 0};
   }
@@ -45,7 +43,7 @@ CUTE_HOST_DEVICE constexpr MTiles m_tiles(Sequence const& sequence, int32_t n_be
   // Queries that see every key: from the first that reaches n_last to the last that reaches
   // n_begin.
   int32_t const shared_begin = max_of(n_last - sequence.last_offset, 0);
-  int32_t const shared_end = min_of(n_begin - first_offset + 1, sequence.seqlen_q);
+  int32_t const shared_end = min_of(n_begin - sequence.first_offset + 1, sequence.seqlen_q);
   // Queries past the end of the sequence are no reason for a mask: their gradients are zeros.
   int32_t const full_end = max_of(shared_end == sequence.seqlen_q ? ceil_div(shared_end, tile_m)
                                                                   : max_of(shared_end, 0) / tile_m,

@@ -8,7 +8,9 @@
 
 namespace cute_attention {
 
-// Host and device. Lengths are below 2^30, so that every sum of three of them fits an int32.
+// Host and device. Lengths are at most kMaxSeqlen, so that positions, those of a tile that reaches
+// past the end included, are below 2^30. Offsets lie between -2^30 and 2^30: a position plus an
+// offset fits an int32, and so does the difference of two positions plus an offset.
 struct Sequence {
   int32_t seqlen_q;
   int32_t seqlen_k;
@@ -26,14 +28,15 @@ CUTE_HOST_DEVICE constexpr Sequence make_sequence(int32_t seqlen_q, int32_t seql
                                                   int64_t row_k, int32_t window_left,
                                                   int32_t window_right) {
   int32_t const shift = seqlen_k - seqlen_q;  // causal masks are aligned at the bottom right
-  int32_t const widest =
-      seqlen_q + seqlen_k;  // an unbounded side reaches past both ends without overflow
+  // An offset of 2^30 - 1 reaches past the end of the sequence from wherever it starts: a wider
+  // side needs no more.
+  constexpr int32_t kFarthest = (1 << 30) - 1;
   return {seqlen_q,
           seqlen_k,
           row_q,
           row_k,
-          shift - min_of(window_left, widest),
-          shift + min_of(window_right, widest)};
+          shift - min_of(window_left, kFarthest + shift),
+          shift + min_of(window_right, kFarthest - shift)};
 }
 
 }  // namespace cute_attention

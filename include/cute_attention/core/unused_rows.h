@@ -3,6 +3,7 @@
 
 #include <cute/config.hpp>
 
+#include "cute_attention/core/work_tile.h"
 #include "cute_attention/params.h"
 
 namespace cute_attention {
@@ -15,15 +16,15 @@ CUTE_DEVICE void clear_row(Element* row, int32_t cols) {
   }
 }
 
-// Rows after the last sequence's, where there are any: output 0, LSE -infinity. Each of `warps`
-// warps clears its share.
+// Rows after the last sequence's, where there are any: output 0, LSE -infinity. Each warp
+// clears its share.
 template <class Element>
-CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, int32_t warp, int32_t warps) {
+CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, GridWarp const& warp) {
   if (params.cu_seqlens_q == nullptr) {
     return;
   }
-  int64_t row = int64_t(params.cu_seqlens_q[params.batch]) + warp;
-  for (; row < params.total_q; row += warps) {
+  int64_t row = int64_t(params.cu_seqlens_q[params.batch]) + warp.index;
+  for (; row < params.total_q; row += warp.count) {
     for (int32_t head = 0; head < params.heads; ++head) {
       clear_row(
           static_cast<Element*>(params.o) + row * params.o_stride.row + head * params.o_stride.head,

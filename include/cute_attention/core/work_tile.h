@@ -14,10 +14,12 @@ struct WorkTile {
   int32_t batch;
 };
 
-// Tiles of all heads and sequences, as the size of a one-dimensional grid.
+// Tiles of all heads and sequences, as the size of a one-dimensional grid. A launch may have at
+// most kMaxTiles of them: then their indices, and those of a persistent grid's rounds, fit an
+// int32.
 template <class Params>
 CUTE_HOST_DEVICE constexpr int64_t work_tiles(Params const& params, int32_t tile_m) {
-  return int64_t(ceil_div(params.seqlen_q, tile_m)) * params.heads * params.batch;
+  return tile_count(params.seqlen_q, tile_m, params.heads, params.batch);
 }
 
 // Tile `index` of them. The tiles of a head follow each other, so that CTAs that run together share
@@ -28,6 +30,17 @@ CUTE_HOST_DEVICE constexpr WorkTile work_tile(Params const& params, int32_t tile
   int32_t const m_blocks = ceil_div(params.seqlen_q, tile_m);
   int32_t const head_index = index / m_blocks;
   return {m_blocks - 1 - index % m_blocks, head_index % params.heads, head_index / params.heads};
+}
+
+// One of the warps of a grid whose CTAs have `threads` threads. There may be more than 2^31 warps.
+struct GridWarp {
+  int64_t index;
+  int64_t count;  // of the grid
+};
+CUTE_HOST_DEVICE constexpr GridWarp grid_warp(uint32_t cta, uint32_t ctas, uint32_t thread,
+                                              uint32_t threads) {
+  uint32_t const warps = threads / 32;
+  return {int64_t(cta) * warps + thread / 32, int64_t(ctas) * warps};
 }
 
 // The order in which a persistent grid of CTAs takes the tiles of all heads and sequences: no
@@ -84,17 +97,21 @@ constexpr Schedule make_schedule(Params const& params, int32_t tile_m, int32_t c
                                  int64_t l2_bytes) {
   int32_t const m_blocks = ceil_div(params.seqlen_q, tile_m);
   int64_t const all_heads = int64_t(params.batch) * params.heads;
-  int64_t const kv_bytes = 2 * int64_t(params.batch) * params.heads_kv * params.seqlen_k *
-                           (int64_t(params.head_dim) + params.head_dim_v);
+  // Where packed, the product counts far more than there is: it may exceed 64 bits.
+  double const kv_bytes = 2.0 * params.batch * params.heads_kv * params.seqlen_k *
+                          (int64_t(params.head_dim) + params.head_dim_v);
   bool const uneven =
       params.window_right < params.seqlen_k && params.window_left >= params.seqlen_k;
   int64_t const pairs = (m_blocks + 1) / 2 * all_heads;
   int64_t const rounds = (pairs + ctas - 1) / ctas;
   bool const pairs_fill = 10 * pairs > 9 * rounds * ctas;
-  Order const order = !uneven                             ? Order::Heads
-                      : kv_bytes > l2_bytes && pairs_fill ? Order::Pairs
-                                                          : Order::Longest;
-  return {order, int32_t(work_tiles(params, tile_m)), m_blocks, params.heads, int32_t(all_heads)};
+  Order const order = !uneven                                     ? Order::Heads
+                      : kv_bytes > double(l2_bytes) && pairs_fill ? Order::Pairs
+                                                                  : Order::Longest;
+  // Of packed sequences there may be more tiles in name, each sequence counted as the longest.
+  int64_t const tiles = work_tiles(params, tile_m);
+  return {order, int32_t(tiles < kMaxTiles ? tiles : kMaxTiles), m_blocks, params.heads,
+          int32_t(all_heads)};
 }
 
 // Where the LSE of a head begins: [batch, heads, seqlen_q], or packed [heads, total_q].

@@ -50,7 +50,12 @@ struct BackwardLaunch {
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& backward_params = *static_cast<BackwardParams const*>(params);
     auto const stream = static_cast<cudaStream_t>(context->stream);
-    auto const m_tiles = unsigned(work_tiles(backward_params, Traits::kTileM));
+    int64_t const m_tiles = work_tiles(backward_params, Traits::kTileM);
+    int64_t const n_tiles = tile_count(backward_params.seqlen_k, Traits::kTileN,
+                                       backward_params.heads_kv, backward_params.batch);
+    if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
+      return cudaErrorInvalidConfiguration;
+    }
     // Half of the cache: the other half is for K, V and what passes through.
     GradSchedule const schedule = make_grad_schedule(
         backward_params, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
@@ -61,14 +66,15 @@ struct BackwardLaunch {
       return error;
     }
     if (m_tiles > 0) {
-      backward_prepare<Row><<<m_tiles, kThreads, 0, stream>>>(backward_params);
+      backward_prepare<Row><<<unsigned(m_tiles), kThreads, 0, stream>>>(backward_params);
     }
-    if (schedule.tiles() > 0) {
-      backward<Row><<<unsigned(schedule.tiles()), kThreads, kSharedMemoryBytes, stream>>>(
-          backward_params, schedule);
+    if (n_tiles > 0) {
+      backward<Row>
+          <<<unsigned(n_tiles), kThreads, kSharedMemoryBytes, stream>>>(backward_params, schedule);
     }
     if (m_tiles > 0) {
-      backward_finish<Row><<<m_tiles, kThreads, Traits::kSmemBytesGradQ, stream>>>(backward_params);
+      backward_finish<Row>
+          <<<unsigned(m_tiles), kThreads, Traits::kSmemBytesGradQ, stream>>>(backward_params);
     }
     return cudaGetLastError();
   }

@@ -15,13 +15,13 @@
 
 namespace cute_attention::sm80 {
 
-// Rows [first, total) of a packed gradient, which belong to no sequence, become zeros. Each of
-// `warps` warps clears its share.
+// Rows [first, total) of a packed gradient, which belong to no sequence, become zeros. Each warp
+// clears its share.
 //   gradient  [total, heads, cols]
 template <class Element>
 CUTE_DEVICE void clear_rows(Element* gradient, Strides const& stride, int64_t first, int64_t total,
-                            int heads, int cols, int warp, int warps) {
-  for (int64_t row = first + warp; row < total; row += warps) {
+                            int heads, int cols, GridWarp const& warp) {
+  for (int64_t row = first + warp.index; row < total; row += warp.count) {
     for (int head = 0; head < heads; ++head) {
       clear_row(gradient + row * stride.row + head * stride.head, cols);
     }
@@ -79,16 +79,15 @@ struct BackwardPrepare {
 
   // Of all packed gradients, those after the last sequence.
   CUTE_DEVICE static void clear_unused_rows(BackwardParams const& params) {
-    int const warp = int(blockIdx.x * kThreads + threadIdx.x) / 32;
-    int const warps = int(gridDim.x) * (kThreads / 32);
+    GridWarp const warp = grid_warp(blockIdx.x, gridDim.x, threadIdx.x, kThreads);
     int64_t const first_q = params.cu_seqlens_q[params.batch];
     int64_t const first_k = params.cu_seqlens_k[params.batch];
     clear_rows(static_cast<Element*>(params.grad_q), params.grad_q_stride, first_q, params.total_q,
-               params.heads, params.head_dim, warp, warps);
+               params.heads, params.head_dim, warp);
     clear_rows(static_cast<Element*>(params.grad_k), params.grad_k_stride, first_k, params.total_k,
-               params.heads_kv, params.head_dim, warp, warps);
+               params.heads_kv, params.head_dim, warp);
     clear_rows(static_cast<Element*>(params.grad_v), params.grad_v_stride, first_k, params.total_k,
-               params.heads_kv, params.head_dim_v, warp, warps);
+               params.heads_kv, params.head_dim_v, warp);
   }
 
   CUTE_DEVICE static void clear_sums(BackwardParams const& params, int64_t block, int thread) {

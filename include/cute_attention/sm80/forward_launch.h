@@ -15,9 +15,8 @@ __global__ void __launch_bounds__(ForwardTraits<Row>::kThreads, ForwardTraits<Ro
   using Kernel = ForwardKernel<Row>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
-  int const warps = Row::kConfig.warps;
   clear_unused_rows<typename Kernel::Element>(
-      params, int(blockIdx.x) * warps + int(threadIdx.x) / 32, int(gridDim.x) * warps);
+      params, grid_warp(blockIdx.x, gridDim.x, threadIdx.x, Row::kConfig.warps * 32));
   Kernel(params, shared, work_tile(params, Kernel::kTileM, int(blockIdx.x))).run();
 }
 
@@ -36,7 +35,10 @@ struct ForwardLaunch {
         return error;
       }
     }
-    auto const tiles = work_tiles(forward_params, ForwardTraits<Row>::kTileM);
+    int64_t const tiles = work_tiles(forward_params, ForwardTraits<Row>::kTileM);
+    if (tiles > kMaxTiles) {
+      return cudaErrorInvalidConfiguration;
+    }
     forward<Row><<<unsigned(tiles), kThreads, kSharedMemoryBytes,
                    static_cast<cudaStream_t>(context->stream)>>>(forward_params);
     return cudaGetLastError();

@@ -55,8 +55,8 @@ struct ForwardKernel {
       } else if (warp == 1) {
         schedule_tiles<Traits>(arguments, shared);
       } else if (warp == 2) {
-        clear_unused_rows<typename Traits::Element>(arguments.params, int(blockIdx.x),
-                                                    int(gridDim.x));
+        clear_unused_rows<typename Traits::Element>(arguments.params,
+                                                    grid_warp(blockIdx.x, gridDim.x, 0, 32));
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();

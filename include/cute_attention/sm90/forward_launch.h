@@ -24,10 +24,13 @@ struct ForwardLaunch {
   static constexpr int kThreads = Traits::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
 
-  // A LaunchFunction; `params` is a ForwardParams with at least one query and one key.
+  // A LaunchFunction; `params` is a ForwardParams with at least one query.
   static int32_t launch(void const* params, LaunchContext const* context) {
     ForwardArguments arguments;
     arguments.params = *static_cast<ForwardParams const*>(params);
+    if (work_tiles(arguments.params, Traits::kTileM) > kMaxTiles) {
+      return cudaErrorInvalidConfiguration;
+    }
     arguments.packing = make_query_packing(arguments.params, Traits::kTileM, kWarpgroupM);
     cudaError_t error = make_maps(arguments);
     if (error != cudaSuccess) {
@@ -75,10 +78,11 @@ struct ForwardLaunch {
                        params.heads,
                        params.head_dim,
                        params.q_stride};
-    TensorView const k{params.k,        batch_k,         rows_k,
-                       params.heads_kv, params.head_dim, params.k_stride};
-    TensorView const v{params.v,        batch_k,           rows_k,
-                       params.heads_kv, params.head_dim_v, params.v_stride};
+    TensorView k{params.k, batch_k, rows_k, params.heads_kv, params.head_dim, params.k_stride};
+    TensorView v{params.v, batch_k, rows_k, params.heads_kv, params.head_dim_v, params.v_stride};
+    if (rows_k == 0) {  // a tensor map has a row at least; without keys nobody reads it
+      k = v = q;
+    }
     constexpr int kCols = kBoxCols<Traits::kHeadDim>;
     constexpr int kColsV = kBoxCols<Traits::kHeadDimV>;
     QueryPacking const& packing = arguments.packing;

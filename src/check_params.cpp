@@ -1,0 +1,180 @@
+#include "check_params.h"
+
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace cute_attention {
+namespace {
+
+constexpr int32_t kVector = 8;           // elements of 16 bytes, the unit of the kernels' loads
+constexpr int64_t kMaxSpan = 1LL << 39;  // elements: TMA strides are below 2^40 bytes
+constexpr float kMaxFactor = 0x1p127f;   // of scores: times log2(e) it is finite
+
+template <class... Parts>
+void require(bool condition, Parts const&... parts) {
+  if (condition) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+void check_range(char const* name, int64_t value, int64_t low, int64_t high) {
+  require(value >= low && value <= high, name, " is ", value, ", expected ", low, " to ", high);
+}
+
+template <class Params>
+void check_packing(Params const& p) {
+  bool const packed = p.cu_seqlens_q != nullptr;
+  require(packed == (p.cu_seqlens_k != nullptr), "cu_seqlens_", packed ? "k" : "q",
+          " is null, expected it beside cu_seqlens_", packed ? "q" : "k",
+          ": both are packed or neither");
+  if (!packed) return;
+  check_range("total_q", p.total_q, 0, kMaxPackedRows);
+  check_range("total_k", p.total_k, 0, kMaxPackedRows);
+  bool const rows = p.total_q > 0 || p.total_k > 0;
+  require(p.batch > 0 || !rows, "batch is 0, expected 1 or more where there are packed rows");
+}
+
+template <class Params>
+void check_any_shape(Params const& p) {
+  check_range("batch", p.batch, 0, INT32_MAX);
+  check_range("seqlen_q", p.seqlen_q, 0, kMaxSeqlen);
+  check_range("seqlen_k", p.seqlen_k, 0, kMaxSeqlen);
+  check_range("heads", p.heads, 0, INT32_MAX);
+  check_range("heads_kv", p.heads_kv, p.heads > 0 ? 1 : 0, INT32_MAX);
+  require(p.heads == 0 || p.heads % p.heads_kv == 0, "heads is ", p.heads,
+          ", expected a multiple of heads_kv (", p.heads_kv, ")");
+  check_range("head_dim", p.head_dim, 1, INT32_MAX);
+  check_range("head_dim_v", p.head_dim_v, 1, INT32_MAX);
+  check_range("window_left", p.window_left, 0, INT32_MAX);
+  check_range("window_right", p.window_right, 0, INT32_MAX);
+  require(std::abs(p.scale) <= kMaxFactor, "scale is ", p.scale,
+          ", expected a finite number of at most 2^127");
+  require(p.softcap >= 0 && p.softcap <= kMaxFactor, "softcap is ", p.softcap,
+          ", expected 0 (none) or a finite number of at most 2^127");
+  require(p.softcap == 0 || std::abs(p.scale) / p.softcap <= kMaxFactor / 4, "softcap is ",
+          p.softcap, ", too small for scale ", p.scale, ": their quotient overflows");
+  check_packing(p);
+}
+
+// Whoever writes a tensor may not write an element twice.
+enum class Access { Read, Write };
+
+struct TensorArgument {
+  char const* name;
+  void const* data;
+  Strides stride;
+  int64_t batch;
+  int64_t rows;
+  int64_t heads;
+  int64_t cols;
+  bool packed;
+  Access access;
+};
+
+void check_stride(TensorArgument const& tensor, char const* dimension, int64_t stride,
+                  int64_t extent) {
+  auto const require_stride = [&](bool condition, auto const&... expected) {
+    require(condition, tensor.name, "_stride.", dimension, " is ", stride, ", expected ",
+            expected...);
+  };
+  require_stride(stride % kVector == 0, "a multiple of ", kVector, " elements (16 bytes)");
+  if (extent <= 1) return;  // never used
+  require_stride(stride >= 0, "0 or more");
+  require_stride(stride <= kMaxSpan / extent, "at most 2^39 / ", extent);
+  require_stride(tensor.access == Access::Read || stride >= tensor.cols, "at least ", tensor.cols,
+                 ": what is written would overlap");
+}
+
+void check_tensor(TensorArgument const& tensor) {
+  if (tensor.batch == 0 || tensor.rows == 0 || tensor.heads == 0) return;  // nothing to point at
+  require(tensor.data != nullptr, tensor.name, " is null, expected device memory");
+  require(reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0, tensor.name, " is ", tensor.data,
+          ", expected a multiple of 16 bytes");
+  require(!tensor.packed || tensor.stride.batch == 0, tensor.name, "_stride.batch is ",
+          tensor.stride.batch, ", expected 0 where sequences are packed");
+  check_stride(tensor, "batch", tensor.stride.batch, tensor.batch);
+  check_stride(tensor, "row", tensor.stride.row, tensor.rows);
+  check_stride(tensor, "head", tensor.stride.head, tensor.heads);
+}
+
+// A tensor of q's rows, or of k's.
+template <class Params>
+void check_like_q(Params const& p, char const* name, void const* data, Strides const& stride,
+                  int32_t cols, Access access) {
+  bool const packed = p.cu_seqlens_q != nullptr;
+  check_tensor({name, data, stride, packed ? 1 : p.batch, packed ? p.total_q : p.seqlen_q, p.heads,
+                cols, packed, access});
+}
+template <class Params>
+void check_like_k(Params const& p, char const* name, void const* data, Strides const& stride,
+                  int32_t cols, Access access) {
+  bool const packed = p.cu_seqlens_k != nullptr;
+  check_tensor({name, data, stride, packed ? 1 : p.batch, packed ? p.total_k : p.seqlen_k,
+                p.heads_kv, cols, packed, access});
+}
+
+template <class Params>
+void check_inputs(Params const& p) {
+  check_like_q(p, "q", p.q, p.q_stride, p.head_dim, Access::Read);
+  check_like_k(p, "k", p.k, p.k_stride, p.head_dim, Access::Read);
+  check_like_k(p, "v", p.v, p.v_stride, p.head_dim_v, Access::Read);
+}
+
+enum class Presence { Optional, Required };
+
+// Contiguous numbers.
+void check_numbers(char const* name, void const* data, int32_t alignment, Presence presence) {
+  require(presence == Presence::Optional || data != nullptr, name,
+          " is null, expected device memory");
+  require(reinterpret_cast<uintptr_t>(data) % alignment == 0, name, " is ", data,
+          ", expected a multiple of ", alignment, " bytes");
+}
+
+template <class Params>
+void check_cu_seqlens(Params const& p) {
+  check_numbers("cu_seqlens_q", p.cu_seqlens_q, 4, Presence::Optional);
+  check_numbers("cu_seqlens_k", p.cu_seqlens_k, 4, Presence::Optional);
+}
+
+}  // namespace
+
+void check_shape(ForwardParams const& params) { check_any_shape(params); }
+
+void check_shape(BackwardParams const& params) {
+  check_any_shape(params);
+  require(params.heads > 0 || params.heads_kv == 0 || rows_k(params) == 0, "heads is 0, expected ",
+          "1 or more: no kernel writes the gradients of k and v that no query reads");
+}
+
+void check_tensors(ForwardParams const& params) {
+  check_inputs(params);
+  check_like_q(params, "o", params.o, params.o_stride, params.head_dim_v, Access::Write);
+  check_cu_seqlens(params);
+  check_numbers("lse", params.lse, 4, Presence::Optional);
+  check_numbers("next_tile", params.next_tile, 4, Presence::Optional);
+}
+
+void check_tensors(BackwardParams const& params) {
+  check_inputs(params);
+  check_like_q(params, "o", params.o, params.o_stride, params.head_dim_v, Access::Read);
+  check_like_q(params, "grad_o", params.grad_o, params.grad_o_stride, params.head_dim_v,
+               Access::Read);
+  check_like_q(params, "grad_q", params.grad_q, params.grad_q_stride, params.head_dim,
+               Access::Write);
+  check_like_k(params, "grad_k", params.grad_k, params.grad_k_stride, params.head_dim,
+               Access::Write);
+  check_like_k(params, "grad_v", params.grad_v, params.grad_v_stride, params.head_dim_v,
+               Access::Write);
+  check_cu_seqlens(params);
+  auto const presence = rows_q(params) > 0 ? Presence::Required : Presence::Optional;
+  check_numbers("lse", params.lse, 4, presence);
+  check_numbers("grad_lse", params.grad_lse, 4, Presence::Optional);
+  check_numbers("delta", params.delta, 4, presence);
+  check_numbers("grad_q_sum", params.grad_q_sum, 16, presence);
+  check_numbers("grad_q_turn", params.grad_q_turn, 4, Presence::Optional);
+}
+
+}  // namespace cute_attention

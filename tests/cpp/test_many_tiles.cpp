@@ -1,0 +1,260 @@
+// test_many_tiles.cpp: grids, schedules and offsets at the most tiles that are served and beyond,
+// against 128 bits. Compiled so that an int32 that overflows ends the program.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/query_packing.h"
+#include "cute_attention/core/work_tile.h"
+
+namespace cute_attention {
+namespace {
+
+using testing::check;
+using testing::check_equal;
+
+using Wide = __int128;
+
+constexpr int32_t kCounts[] = {
+    0, 1, 2, 3, 64, 65, 1000, 1 << 20, 1 << 24, 1 << 29, 1 << 30, INT32_MAX - 1, INT32_MAX};
+
+void test_tile_count() {
+  int above = 0;
+  for (int32_t seqlen : kCounts) {
+    for (int32_t heads : kCounts) {
+      for (int32_t batch : kCounts) {
+        for (int32_t tile : {1, 64, 192}) {
+          Wide const exact = (Wide(seqlen) + tile - 1) / tile * heads * batch;
+          int64_t const got = tile_count(seqlen, tile, heads, batch);
+          check_equal(got > kMaxTiles, exact > kMaxTiles, "too many tiles");
+          if (exact <= kMaxTiles) check_equal(got, int64_t(exact), "tiles");
+          above += exact > kMaxTiles;
+        }
+      }
+    }
+  }
+  check(above > 1000, "some are too many");
+  check_equal(tile_count(-1, 64, 2, 2), int64_t(0), "tiles of nothing");
+}
+
+// Shapes with nearly as many tiles of 64 queries as a launch may have.
+struct Shape {
+  int32_t m_blocks, heads, batch;
+  int64_t tiles() const { return int64_t(m_blocks) * heads * batch; }
+};
+constexpr Shape kLargest[] = {{2147418112, 1, 1}, {16776704, 128, 1}, {1, 32, 67106816},
+                              {3, 7, 102258005},  {65533, 32768, 1},  {4, 16, 33553408}};
+
+ForwardParams params_of(Shape const& shape) {
+  ForwardParams params{};
+  params.batch = shape.batch;
+  params.heads = params.heads_kv = shape.heads;
+  // Tiles of one row, as `m_blocks` may exceed what sequences of 2^30 have.
+  params.seqlen_q = shape.m_blocks;
+  params.seqlen_k = 4096;
+  params.head_dim = params.head_dim_v = 64;
+  params.window_left = params.window_right = kUnbounded;
+  return params;
+}
+
+// Indices worth a look.
+std::vector<int64_t> indices_of(int64_t tiles) {
+  std::vector<int64_t> found;
+  for (int64_t at : {int64_t(0), tiles / 3, tiles / 2, int64_t(1) << 30, tiles}) {
+    for (int64_t index = at - 40; index < at + 40; ++index) {
+      if (0 <= index && index < tiles) found.push_back(index);
+    }
+  }
+  return found;
+}
+
+void test_work_tiles() {
+  for (Shape const& shape : kLargest) {
+    check(shape.tiles() <= kMaxTiles && shape.tiles() > kMaxTiles - 70000, "close to the limit");
+    ForwardParams const params = params_of(shape);
+    check_equal(work_tiles(params, 1), shape.tiles(), "work_tiles");
+    for (int64_t index : indices_of(shape.tiles())) {
+      WorkTile const work = work_tile(params, 1, int32_t(index));
+      check(0 <= work.head && work.head < shape.heads && 0 <= work.m_block &&
+                work.m_block < shape.m_blocks,
+            "a tile lies in the problem");
+      int64_t const head = int64_t(work.batch) * shape.heads + work.head;
+      check_equal(head * shape.m_blocks + (shape.m_blocks - 1 - work.m_block), index, "work_tile");
+    }
+  }
+}
+
+// The last rounds of a persistent grid take each of the last tiles once, and then end.
+void test_last_rounds(Shape const& shape, Order order, int32_t ctas) {
+  int64_t const tiles = shape.tiles();
+  int32_t const all_heads = shape.heads * shape.batch;
+  Schedule const schedule{order, int32_t(tiles), shape.m_blocks, shape.heads, all_heads};
+  bool const pairs = order == Order::Pairs;
+  int64_t const items = pairs ? (shape.m_blocks + int64_t(1)) / 2 * all_heads : tiles;
+  int64_t const rounds = (items + ctas - 1) / ctas;
+  int64_t const first = rounds - 2;
+  int64_t taken = 0;
+  std::vector<int64_t> keys;
+  for (int32_t cta = 0; cta < ctas; ++cta) {
+    bool more = true;
+    for (int64_t round = pairs ? 2 * first : first; more; ++round) {
+      WorkTile work{};
+      if (!schedule.tile(cta, ctas, int32_t(round), work, more)) continue;
+      ++taken;
+      check(0 <= work.m_block && work.m_block < shape.m_blocks && 0 <= work.head &&
+                work.head < shape.heads && 0 <= work.batch && work.batch < shape.batch,
+            "a tile of the last rounds lies in the problem");
+      int64_t const head = int64_t(work.batch) * shape.heads + work.head;
+      keys.push_back(head * shape.m_blocks + work.m_block);
+    }
+  }
+  std::sort(keys.begin(), keys.end());
+  check(std::adjacent_find(keys.begin(), keys.end()) == keys.end(), "a tile is taken once");
+  int64_t expected = items - first * ctas;
+  if (pairs) {  // of two tiles each, but for the middle one of an odd number
+    int64_t const of_a_head = (shape.m_blocks + int64_t(1)) / 2;
+    expected *= 2;
+    for (int64_t pair = first * ctas; pair < items; ++pair) {
+      expected -= shape.m_blocks % 2 != 0 && pair % of_a_head == of_a_head - 1;
+    }
+  }
+  check_equal(taken, expected, "tiles of the last rounds");
+}
+
+void test_schedules() {
+  for (Shape const& shape : kLargest) {
+    for (Order order : {Order::Heads, Order::Pairs, Order::Longest}) {
+      for (int32_t ctas : {16, 132, 148}) test_last_rounds(shape, order, ctas);
+    }
+  }
+  // Packed: every sequence counts as the longest, so that the product says little.
+  ForwardParams params = params_of({kMaxSeqlen, 128, 1 << 20});
+  params.seqlen_k = kMaxSeqlen;
+  params.window_right = 0;
+  params.head_dim = params.head_dim_v = 256;
+  Schedule const schedule = make_schedule(params, 128, 132, 25 << 20);
+  check_equal(int64_t(schedule.tiles), kMaxTiles, "tiles in name");
+  check_equal(schedule.all_heads, 1 << 27, "all heads");
+  check(schedule.order == Order::Pairs, "K and V exceed the L2 cache");
+}
+
+void test_warps_of_a_grid() {
+  for (uint32_t threads : {32u, 128u, 256u, 512u}) {
+    int64_t expected = 0;
+    for (uint32_t cta = 0; cta < 5; ++cta) {
+      for (uint32_t thread = 0; thread < threads; thread += 32, ++expected) {
+        for (uint32_t lane : {0u, 31u}) {
+          GridWarp const warp = grid_warp(cta, 5, thread + lane, threads);
+          check_equal(warp.index, expected, "a warp of a small grid");
+          check_equal(warp.count, int64_t(5 * threads / 32), "warps of a small grid");
+        }
+      }
+    }
+    uint32_t const ctas = uint32_t(kMaxTiles);
+    GridWarp const last = grid_warp(ctas - 1, ctas, threads - 1, threads);
+    check_equal(last.count, kMaxTiles * int64_t(threads / 32), "warps of the largest grid");
+    check_equal(last.index, last.count - 1, "the last warp of the largest grid");
+  }
+}
+
+void test_grad_schedules() {
+  for (Shape const& shape : kLargest) {
+    int64_t const all_heads = int64_t(shape.heads) * shape.batch;
+    for (int64_t per_group : {int64_t(1), int64_t(7), all_heads / 2 + 1, all_heads}) {
+      if (per_group > all_heads) continue;
+      GradSchedule const schedule{shape.m_blocks, shape.heads, int32_t(all_heads),
+                                  int32_t(per_group)};
+      check_equal(schedule.tiles(), shape.tiles(), "tiles of a backward pass");
+      for (int64_t index : indices_of(shape.tiles())) {
+        GradTile const tile = schedule.tile(int32_t(index));
+        int64_t const head = int64_t(tile.batch) * shape.heads + tile.head_kv;
+        int64_t const first_head = head / per_group * per_group;
+        int64_t const here = std::min(per_group, all_heads - first_head);
+        check_equal(first_head * shape.m_blocks + tile.n_block * here + head - first_head, index,
+                    "a block of the backward pass");
+      }
+    }
+  }
+  BackwardParams params{};
+  params.batch = 1 << 10;
+  params.heads = 1 << 10;
+  params.heads_kv = 1;
+  params.seqlen_q = 128 << 10;
+  params.seqlen_k = kMaxSeqlen;
+  params.head_dim = params.head_dim_v = 256;
+  GradSchedule const schedule = make_grad_schedule(params, 64, 64, 25 << 20, 132);
+  check_equal(schedule.tiles(), int64_t(1 << 10) * ((kMaxSeqlen + 63) / 64), "blocks of long keys");
+}
+
+// Where the rows of a head, and the blocks of its dQ sums, lie.
+void test_offsets() {
+  BackwardParams params{};
+  int32_t const cu_seqlens = 0;
+  for (int32_t seqlen_q : {1, 1000, 1 << 29, kMaxSeqlen}) {
+    for (int32_t heads : {1, 3, 1 << 10}) {
+      for (int32_t batch : {1, 5, 1 << 20}) {
+        params.batch = batch;
+        params.heads = params.heads_kv = heads;
+        params.seqlen_q = seqlen_q;
+        params.total_q = kMaxPackedRows;
+        WorkTile const last{0, heads - 1, batch - 1};
+        Sequence const sequence =
+            make_sequence(seqlen_q, 1, kMaxPackedRows - seqlen_q, 0, kUnbounded, kUnbounded);
+        Wide const blocks = (Wide(seqlen_q) + 63) / 64;
+        Wide const all_heads = Wide(heads) * batch;
+        params.cu_seqlens_q = nullptr;
+        check(Wide(lse_size(params)) == all_heads * seqlen_q, "lse_size");
+        check(Wide(lse_offset(params, last, sequence)) == (all_heads - 1) * seqlen_q, "lse_offset");
+        check(Wide(grad_q_blocks(params, 64)) == all_heads * blocks, "grad_q_blocks");
+        check(Wide(first_grad_q_block(params, sequence, batch - 1, heads - 1, 64)) ==
+                  (all_heads - 1) * blocks,
+              "first_grad_q_block");
+        params.cu_seqlens_q = &cu_seqlens;
+        Wide const packed_blocks = (Wide(kMaxPackedRows) + Wide(batch) * 64) / 64;
+        check(Wide(lse_size(params)) == Wide(heads) * kMaxPackedRows, "packed lse_size");
+        check(Wide(lse_offset(params, last, sequence)) == Wide(heads) * kMaxPackedRows - seqlen_q,
+              "packed lse_offset");
+        check(Wide(grad_q_blocks(params, 64)) == packed_blocks * heads, "packed grad_q_blocks");
+        check(Wide(first_grad_q_block(params, sequence, batch - 1, heads - 1, 64)) ==
+                  packed_blocks * (heads - 1) +
+                      (Wide(kMaxPackedRows) - seqlen_q + Wide(batch - 1) * 64) / 64,
+              "packed first_grad_q_block");
+      }
+    }
+  }
+}
+
+void test_query_packing() {
+  ForwardParams params{};
+  for (int32_t seqlen_q : {1, 100, kMaxSeqlen}) {
+    for (int32_t group : {1, 3, 64, 1000, 1 << 24}) {
+      params.batch = 64;
+      params.heads = group;
+      params.heads_kv = 1;
+      params.seqlen_q = seqlen_q;
+      QueryPacking const packing = make_query_packing(params, 192, 64);
+      check_equal(int64_t(packing.parts),
+                  (int64_t(group) + (1 << packing.shift) - 1) >> packing.shift, "parts of a group");
+      check_equal(packing.first_head(packing.parts - 1) + packing.heads(packing.parts - 1), group,
+                  "the last part ends the group");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cute_attention
+
+int main() {
+  using namespace cute_attention;
+  test_tile_count();
+  test_work_tiles();
+  test_schedules();
+  test_warps_of_a_grid();
+  test_grad_schedules();
+  test_offsets();
+  test_query_packing();
+  return testing::report();
+}
