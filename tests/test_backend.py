@@ -61,7 +61,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
     monkeypatch.setattr(_core, "libraries", list)
     monkeypatch.setattr(_binding, "binding_error", lambda: "")
     monkeypatch.setattr(backend, "_choices", {})
-    monkeypatch.setattr(backend, "_warned", set())
+    monkeypatch.setattr(backend, "_warned", {})
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     yield made_up
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,13 @@ from torch import Tensor
 from . import _check, _core
 from ._call import Options, autocast, autocasts, check_options, features_of
 from ._core import Row
-from .backend import ENVIRONMENT, check_name, choose_backward, requested_backend
+from .backend import (
+    ENVIRONMENT,
+    check_name,
+    choose_backward,
+    environment_backend,
+    requested_backend,
+)
 from .functional import Window
 from .survey import DTYPE_NAMES, Question, Report, Sizes, survey, table
 
@@ -175,7 +180,7 @@ def _requested(argument: str) -> tuple[str, str]:
         return argument, "argument"
     if (context := requested_backend(argument)) != "auto":
         return context, "use_backend"
-    environment = os.environ.get(ENVIRONMENT, "auto")
+    environment = environment_backend()
     check_name("attention", ENVIRONMENT, environment)
     return environment, ENVIRONMENT if environment != "auto" else "nothing was asked for"
 

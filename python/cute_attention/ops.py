@@ -1,10 +1,11 @@
 """The torch ops `cute_attention::*`, their fakes, and how autograd is attached.
 
-    forward, backward   kernels; defined by the C++ binding, see _binding.py
+    forward, backward   kernels; implemented by the C++ binding, see _binding.py
     reference_forward   blockwise.py
     reference_backward  blockwise.py: the gradient of either forward
 
-The ops themselves are functional and know nothing of autograd. `AttentionFunction` attaches it.
+All are defined here, once, when this file is imported: Python's import lock makes that safe in any
+number of threads, and it needs neither the binding nor CUDA. The ops themselves are functional and know nothing of autograd. `AttentionFunction` attaches it.
 Measured with an op that does nothing (3.4 us a call: two small tensors from a warm dispatcher; one
 core of an AMD EPYC, torch 2.13): called with gradients through torch.autograd.Function 11 us,
 through torch.library.register_autograd 52 us, through an autograd.Function with a separate
@@ -23,14 +24,14 @@ from .backend import select_backward
 from .blockwise import AttentionSpec, blockwise_backward, blockwise_forward
 from .survey import VECTOR, Features, specialized
 
-_OPTIONS = (
+# SymInt, so that a graph compiled for dynamic shapes serves every length.
+_SIZES = (
     "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, "
-    "SymInt window_right, float dropout_p"
+    "SymInt window_right"
 )
-_EXTRAS = (
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? bias, Tensor? alibi_slopes, Tensor? sink, "
-    "Tensor? dropout_seed"
-)
+_OPTIONS = f"{_SIZES}, float dropout_p"
+_OFFSETS = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+_EXTRAS = f"{_OFFSETS}, Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? dropout_seed"
 
 _library = torch.library.Library("cute_attention", "FRAGMENT")
 _library.define(
@@ -41,6 +42,15 @@ _library.define(
     "reference_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
     f"Tensor out, Tensor lse, {_EXTRAS}, {_OPTIONS}, bool needs_bias, bool needs_sink) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
+)
+_library.define(
+    f"forward(Tensor q, Tensor k, Tensor v, {_OFFSETS}, {_SIZES}, str backend) "
+    "-> (Tensor out, Tensor lse)"
+)
+_library.define(
+    "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
+    f"Tensor lse, {_OFFSETS}, {_SIZES}, bool deterministic, str backend) "
+    "-> (Tensor dq, Tensor dk, Tensor dv)"
 )
 
 
@@ -110,7 +120,7 @@ def _reference_backward(*args: Any) -> tuple[Tensor, ...]:
     return tuple(grad_out.new_empty(0) if grad is None else grad for grad in grads)
 
 
-def fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of any forward op."""
     *rows, heads, _head_dim = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -118,7 +128,7 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tens
     return q.new_empty((*rows, heads, v.shape[-1])), q.new_empty(lse_shape, dtype=lse_dtype)
 
 
-def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
+def _fake_reference_backward(*args: Any) -> tuple[Tensor, ...]:
     grad_out, _, q, k, v, *_ = args
     bias, sink, needs_bias, needs_sink = args[9], args[11], args[-2], args[-1]
     return (
@@ -130,14 +140,19 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
     )
 
 
-torch.library.register_fake("cute_attention::reference_forward", fake_forward, lib=_library)
-torch.library.register_fake("cute_attention::reference_backward", _fake_backward, lib=_library)
-
-
-def fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Shapes and dtypes of the kernels' backward op."""
     q, k, v = args[2:5]
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+for _name, _fake in (
+    ("reference_forward", _fake_forward),
+    ("reference_backward", _fake_reference_backward),
+    ("forward", _fake_forward),
+    ("backward", _fake_backward),
+):
+    torch.library.register_fake(f"cute_attention::{_name}", _fake, lib=_library)
 
 
 def run_forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:
