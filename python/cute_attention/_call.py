@@ -54,7 +54,24 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, bias: Any) -> tuple[Tensor, Tensor
     return cast(q), cast(k), cast(v), cast(bias)
 
 
-def check_options(name: str, q: Tensor, shape: _check.Shape, options: Options) -> _check.Sides:
+def checked_options(
+    name: str, q: Tensor, shape: _check.Shape, options: Options
+) -> tuple[Options, _check.Sides]:
+    """The options with Python numbers for NumPy scalars, and the sides of the window; raises for
+    the first option that is wrong."""
+    try:
+        return options, _check_options(name, q, shape, options)
+    except TypeError:  # only here, so that ordinary calls take no time to look for NumPy scalars
+        window = options.window
+        sides = window if isinstance(window, (tuple, list)) else ()
+        if not any(_check.plain(value) is not value for value in (*options, *sides)):
+            raise
+        window = [_check.plain(side) for side in sides] if sides else window
+        options = Options(*map(_check.plain, options._replace(window=window)))
+        return options, _check_options(name, q, shape, options)
+
+
+def _check_options(name: str, q: Tensor, shape: _check.Shape, options: Options) -> _check.Sides:
     """Raise for the first option that is wrong; returns the sides of the window."""
     causal, window, scale, softcap, slopes, bias, sink, dropout_p, seed, *rest = options
     deterministic, return_lse, backend = rest
@@ -101,7 +118,7 @@ def attend(
 ) -> Any:
     """`attention` or `attention_varlen` of q, k, v and cu_seqlens that are checked."""
     q, k, v = tensors
-    sides = check_options(name, q, shape, options)
+    options, sides = checked_options(name, q, shape, options)
     features = features_of(options, sides, offsets[0] is not None)
     requested = requested_backend(options.backend)
     head_dim, head_dim_v = specialized(shape.head_dim), specialized(shape.head_dim_v)

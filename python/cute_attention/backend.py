@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 ENVIRONMENT = "CUTE_ATTENTION_BACKEND"
 
 # What `use_backend` asks for in this thread or task, and what it asked for outside of each `with`.
-_asked: contextvars.ContextVar[str] = contextvars.ContextVar("cute_attention_backend")
-_outside: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
+_asked: contextvars.ContextVar[Any] = contextvars.ContextVar("cute_attention_backend")
+_outside: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
     "cute_attention_backends_outside", default=()
 )
 
 
-class _Asked(str):
-    """The string "auto"; its attribute `backend` is what `use_backend` asks for now.
+class _Asked:
+    """Its attribute `backend` is what `use_backend` asks for now, or the object itself for nothing.
 
     torch.compile can neither trace nor guard on a ContextVar, but it guards on the value of an
     attribute, and of a property whose getter is written in C it takes the value without tracing
     the getter. A guard then reads the variable in the thread or task that calls the compiled code.
-    `ContextVar.get` is such a getter. Its argument is what it returns where the variable is not
-    set; a property passes the object itself, which is why this class is a string.
+    `ContextVar.get` is such a getter. It returns its argument where the variable is not set, and a
+    property passes the object.
     """
 
     backend = property(_asked.get)
@@ -51,7 +51,7 @@ class _Traced:
         self.outside: tuple[str | None, ...] = ()
 
 
-_context = _Asked("auto")
+_context = _Asked()
 _traced = _Traced()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -147,7 +147,8 @@ def requested_backend(argument: str) -> str:
     still)."""
     if argument != "auto":
         return argument
-    return _context.backend if _traced.backend is None else _traced.backend
+    backend = _context.backend if _traced.backend is None else _traced.backend
+    return "auto" if backend is _context else backend
 
 
 def environment_backend() -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _check, _core
-from ._call import Options, autocast, autocasts, check_options, features_of
+from ._call import Options, autocast, autocasts, checked_options, features_of
 from ._core import Row
 from .backend import (
     ENVIRONMENT,
@@ -124,17 +124,17 @@ def explain(
     _check.same_kind(name, q, k, v)
     if packed:
         totals = _check.packed_shapes(name, q, k, v)
-        _check.cu_seqlens(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        assert cu_seqlens_q is not None and max_seqlen_q is not None and max_seqlen_k is not None
-        batch = cu_seqlens_q.shape[0] - 1
-        shape = _check.Shape(batch, max_seqlen_q, max_seqlen_k, *totals[3:])
+        offsets, longest = _check.cu_seqlens(
+            q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        )
+        shape = _check.Shape(offsets[0].shape[0] - 1, *longest, *totals[3:])
     else:
         shape = _check.dense_shapes(name, q, k, v)
     options = Options(
         causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
         deterministic, return_lse, backend,
     )  # fmt: skip
-    sides = check_options(name, q, shape, options)
+    options, sides = checked_options(name, q, shape, options)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     sizes = Sizes(*shape[:5], *sides, options.softcap or 0.0)
     features = features_of(options, sides, packed)

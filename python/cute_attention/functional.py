@@ -334,8 +334,8 @@ def attention_varlen(
         q, k, v, bias = autocast(q, k, v, bias)
     _check.same_kind("attention_varlen", q, k, v)
     totals = _check.packed_shapes("attention_varlen", q, k, v)
-    offsets = _check.cu_seqlens(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    shape = _check.Shape(cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k, *totals[3:])
+    offsets, longest = _check.cu_seqlens(q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    shape = _check.Shape(cu_seqlens_q.shape[0] - 1, *longest, *totals[3:])
     options = Options(
         causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
         deterministic, return_lse, backend,
