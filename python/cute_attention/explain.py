@@ -107,7 +107,8 @@ def explain(
 
     Raises:
         TypeError: as the call would.
-        ValueError: as the call would.
+        ValueError: as the call would, but that the values of cu_seqlens are not read; or a size
+            that is no int32.
 
     Example:
         >>> import torch
