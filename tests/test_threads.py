@@ -1,4 +1,4 @@
-"""Calls from many threads at once, the first ones above all; and in forked and spawned processes."""
+"""Calls from many threads at once, the first ones above all; forked and spawned processes."""
 
 from __future__ import annotations
 

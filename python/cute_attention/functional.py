@@ -107,8 +107,9 @@ def attention(
 
     A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients
     0. There may be no heads. The full formula is in `cute_attention.attention_reference`. Second
-    derivatives are not implemented. Numbers may be NumPy scalars or symbolic, as in `torch.export`. Under `torch.autocast` q, k, v and bias are cast, as those of
-    `torch.nn.functional.scaled_dot_product_attention` are.
+    derivatives are not implemented. Under `torch.autocast` q, k, v and bias are cast, as those of
+    `torch.nn.functional.scaled_dot_product_attention` are. A number may be a NumPy scalar, or
+    symbolic, as under `torch.export`.
 
     Args:
         q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any
