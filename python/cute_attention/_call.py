@@ -54,24 +54,7 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, bias: Any) -> tuple[Tensor, Tensor
     return cast(q), cast(k), cast(v), cast(bias)
 
 
-def checked_options(
-    name: str, q: Tensor, shape: _check.Shape, options: Options
-) -> tuple[Options, _check.Sides]:
-    """The options with Python numbers for NumPy scalars, and the sides of the window; raises for
-    the first option that is wrong."""
-    try:
-        return options, _check_options(name, q, shape, options)
-    except TypeError:  # only here, so that ordinary calls take no time to look for NumPy scalars
-        window = options.window
-        sides = window if isinstance(window, (tuple, list)) else ()
-        if not any(_check.plain(value) is not value for value in (*options, *sides)):
-            raise
-        window = [_check.plain(side) for side in sides] if sides else window
-        options = Options(*map(_check.plain, options._replace(window=window)))
-        return options, _check_options(name, q, shape, options)
-
-
-def _check_options(name: str, q: Tensor, shape: _check.Shape, options: Options) -> _check.Sides:
+def check_options(name: str, q: Tensor, shape: _check.Shape, options: Options) -> _check.Sides:
     """Raise for the first option that is wrong; returns the sides of the window."""
     causal, window, scale, softcap, slopes, bias, sink, dropout_p, seed, *rest = options
     deterministic, return_lse, backend = rest
@@ -92,6 +75,16 @@ def _check_options(name: str, q: Tensor, shape: _check.Shape, options: Options) 
     if backend != "auto":
         check_name(name, "backend", backend)
     return _check.window_sides(name, causal, window)
+
+
+def without_numpy(options: Options) -> Options | None:
+    """The options with Python numbers for NumPy scalars; None where there is no such scalar."""
+    window = options.window
+    sides = window if isinstance(window, (tuple, list)) else ()
+    if not any(_check.plain(value) is not value for value in (*options, *sides)):
+        return None
+    plain_window = [_check.plain(side) for side in sides] if sides else window
+    return Options(*map(_check.plain, options._replace(window=plain_window)))
 
 
 def features_of(options: Options, sides: _check.Sides, packed: bool) -> Features:
@@ -118,7 +111,12 @@ def attend(
 ) -> Any:
     """`attention` or `attention_varlen` of q, k, v and cu_seqlens that are checked."""
     q, k, v = tensors
-    options, sides = checked_options(name, q, shape, options)
+    try:
+        sides = check_options(name, q, shape, options)
+    except TypeError:  # only then, so that ordinary calls take no time to look for NumPy scalars
+        if (plain := without_numpy(options)) is None:
+            raise
+        options, sides = plain, check_options(name, q, shape, plain)
     features = features_of(options, sides, offsets[0] is not None)
     requested = requested_backend(options.backend)
     head_dim, head_dim_v = specialized(shape.head_dim), specialized(shape.head_dim_v)

@@ -182,24 +182,24 @@ def packed_lengths(side: str, offsets: Tensor, rows: Tensor, longest: int) -> No
 
 def size(name: str, label: str, value: Any) -> int:
     """An int from 0 to LARGEST_SIZE; the int of a NumPy scalar."""
-    value = plain(value)
-    if not isinstance(value, _INTEGERS) or isinstance(value, bool):
-        hint = (
-            " (call .item() on it once, outside of the model)" if isinstance(value, Tensor) else ""
-        )
-        raise TypeError(f"{name}: {label} is {type_name(value)}, expected an int{hint}")
-    return _bounded(f"{name}: {label}", value, LARGEST_SIZE)
+    if type(value) is not int:
+        value = plain(value)
+        if not isinstance(value, _INTEGERS) or isinstance(value, bool):
+            tensor = isinstance(value, Tensor)
+            hint = " (call .item() on it once, outside of the model)" if tensor else ""
+            raise TypeError(f"{name}: {label} is {type_name(value)}, expected an int{hint}")
+    return _bounded(name, label, value, LARGEST_SIZE)
 
 
-def _bounded(label: str, value: Any, largest: int, hint: str = "") -> int:
+def _bounded(name: str, label: str, value: Any, largest: int, hint: str = "") -> int:
     """`value`, from 0 to `largest`. In a traced graph, which may know the value only when it runs,
     no branch may depend on it: the graph checks then that it is not negative."""
     if torch.compiler.is_compiling() or isinstance(value, torch.SymInt):
         torch._check(value >= 0)  # without a message: torch.export(strict=True) takes no function
     elif value < 0:
-        raise ValueError(f"{label} is {value}, expected an int >= 0{hint}")
+        raise ValueError(f"{name}: {label} is {value}, expected an int >= 0{hint}")
     elif value > largest:
-        raise ValueError(f"{label} is {value}, expected an int from 0 to {largest}{hint}")
+        raise ValueError(f"{name}: {label} is {value}, expected an int from 0 to {largest}{hint}")
     return value
 
 
@@ -248,7 +248,7 @@ def window_sides(name: str, causal: bool, window: object) -> Sides:
             raise TypeError(
                 f"{name}: window's {side} side is {type_name(value)}, expected an int or None"
             )
-        _bounded(f"{name}: window's {side} side", value, _LARGEST_WINDOW, " (None is unbounded)")
+        _bounded(name, f"window's {side} side", value, _LARGEST_WINDOW, " (None is unbounded)")
     return (-1 if left is None else left), (0 if causal else -1 if right is None else right)
 
 

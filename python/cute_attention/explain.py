@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _check, _core
-from ._call import Options, autocast, autocasts, checked_options, features_of
+from ._call import Options, autocast, autocasts, check_options, features_of, without_numpy
 from ._core import Row
 from .backend import (
     ENVIRONMENT,
@@ -135,7 +135,12 @@ def explain(
         causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
         deterministic, return_lse, backend,
     )  # fmt: skip
-    options, sides = checked_options(name, q, shape, options)
+    try:
+        sides = check_options(name, q, shape, options)
+    except TypeError:
+        if (plain := without_numpy(options)) is None:
+            raise
+        options, sides = plain, check_options(name, q, shape, plain)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     sizes = Sizes(*shape[:5], *sides, options.softcap or 0.0)
     features = features_of(options, sides, packed)
