@@ -241,14 +241,12 @@ def window_sides(name: str, causal: bool, window: object) -> Sides:
     if len(window) != 2:
         raise ValueError(f"{name}: window has {len(window)} sides, expected (left, right)")
     left, right = window
-    for side, value in (("left", left), ("right", right)):
+    for label, value in (("window's left side", left), ("window's right side", right)):
         if value is None:
             continue
-        if not isinstance(value, _INTEGERS) or isinstance(value, bool):
-            raise TypeError(
-                f"{name}: window's {side} side is {type_name(value)}, expected an int or None"
-            )
-        _bounded(name, f"window's {side} side", value, _LARGEST_WINDOW, " (None is unbounded)")
+        if type(value) is not int and (not isinstance(value, _INTEGERS) or isinstance(value, bool)):
+            raise TypeError(f"{name}: {label} is {type_name(value)}, expected an int or None")
+        _bounded(name, label, value, _LARGEST_WINDOW, " (None is unbounded)")
     return (-1 if left is None else left), (0 if causal else -1 if right is None else right)
 
 
