@@ -1,5 +1,5 @@
 // torch_binding.cpp: the operators of cute_attention on the LibTorch stable ABI, once for every
-// Python and every torch from 2.10 on. CUDA kernels alone: fakes, autograd and the CPU are
+// Python and every torch from 2.10 on. CUDA kernels alone: schemas, fakes, autograd and the CPU are
 // Python's.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -324,19 +324,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
 }  // namespace
 }  // namespace cute_attention
 
-// SymInt, so that a graph compiled for dynamic shapes serves every length.
-STABLE_TORCH_LIBRARY(cute_attention, library) {
-  library.def(
-      "forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-      "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, "
-      "SymInt window_right, str backend) -> (Tensor out, Tensor lse)");
-  library.def(
-      "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
-      "Tensor lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, "
-      "SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, SymInt window_right, "
-      "bool deterministic, str backend) -> (Tensor dq, Tensor dk, Tensor dv)");
-}
-
+// The schemas are in python/cute_attention/ops.py, which defines the ops when it is imported.
 STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUDA, library) {
   library.impl("forward", TORCH_BOX(&cute_attention::forward));
   library.impl("backward", TORCH_BOX(&cute_attention::backward));

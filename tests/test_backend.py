@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from cute_attention import (
     explain,
     use_backend,
 )
+from cute_attention.__main__ import _serving
 from cute_attention.explain import explain_question
 from cute_attention.survey import Features, Question, survey
 
@@ -61,7 +66,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
     monkeypatch.setattr(_core, "libraries", list)
     monkeypatch.setattr(_binding, "binding_error", lambda: "")
     monkeypatch.setattr(backend, "_choices", {})
-    monkeypatch.setattr(backend, "_warned", set())
+    monkeypatch.setattr(backend, "_warned", {})
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     yield made_up
 
@@ -213,6 +218,96 @@ def test_a_broken_installation_is_told(core: Core, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_core, "explain", fails)
     with pytest.warns(FallbackWarning, match="sm80: the kernel libraries see 0 devices"):
         assert select(head_dim=192) == "reference"
+
+
+def test_a_failure_of_the_moment_is_not_kept(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core or a binding that fails once is asked again; forward and backward, then cached."""
+
+    def fails(problem: _core.Problem, device: int | None) -> list[_core.Candidate]:
+        raise RuntimeError("out of memory")
+
+    def select_backward() -> str:
+        return backend.select_backward(torch.bfloat16, 64, 64, PLAIN, GPU, "auto", False)
+
+    monkeypatch.setattr(backend, "_backward_choices", {})
+    for target, name, broken in (
+        (_core, "explain", fails),
+        (_binding, "binding_error", lambda: "the torch binding does not load: too many files"),
+    ):
+        with monkeypatch.context() as patch, pytest.warns(FallbackWarning):
+            patch.setattr(target, name, broken)
+            assert select() == select_backward() == "reference"
+        assert select() == select_backward() == "sm80"
+        asked = len(core.questions)
+        assert select() == select_backward() == "sm80"
+        assert len(core.questions) == asked
+        backend._choices.clear()
+        backend._backward_choices.clear()
+
+
+def test_the_binding_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that does not load the first time is loaded the next."""
+    loaded: list[Path] = []
+
+    def load(path: Path) -> None:
+        loaded.append(path)
+        if len(loaded) == 1:
+            raise OSError("too many open files")
+
+    monkeypatch.setattr(_binding, "_loaded", False)
+    monkeypatch.setattr(_core, "torch_library", lambda: Path("/lib/binding.so"))
+    monkeypatch.setattr(_core, "core", lambda: None)
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    assert _binding.binding_error() == "the torch binding does not load: too many open files"
+    assert [_binding.binding_error() for _ in range(3)] == ["", "", ""]
+    assert len(loaded) == 2
+
+
+def test_many_threads_choose_and_warn_once(core: Core) -> None:
+    together = threading.Barrier(32)
+
+    def run(_: int) -> str:
+        together.wait()
+        return select(features=Features(bias=True))
+
+    with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(32) as pool:
+        warnings.simplefilter("always")
+        assert set(pool.map(run, range(32))) == {"reference"}
+    assert [warning.category for warning in caught] == [FallbackWarning]
+
+
+def test_an_empty_environment_variable_asks_for_nothing(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "")
+    assert select() == "sm80"
+    assert backend.select_backward(torch.bfloat16, 64, 64, PLAIN, GPU, "auto", False) == "sm80"
+    question = Question("forward", torch.bfloat16, 64, 64, PLAIN, GPU)
+    assert "auto (nothing was asked for)" in str(explain_question(question))
+
+
+def test_info_shows_forward_and_backward(core: Core) -> None:
+    """Each as it is served: here the backward has no kernel for softcap."""
+    answer = core.explain
+
+    def without_softcap(problem: _core.Problem, device: int | None) -> list[_core.Candidate]:
+        refused = problem.direction == "backward" and problem.softcap > 0
+        rows = answer(problem, device)
+        return (
+            [dataclasses.replace(row, reasons=["no softcap"]) for row in rows] if refused else rows
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "explain", without_softcap)
+        forward, backward = "\n".join(_serving(GPU)).split("\nBackward on cuda:0\n")
+    assert forward.startswith("\nForward on cuda:0\n")
+    served = "sm80 fp16 d64, sm80 fp16 d96, sm80 fp16 d128, sm80 bf16 d64, sm80 bf16 d96, "
+    for text in (forward, backward):
+        assert f"\n  window   {served}sm80 bf16 d128, reference for the rest" in text
+        assert f"\n  causal   {served}sm90 bf16 d128, reference for the rest" in text
+        assert "\n  bias     reference\n" in text
+    assert f"\n  softcap  {served}sm80 bf16 d128, reference for the rest" in forward
+    assert "\n  softcap  reference\n" in backward
 
 
 def test_a_call_reaches_the_kernel_op(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:

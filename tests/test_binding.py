@@ -75,9 +75,34 @@ def test_binding_loads_and_has_its_schema():
         "float softcap, SymInt window_left, SymInt window_right, str backend) "
         "-> (Tensor out, Tensor lse)"
     )
+    for op in ("forward", "backward"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"cute_attention::{op}", "CUDA")
     q = torch.zeros(1, 2, 3, 64, dtype=torch.float16)
     with pytest.raises(NotImplementedError, match="'CPU' backend"):
         torch.ops.cute_attention.forward(q, q, q, None, None, 2, 2, 1.0, 0.0, -1, -1, "sm80")
+
+
+def test_the_kernel_ops_need_no_binding_to_be_traced():
+    """Schemas, fakes and FLOP formulas are there after the import, where no kernel is."""
+    program = """
+import torch
+import cute_attention
+from torch.utils.flop_counter import FlopCounterMode
+
+q, k = torch.empty(1, 5, 4, 64, device="meta"), torch.empty(1, 7, 2, 64, device="meta")
+options = (None, None, 5, 7, 1.0, 0.0, -1, -1)
+with FlopCounterMode(display=False) as counter:
+    out, lse = torch.ops.cute_attention.forward(q, k, k, *options, "sm80")
+    grads = torch.ops.cute_attention.backward(out, None, q, k, k, out, lse, *options, False, "sm80")
+assert (out.shape, lse.shape) == (q.shape, (1, 4, 5))
+assert [grad.shape for grad in grads] == [q.shape, k.shape, k.shape]
+assert not torch._C._dispatch_has_kernel_for_dispatch_key("cute_attention::forward", "CUDA")
+assert not torch.cuda.is_initialized()
+print(counter.get_total_flops())
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) == 2 * 5 * 7 * 4 * (2 + 5) * 64
 
 
 @needs_binding

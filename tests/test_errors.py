@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cute_attention import BackendError, attention, attention_varlen, explain, use_backend
+from cute_attention import (
+    BackendError,
+    attention,
+    attention_reference,
+    attention_varlen,
+    explain,
+    use_backend,
+)
 from wrong_calls import DENSE, OPTIONS, VARLEN, VARLEN_VALUES, Wrong, dense, ones, packed
 
 KERNEL_BACKENDS = ("sm90", "sm80")
@@ -87,6 +94,50 @@ def test_a_forced_backend_says_why_it_cannot_serve(backend: str, device: str) ->
     for line in report.reasons:
         assert line in message
         assert line in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("argument", "size", "shapes"),
+    [
+        ("q", "batch", ((2**32 + 1, 1, 1, 8),) * 3),
+        ("q", "seqlen_q", ((1, 2**31, 1, 8), (1, 4, 1, 8), (1, 4, 1, 8))),
+        ("k", "seqlen_k", ((1, 4, 1, 8), (1, 2**40, 1, 8), (1, 2**40, 1, 8))),
+        ("q", "heads", ((1, 4, 2**33, 8), (1, 4, 1, 8), (1, 4, 1, 8))),
+        ("k", "heads_kv", ((1, 4, 0, 8), (1, 4, 2**32, 8), (1, 4, 2**32, 8))),
+        ("q", "head_dim", ((1, 4, 1, 2**35), (1, 4, 1, 2**35), (1, 4, 1, 8))),
+        ("v", "head_dim_v", ((1, 4, 1, 8), (1, 4, 1, 8), (1, 4, 1, 2**31))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_explain_wraps_no_size(argument: str, size: str, shapes: tuple) -> None:
+    """A size that is no int32 is named; it used to wrap, to 1 for a batch of 2^32 + 1."""
+    tensors = [torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes]
+    label = {"q": 0, "k": 1, "v": 2}[argument]
+    axis = {"batch": 0, "seqlen_q": 1, "seqlen_k": 1, "heads": 2, "heads_kv": 2}.get(size, 3)
+    message = f"explain: {size} of {argument} is {shapes[label][axis]}, expected 0 to 2147483647"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        explain(*tensors)
+
+
+def test_explain_takes_the_largest_sizes_and_windows() -> None:
+    """An int32's largest value, and a window that bounds nothing though it is wider than that."""
+    q = torch.empty(1, 2**31 - 1, 1, 8, device="meta", dtype=torch.bfloat16)
+    answer = explain(q, q, q, window=(2**32 + 5, None))
+    assert answer.chosen == "reference"
+    assert f"seqlen {2**31 - 1} x {2**31 - 1}" in str(answer)
+
+
+def test_alibi_slopes_may_be_parameters_where_nothing_is_recorded(device: str) -> None:
+    slopes = torch.rand(8, device=device)
+    with torch.no_grad():
+        actual = attention(**dense(device), alibi_slopes=torch.nn.Parameter(slopes))
+    assert torch.equal(actual, attention(**dense(device), alibi_slopes=slopes))
+
+
+def test_the_formula_refuses_alibi_slopes_with_a_gradient_too() -> None:
+    slopes = torch.rand(8, requires_grad=True)
+    with pytest.raises(ValueError, match="attention_reference: alibi_slopes requires a gradient"):
+        attention_reference(**dense(), alibi_slopes=slopes)
 
 
 def test_a_failed_check_leaves_no_trace() -> None:

@@ -62,7 +62,7 @@ def test_auto_takes_the_fastest_that_serves() -> None:
 
 def test_falling_back_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_choices", {})
-    monkeypatch.setattr(backend, "_warned", set())
+    monkeypatch.setattr(backend, "_warned", {})
     tensors = qkv(torch.float32)
     with pytest.warns(FallbackWarning, match="no kernel serves this call") as caught:
         out = attention(*tensors)

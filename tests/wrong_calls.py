@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,14 @@ def move(value: Any, device: str) -> Any:
 
 def offsets(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.tensor(values, dtype=dtype)
+
+
+def parameter(*values: int) -> Tensor:
+    return torch.nn.Parameter(offsets(*values), requires_grad=False)
+
+
+class Subclass(Tensor):
+    """A tensor of another type, as libraries have them."""
 
 
 def ones(*shape: int, dtype: torch.dtype | None = None, device: str | None = None) -> Tensor:
@@ -111,6 +120,13 @@ OPTIONS = [
           "window's left side is -1, expected an int >= 0 (None is unbounded)"),
     Wrong("window-float", TypeError, lambda: {"window": (4, 2.0)},
           "window's right side is a float, expected an int or None"),
+    Wrong("window-huge", ValueError, lambda: {"window": (0, 2**63)},
+          "window's right side is 9223372036854775808, expected an int from 0 to "
+          "9223372036854775807 (None is unbounded)"),
+    Wrong("window-numpy-float", TypeError, lambda: {"window": (np.float32(4), 2)},
+          "window's left side is a float, expected an int or None"),
+    Wrong("causal-numpy-int", TypeError, lambda: {"causal": np.int64(1)},
+          "causal is an int, expected a bool"),
     Wrong("scale-nan", ValueError, lambda: {"scale": float("nan")},
           "scale is nan, expected a finite number"),
     Wrong("scale-tensor", TypeError, lambda: {"scale": torch.tensor(0.5)},
@@ -142,6 +158,10 @@ OPTIONS = [
           "alibi_slopes has shape [2], expected [8] or [2, 8] ([heads] or [batch, heads])"),
     Wrong("alibi-batch", ValueError, lambda: {"alibi_slopes": ones(3, 8)},
           "alibi_slopes has shape [3, 8], expected [8] or [2, 8] ([heads] or [batch, heads])"),
+    Wrong("alibi-gradient", ValueError,
+          lambda: {"alibi_slopes": ones(8).requires_grad_()},
+          "alibi_slopes requires a gradient, expected a tensor that does not, since the slopes "
+          "have none (pass alibi_slopes.detach())"),
     Wrong("sink-dtype", TypeError, lambda: {"sink": ones(8, dtype=torch.float16)},
           "sink has dtype torch.float16, expected torch.float32"),
     Wrong("sink-shape", ValueError, lambda: {"sink": ones(8, 1)},
@@ -192,6 +212,10 @@ VARLEN = [
           "of the model)"),
     Wrong("max-none", TypeError, lambda: {"max_seqlen_k": None},
           "max_seqlen_k is None, expected an int"),
+    Wrong("max-no-int32", ValueError, lambda: {"max_seqlen_q": 2**31},
+          "max_seqlen_q is 2147483648, expected an int from 0 to 2147483647"),
+    Wrong("max-numpy-float", TypeError, lambda: {"max_seqlen_q": np.float32(3)},
+          "max_seqlen_q is a float, expected an int"),
     Wrong("max-negative", ValueError, lambda: {"max_seqlen_k": -1},
           "max_seqlen_k is -1, expected an int >= 0"),
     Wrong("bias-shape", ValueError, lambda: {"bias": ones(4, 6)},
@@ -204,8 +228,16 @@ VARLEN_VALUES = [  # read on the CPU alone
           "cu_seqlens_q starts with 1, expected 0"),
     Wrong("cu-decreases", ValueError, lambda: {"cu_seqlens_k": offsets(0, 7, 6)},
           "cu_seqlens_k is [0, 7, 6], expected no decrease"),
-    Wrong("cu-end", ValueError, lambda: {"cu_seqlens_k": offsets(0, 2, 5)},
-          "cu_seqlens_k ends with 5, expected 6 (the rows of k)"),
+    Wrong("cu-end", ValueError, lambda: {"cu_seqlens_k": offsets(0, 2, 7)},
+          "cu_seqlens_k ends with 7, expected at most 6 (the rows of k)"),
+    Wrong("cu-parameter", ValueError, lambda: {"cu_seqlens_q": parameter(0, 3, 5)},
+          "cu_seqlens_q ends with 5, expected at most 4 (the rows of q)"),
+    Wrong("cu-subclass", ValueError,
+          lambda: {"cu_seqlens_k": offsets(0, 7, 6).as_subclass(Subclass)},
+          "cu_seqlens_k is [0, 7, 6], expected no decrease"),
     Wrong("max-short", ValueError, lambda: {"max_seqlen_q": 2},
           "max_seqlen_q is 2, expected at least 3 (the longest sequence of cu_seqlens_q)"),
+    Wrong("max-short-parameter", ValueError,
+          lambda: {"cu_seqlens_k": parameter(0, 2, 6), "max_seqlen_k": 3},
+          "max_seqlen_k is 3, expected at least 4 (the longest sequence of cu_seqlens_k)"),
 ]  # fmt: skip

@@ -101,12 +101,17 @@ def _devices(devices: list[torch.device]) -> Iterator[str]:
 
 
 def _serving(device: torch.device) -> Iterator[str]:
-    """Which backend serves a forward call on `device`, by feature, dtype and head dim."""
-    yield f"\nForward on {device} (backward: reference)"
+    """Which backend serves forward and backward on `device`, by feature, dtype and head dim."""
+    for direction in ("forward", "backward"):
+        yield f"\n{direction.capitalize()} on {device}"
+        yield from _serving_direction(direction, device)
+
+
+def _serving_direction(direction: str, device: torch.device) -> Iterator[str]:
     columns = [f"{name} d{d}" for name in DTYPE_NAMES.values() for d in HEAD_DIMS]
     served = {
         feature: [
-            _first(Question("forward", dtype, d, d, features, device))
+            _first(Question(direction, dtype, d, d, features, device))
             for dtype in DTYPE_NAMES
             for d in HEAD_DIMS
         ]

@@ -1,30 +1,44 @@
-"""Loads the torch binding, once, at the first call that may need it."""
+"""Loads the torch binding: the kernels behind the ops that `ops.py` defines."""
 
 from __future__ import annotations
 
-import functools
+import os
+import threading
 
 import torch
 
 from . import _core
 
+_loaded = False
+_lock = threading.Lock()
 
-@functools.cache
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held the lock does not exist."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def binding_error() -> str:
-    """Why `torch.ops.cute_attention.forward` is missing; empty where it is there, loaded now."""
+    """Why the kernels cannot be called; empty where they can: the binding is loaded then.
+
+    The first call loads it, whichever thread makes it. A failure is not remembered: the next call
+    tries again.
+    """
+    global _loaded
+    if _loaded:
+        return ""
     path = _core.torch_library()
     if path is None:
         return "the package was installed without its torch binding"
-    try:
-        _core.core()  # the binding links to it
-        torch.ops.load_library(path)
-    except OSError as error:
-        return f"the torch binding does not load: {error}"
-    from .ops import fake_backward, fake_forward
-
-    torch.library.register_fake("cute_attention::forward", fake_forward)
-    torch.library.register_fake("cute_attention::backward", fake_backward)
-    from .flops import register_kernel_formulas
-
-    register_kernel_formulas()
+    with _lock:  # torch.ops.load_library changes the flags of dlopen for the whole process
+        try:
+            _core.core()  # the binding links to it
+            torch.ops.load_library(path)
+        except OSError as error:
+            return f"the torch binding does not load: {error}"
+        _loaded = True
     return ""

@@ -77,6 +77,16 @@ def check_options(name: str, q: Tensor, shape: _check.Shape, options: Options) -
     return _check.window_sides(name, causal, window)
 
 
+def without_numpy(options: Options) -> Options | None:
+    """The options with Python numbers for NumPy scalars; None where there is no such scalar."""
+    window = options.window
+    sides = window if isinstance(window, (tuple, list)) else ()
+    if not any(_check.plain(value) is not value for value in (*options, *sides)):
+        return None
+    plain_window = [_check.plain(side) for side in sides] if sides else window
+    return Options(*map(_check.plain, options._replace(window=plain_window)))
+
+
 def features_of(options: Options, sides: _check.Sides, packed: bool) -> Features:
     """What checked options ask of a kernel."""
     return Features(
@@ -101,7 +111,12 @@ def attend(
 ) -> Any:
     """`attention` or `attention_varlen` of q, k, v and cu_seqlens that are checked."""
     q, k, v = tensors
-    sides = check_options(name, q, shape, options)
+    try:
+        sides = check_options(name, q, shape, options)
+    except TypeError:  # only then, so that ordinary calls take no time to look for NumPy scalars
+        if (plain := without_numpy(options)) is None:
+            raise
+        options, sides = plain, check_options(name, q, shape, plain)
     features = features_of(options, sides, offsets[0] is not None)
     requested = requested_backend(options.backend)
     head_dim, head_dim_v = specialized(shape.head_dim), specialized(shape.head_dim_v)

@@ -8,6 +8,7 @@ TypeError, wrong values ValueError.
 from __future__ import annotations
 
 import math
+import sys
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,6 +17,10 @@ from torch import Tensor
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _DTYPE_NAMES = "float16, bfloat16, float32 or float64"
+_INTEGERS = (int, torch.SymInt)  # the second while torch.export or make_fx traces
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+LARGEST_SIZE = 2**31 - 1  # of the sizes that cu_seqlens and the kernels can tell
+_LARGEST_WINDOW = 2**63 - 1  # of what an op takes
 
 Sides = tuple[int, int]  # of a window; -1 is unbounded
 
@@ -80,8 +85,7 @@ def dense_shapes(name: str, q: Tensor, k: Tensor, v: Tensor) -> Shape:
             and seqlen_k == seqlen_v
             and heads_kv == heads_v
             and head_dim == head_dim_k
-            and heads_kv != 0
-            and heads % heads_kv == 0
+            and (heads % heads_kv == 0 if heads_kv != 0 else heads == 0)
             and head_dim != 0
             and head_dim_v != 0
         ):
@@ -100,8 +104,7 @@ def packed_shapes(name: str, q: Tensor, k: Tensor, v: Tensor) -> Shape:
             total_k == total_v
             and heads_kv == heads_v
             and head_dim == head_dim_k
-            and heads_kv != 0
-            and heads % heads_kv == 0
+            and (heads % heads_kv == 0 if heads_kv != 0 else heads == 0)
             and head_dim != 0
             and head_dim_v != 0
         ):
@@ -122,7 +125,7 @@ def _shapes_error(name: str, q: Tensor, k: Tensor, v: Tensor, layout: str, rank:
     if v.shape[:-1] != k.shape[:-1]:
         why = "batch, seqlen_k and heads_kv" if rank == 4 else "total_k and heads_kv"
         return _shape_error(name, "v", v, [*rows_kv, heads_kv, "*"], f"{why} must match k")
-    if heads_kv == 0 or heads % heads_kv != 0:
+    if heads % heads_kv != 0 if heads_kv else heads != 0:
         return ValueError(
             f"{name}: q has {heads} heads and k has {heads_kv}, expected heads_kv to divide heads "
             "(query head h reads kv head h // (heads // heads_kv))"
@@ -132,24 +135,19 @@ def _shapes_error(name: str, q: Tensor, k: Tensor, v: Tensor, layout: str, rank:
 
 
 def cu_seqlens(
-    q: Tensor, k: Tensor, offsets_q: Any, offsets_k: Any, max_q: Any, max_k: Any
-) -> tuple[Tensor, Tensor]:
-    """int32 `[batch + 1]` on q's device, and their longest sequences; returns them contiguous."""
+    q: Tensor, offsets_q: Any, offsets_k: Any, max_q: Any, max_k: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """int32 `[batch + 1]` on q's device, returned contiguous, and the longest sequences."""
     name = "attention_varlen"
-    sides = (("q", q, offsets_q, max_q), ("k", k, offsets_k, max_k))
-    for side, _, offsets, longest in sides:
-        _offsets(name, f"cu_seqlens_{side}", offsets, q)
-        size(name, f"max_seqlen_{side}", longest)
+    _offsets(name, "cu_seqlens_q", offsets_q, q)
+    _offsets(name, "cu_seqlens_k", offsets_k, q)
+    longest = size(name, "max_seqlen_q", max_q), size(name, "max_seqlen_k", max_k)
     if offsets_q.shape != offsets_k.shape:
         raise ValueError(
             f"{name}: cu_seqlens_k has shape {_shape(offsets_k)}, expected {_shape(offsets_q)} "
             "([batch + 1], as cu_seqlens_q)"
         )
-    if not torch.compiler.is_compiling() and q.is_cpu:
-        for side, rows, offsets, longest in sides:
-            if type(offsets) is Tensor:  # a fake one has no values
-                _packed_lengths(name, side, offsets, rows.shape[0], longest)
-    return offsets_q.contiguous(), offsets_k.contiguous()
+    return (offsets_q.contiguous(), offsets_k.contiguous()), longest
 
 
 def _offsets(name: str, label: str, value: Any, q: Tensor) -> None:
@@ -161,17 +159,18 @@ def _offsets(name: str, label: str, value: Any, q: Tensor) -> None:
     on_device(name, label, value, q.device)
 
 
-def _packed_lengths(name: str, side: str, offsets: Tensor, total: int, longest: int) -> None:
-    """The values of cu_seqlens on the host; reading those on a device would wait for it."""
+def packed_lengths(side: str, offsets: Tensor, rows: Tensor, longest: int) -> None:
+    """The values of cu_seqlens, where they can be read; reading those on a GPU waits for it."""
+    name, total = "attention_varlen", rows.shape[0]
     values = offsets.tolist()
     lengths = [end - start for start, end in pairwise(values)]
     if values[0] != 0:
         raise ValueError(f"{name}: cu_seqlens_{side} starts with {values[0]}, expected 0")
     if min(lengths, default=0) < 0:
         raise ValueError(f"{name}: cu_seqlens_{side} is {values}, expected no decrease")
-    if values[-1] != total:
+    if values[-1] > total:
         raise ValueError(
-            f"{name}: cu_seqlens_{side} ends with {values[-1]}, expected {total} "
+            f"{name}: cu_seqlens_{side} ends with {values[-1]}, expected at most {total} "
             f"(the rows of {side})"
         )
     if max(lengths, default=0) > longest:
@@ -181,15 +180,33 @@ def _packed_lengths(name: str, side: str, offsets: Tensor, total: int, longest: 
         )
 
 
-def size(name: str, label: str, value: object) -> None:
-    """A Python int that is not negative."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        hint = (
-            " (call .item() on it once, outside of the model)" if isinstance(value, Tensor) else ""
-        )
-        raise TypeError(f"{name}: {label} is {type_name(value)}, expected an int{hint}")
-    if value < 0:
-        raise ValueError(f"{name}: {label} is {value}, expected an int >= 0")
+def size(name: str, label: str, value: Any) -> int:
+    """An int from 0 to LARGEST_SIZE; the int of a NumPy scalar."""
+    if type(value) is not int:
+        value = plain(value)
+        if not isinstance(value, _INTEGERS) or isinstance(value, bool):
+            tensor = isinstance(value, Tensor)
+            hint = " (call .item() on it once, outside of the model)" if tensor else ""
+            raise TypeError(f"{name}: {label} is {type_name(value)}, expected an int{hint}")
+    return _bounded(name, label, value, LARGEST_SIZE)
+
+
+def _bounded(name: str, label: str, value: Any, largest: int, hint: str = "") -> int:
+    """`value`, from 0 to `largest`. In a traced graph, which may know the value only when it runs,
+    no branch may depend on it: the graph checks then that it is not negative."""
+    if torch.compiler.is_compiling() or isinstance(value, torch.SymInt):
+        torch._check(value >= 0)  # without a message: torch.export(strict=True) takes no function
+    elif value < 0:
+        raise ValueError(f"{name}: {label} is {value}, expected an int >= 0{hint}")
+    elif value > largest:
+        raise ValueError(f"{name}: {label} is {value}, expected an int from 0 to {largest}{hint}")
+    return value
+
+
+def plain(value: Any) -> Any:
+    """The Python number that a NumPy scalar stands for; everything else as it is."""
+    numpy = sys.modules.get("numpy")  # without it there is no such scalar
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def flags(name: str, **arguments: object) -> None:
@@ -199,8 +216,8 @@ def flags(name: str, **arguments: object) -> None:
 
 
 def number(name: str, label: str, value: object) -> None:
-    """A finite Python number."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    """A finite number."""
+    if not isinstance(value, _NUMBERS) or isinstance(value, bool):
         raise TypeError(f"{name}: {label} is {type_name(value)}, expected a float or None")
     if not -math.inf < value < math.inf:
         raise ValueError(f"{name}: {label} is {value}, expected a finite number")
@@ -208,7 +225,7 @@ def number(name: str, label: str, value: object) -> None:
 
 def softcap(name: str, value: object) -> None:
     number(name, "softcap", value)
-    assert isinstance(value, (int, float))
+    assert isinstance(value, _NUMBERS)
     if value < 0:
         raise ValueError(
             f"{name}: softcap is {value}, expected a number >= 0 (None or 0 for no cap)"
@@ -224,17 +241,12 @@ def window_sides(name: str, causal: bool, window: object) -> Sides:
     if len(window) != 2:
         raise ValueError(f"{name}: window has {len(window)} sides, expected (left, right)")
     left, right = window
-    for side, value in (("left", left), ("right", right)):
+    for label, value in (("window's left side", left), ("window's right side", right)):
         if value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(
-                f"{name}: window's {side} side is {type_name(value)}, expected an int or None"
-            )
-        if value < 0:
-            raise ValueError(
-                f"{name}: window's {side} side is {value}, expected an int >= 0 (None is unbounded)"
-            )
+        if type(value) is not int and (not isinstance(value, _INTEGERS) or isinstance(value, bool)):
+            raise TypeError(f"{name}: {label} is {type_name(value)}, expected an int or None")
+        _bounded(name, label, value, _LARGEST_WINDOW, " (None is unbounded)")
     return (-1 if left is None else left), (0 if causal else -1 if right is None else right)
 
 
@@ -250,10 +262,7 @@ def bias(name: str, value: object, q: Tensor, shape: tuple[int, ...]) -> None:
             f"{mask if value.dtype == torch.bool else ''}"
         )
     on_device(name, "bias", value, q.device)
-    fits = value.dim() <= 4
-    for have, want in zip(reversed(value.shape), reversed(shape), strict=False):
-        fits = fits and (have == 1 or have == want)
-    if not fits:
+    if not _broadcasts(value.shape, shape):
         names = (
             "[batch, heads, seqlen_q, seqlen_k]"
             if q.dim() == 4
@@ -265,11 +274,24 @@ def bias(name: str, value: object, q: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
+def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
+    """Whether a tensor of `shape` broadcasts to `target`, each of whose lengths a traced graph may
+    know only when it runs: that graph then checks it."""
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    if torch.compiler.is_compiling():
+        for have, want in pairs:
+            if have != 1:
+                torch._check(have == want)
+        return len(shape) <= len(target)
+    return len(shape) <= len(target) and all(have == 1 or have == want for have, want in pairs)
+
+
 def alibi_slopes(name: str, value: object, q: Tensor, batch: int) -> None:
-    """`[heads]` or `[batch, heads]`."""
+    """`[heads]` or `[batch, heads]`, without a gradient."""
     heads = q.shape[-2]
     _vector(name, "alibi_slopes", value, q)
     assert isinstance(value, Tensor)
+    without_gradient(name, value)
     shape = value.shape
     if len(shape) == 1 and shape[0] == heads:
         return
@@ -279,6 +301,15 @@ def alibi_slopes(name: str, value: object, q: Tensor, batch: int) -> None:
         f"{name}: alibi_slopes has shape {_shape(value)}, expected [{heads}] or [{batch}, {heads}] "
         "([heads] or [batch, heads])"
     )
+
+
+def without_gradient(name: str, slopes: Tensor) -> None:
+    """Raise for ALiBi slopes that would wait for a gradient in vain."""
+    if slopes.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name}: alibi_slopes requires a gradient, expected a tensor that does not, since the "
+            "slopes have none (pass alibi_slopes.detach())"
+        )
 
 
 def sink(name: str, value: object, q: Tensor) -> None:
@@ -292,7 +323,7 @@ def sink(name: str, value: object, q: Tensor) -> None:
 
 
 def dropout(name: str, dropout_p: object, seed: object, q: Tensor) -> None:
-    if not isinstance(dropout_p, (int, float)) or isinstance(dropout_p, bool):
+    if not isinstance(dropout_p, _NUMBERS) or isinstance(dropout_p, bool):
         raise TypeError(f"{name}: dropout_p is {type_name(dropout_p)}, expected a float")
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"{name}: dropout_p is {dropout_p}, expected 0 <= dropout_p <= 1")

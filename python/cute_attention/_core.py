@@ -12,12 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-UNBOUNDED = 2**31 - 1  # kUnbounded of params.h
+LARGEST = 2**31 - 1  # of an int32
+UNBOUNDED = LARGEST  # kUnbounded of params.h
 NO_DEVICE = -1  # kNoDevice of c_api.h
 
 _DIRECTIONS = {"forward": 0, "backward": 1}
 _DTYPES = {"fp16": 0, "bf16": 1}
 _OTHER_DTYPE = -1
+# The sizes of a problem, and the argument that has each.
+_SIZES = {
+    "batch": "q",
+    "seqlen_q": "q",
+    "seqlen_k": "k",
+    "heads": "q",
+    "heads_kv": "k",
+    "head_dim": "q",
+    "head_dim_v": "v",
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,15 @@ class Problem:
     dropout: bool = False
     nonpositive_scale: bool = False
     deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a size that the core cannot take."""
+        for size, argument in _SIZES.items():
+            value = getattr(self, size)
+            if not 0 <= value <= LARGEST:
+                raise ValueError(
+                    f"explain: {size} of {argument} is {value}, expected 0 to {LARGEST}"
+                )
 
 
 @dataclass(frozen=True)
@@ -197,6 +217,11 @@ def devices() -> list[Device]:
     return [Device(**entry) for entry in _read(core().cute_attention_devices_json)]
 
 
+def _window_bound(bound: int) -> int:
+    """A side of a window for the core: at most UNBOUNDED, as for a call."""
+    return min(bound, UNBOUNDED) if bound >= 0 else UNBOUNDED
+
+
 def explain(problem: Problem, device: int | None) -> list[Candidate]:
     """Every loaded row's answer to a problem on a GPU, or on none (None)."""
     if not available():
@@ -218,8 +243,8 @@ def explain(problem: Problem, device: int | None) -> list[Candidate]:
         problem.heads_kv,
         problem.head_dim,
         problem.head_dim_v,
-        problem.window_left if problem.window_left >= 0 else UNBOUNDED,
-        problem.window_right if problem.window_right >= 0 else UNBOUNDED,
+        _window_bound(problem.window_left),
+        _window_bound(problem.window_right),
         problem.softcap,
         sum(1 << bit for bit, present in enumerate(features) if present),
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
+import inspect
 import os
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -17,29 +21,57 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "CUTE_ATTENTION_BACKEND"
 
+# What `use_backend` asks for in this thread or task, and what it asked for outside of each `with`.
+_asked: contextvars.ContextVar[Any] = contextvars.ContextVar("cute_attention_backend")
+_outside: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
+    "cute_attention_backends_outside", default=()
+)
 
-class _Context:
-    """What `use_backend` asked for: a plain attribute, on which torch.compile can guard."""
 
-    requested = "auto"
+class _Asked:
+    """Its attribute `backend` is what `use_backend` asks for now, or the object itself for nothing.
+
+    torch.compile can neither trace nor guard on a ContextVar, but it guards on the value of an
+    attribute, and of a property whose getter is written in C it takes the value without tracing
+    the getter. A guard then reads the variable in the thread or task that calls the compiled code.
+    `ContextVar.get` is such a getter. It returns its argument where the variable is not set, and a
+    property passes the object.
+    """
+
+    backend = property(_asked.get)
 
 
-_context = _Context()
+class _Traced:
+    """What a `with use_backend` in compiled code asks for: plain attributes, the only ones that
+    torch.compile can set. They are those of the process, but hold only while it traces, and where
+    it leaves the compiled code for Python in the middle of the `with`."""
+
+    def __init__(self) -> None:
+        self.backend: str | None = None
+        self.outside: tuple[str | None, ...] = ()
+
+
+_context = _Asked()
+_traced = _Traced()
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class use_backend:
-    """Context manager that forces a backend for the calls inside it, as an argument would.
+    """Forces a backend for the calls inside, as an argument would: a context manager, and a
+    decorator of functions and of coroutine functions.
 
-    The argument of a call wins over the context, the context over the environment variable
-    CUTE_ATTENTION_BACKEND. Like `torch.nn.attention.sdpa_kernel` it holds for the whole process,
-    not for the current thread alone. What was asked for at the forward of a call also holds for its
-    backward. A compiled function compiles again under another context; it reads the environment
-    while it compiles, and no more.
+    The argument of a call wins over the innermost `use_backend`, that over the environment variable
+    CUTE_ATTENTION_BACKEND. It holds for the current thread or asyncio task, and for tasks that are
+    created inside; not for other threads, such as those of a pool or of `torch.nn.DataParallel`,
+    which enter it themselves. What was asked for at the forward of a call also holds for its
+    backward. A compiled function compiles again under another `use_backend`; it reads the
+    environment while it compiles, and no more.
 
     Args:
         backend: "auto", "sm90", "sm80" or "reference".
 
     Raises:
+        TypeError: `backend` is no string, or what is decorated is a generator function.
         ValueError: an unknown backend.
 
     Example:
@@ -48,16 +80,26 @@ class use_backend:
         >>> q = k = v = torch.randn(1, 16, 4, 64)
         >>> with use_backend("reference"):
         ...     out = attention(q, k, v)
+        >>> @use_backend("reference")
+        ... def double(x):
+        ...     return 2 * attention(x, x, x)
+        >>> double(q).shape
+        torch.Size([1, 16, 4, 64])
     """
 
     def __init__(self, backend: str) -> None:
         check_name("use_backend", "backend", backend)
         self.backend = backend
-        self.previous: list[str] = []
+        self.is_traced = False  # entered in compiled code, which enters none made outside of it
 
     def __enter__(self) -> use_backend:
-        self.previous.append(_context.requested)
-        _context.requested = self.backend
+        if torch.compiler.is_compiling():
+            self.is_traced = True
+            _traced.outside = (*_traced.outside, _traced.backend)
+            _traced.backend = self.backend
+        else:
+            _outside.set((*_outside.get(), _context.backend))
+            _asked.set(self.backend)
         return self
 
     def __exit__(
@@ -66,12 +108,52 @@ class use_backend:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _context.requested = self.previous.pop()
+        if self.is_traced:
+            _traced.backend = _traced.outside[-1]
+            _traced.outside = _traced.outside[:-1]
+            return
+        if not _outside.get():
+            raise RuntimeError("use_backend: left in another thread or task than it was entered in")
+        *outside, backend = _outside.get()
+        _asked.set(backend)
+        _outside.set(tuple(outside))
+
+    def __call__(self, function: _Function) -> _Function:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"use_backend: {function.__qualname__} is a generator function, expected one that "
+                "returns (inside of a generator, write `with use_backend(...)`)"
+            )
+        backend = self.backend
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaits(*args: Any, **options: Any) -> Any:
+                with use_backend(backend):
+                    return await function(*args, **options)
+
+            return awaits  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def calls(*args: Any, **options: Any) -> Any:
+            with use_backend(backend):  # made here: torch.compile enters no context from outside
+                return function(*args, **options)
+
+        return calls  # type: ignore[return-value]
 
 
 def requested_backend(argument: str) -> str:
-    """The argument, else the context's; "auto" where neither asks (the environment may still)."""
-    return argument if argument != "auto" else _context.requested
+    """The argument, else that of `use_backend`; "auto" where neither asks (the environment may
+    still)."""
+    if argument != "auto":
+        return argument
+    backend = _context.backend if _traced.backend is None else _traced.backend
+    return "auto" if backend is _context else backend
+
+
+def environment_backend() -> str:
+    """What the environment asks for; "auto" where the variable is not set, or set to nothing."""
+    return os.environ.get(ENVIRONMENT) or "auto"
 
 
 def check_name(name: str, label: str, backend: object) -> None:
@@ -85,7 +167,7 @@ Key = tuple[torch.dtype, int, int, Features, torch.device, str]
 
 _choices: dict[Key, str] = {}
 _backward_choices: dict[tuple[Key, bool], str] = {}
-_warned: set[str] = set()
+_warned: dict[str, object] = {}
 
 
 def select_forward(
@@ -98,15 +180,19 @@ def select_forward(
 ) -> str:
     """The backend of a forward call, from a cache by exactly these arguments.
 
+    A choice is not cached where a backend failed to answer: the next call asks again.
+
     Raises:
         BackendError: `requested` is a backend that does not serve the call.
     """
     if requested == "auto":
-        requested = os.environ.get(ENVIRONMENT, "auto")
+        requested = environment_backend()
     key = (dtype, head_dim, head_dim_v, features, device, requested)
     choice = _choices.get(key)
     if choice is None:
-        choice = _choices[key] = _choose_forward(key)
+        choice, lasting = _choose_forward(key)
+        if lasting:
+            _choices[key] = choice
     return choice
 
 
@@ -115,17 +201,18 @@ def select_forward(
 select_forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _choose_forward(key: Key) -> str:
+def _choose_forward(key: Key) -> tuple[str, bool]:
+    """The choice, and whether it may be cached."""
     dtype, head_dim, head_dim_v, features, device, requested = key
     check_name("attention", ENVIRONMENT, requested)
     if requested == "reference" or (requested == "auto" and device.type != "cuda"):
-        return "reference"
+        return "reference", True
     question = Question("forward", dtype, head_dim, head_dim_v, features, device)
     reports = survey(question)
     choice = choose(requested, reports)
     if choice == "reference":
         _warn_of_fallback(reports)
-    return choice
+    return choice, not any(report.failed for report in reports)
 
 
 def choose(requested: str, reports: tuple[Report, ...]) -> str:
@@ -158,21 +245,24 @@ def select_backward(
     `reference` repeats bitwise whatever `deterministic` asks for.
     """
     if requested == "auto":
-        requested = os.environ.get(ENVIRONMENT, "auto")
+        requested = environment_backend()
     key = (dtype, head_dim, head_dim_v, features, device, requested)
     choice = _backward_choices.get((key, deterministic))
     if choice is None:
-        choice = _backward_choices[key, deterministic] = _choose_backward(key, deterministic)
+        choice, lasting = _choose_backward(key, deterministic)
+        if lasting:
+            _backward_choices[key, deterministic] = choice
     return choice
 
 
 select_backward._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _choose_backward(key: Key, deterministic: bool) -> str:
+def _choose_backward(key: Key, deterministic: bool) -> tuple[str, bool]:
+    """The choice, and whether it may be cached."""
     dtype, head_dim, head_dim_v, features, device, requested = key
     if requested == "reference" or device.type != "cuda":
-        return "reference"
+        return "reference", True
     question = Question(
         "backward", dtype, head_dim, head_dim_v, features, device, deterministic=deterministic
     )
@@ -180,7 +270,7 @@ def _choose_backward(key: Key, deterministic: bool) -> str:
     choice = choose_backward(requested, reports)
     if choice == "reference":
         _warn_of_fallback(reports, "backward ")
-    return choice
+    return choice, not any(report.failed for report in reports)
 
 
 def choose_backward(requested: str, reports: tuple[Report, ...]) -> str:
@@ -196,9 +286,9 @@ def _warn_of_fallback(reports: tuple[Report, ...], direction: str = "") -> None:
     reasons = "; ".join(
         f"{report.backend}: {', '.join(report.reasons)}" for report in reports if not report.serves
     )
-    if direction + reasons in _warned:
+    mine = object()
+    if _warned.setdefault(direction + reasons, mine) is not mine:  # one step: threads may race
         return
-    _warned.add(direction + reasons)
     warnings.warn(
         f"attention: no {direction}kernel serves this call, so the slower reference backend does "
         f"({reasons}); cute_attention.explain shows more, backend='reference' silences this",

@@ -192,7 +192,10 @@ class _Piece:
 def _pieces(
     q: Tensor, k: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None
 ) -> Iterator[_Piece]:
-    """A dense batch in pieces that fill a tile; packed tensors sequence by sequence."""
+    """A dense batch in pieces that fill a tile; packed tensors sequence by sequence; nothing where
+    there is no head."""
+    if not q.shape[-2]:
+        return
     if cu_seqlens_q is None or cu_seqlens_k is None:
         batch, seqlen_q, heads, _ = q.shape
         seqlen_k = k.shape[1]

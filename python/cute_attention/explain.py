@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import _check, _core
-from ._call import Options, autocast, autocasts, check_options, features_of
+from ._call import Options, autocast, autocasts, check_options, features_of, without_numpy
 from ._core import Row
-from .backend import ENVIRONMENT, check_name, choose_backward, requested_backend
+from .backend import (
+    ENVIRONMENT,
+    check_name,
+    choose_backward,
+    environment_backend,
+    requested_backend,
+)
 from .functional import Window
 from .survey import DTYPE_NAMES, Question, Report, Sizes, survey, table
 
@@ -102,7 +107,8 @@ def explain(
 
     Raises:
         TypeError: as the call would.
-        ValueError: as the call would.
+        ValueError: as the call would, but that the values of cu_seqlens are not read; or a size
+            that is no int32.
 
     Example:
         >>> import torch
@@ -119,17 +125,22 @@ def explain(
     _check.same_kind(name, q, k, v)
     if packed:
         totals = _check.packed_shapes(name, q, k, v)
-        _check.cu_seqlens(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        assert cu_seqlens_q is not None and max_seqlen_q is not None and max_seqlen_k is not None
-        batch = cu_seqlens_q.shape[0] - 1
-        shape = _check.Shape(batch, max_seqlen_q, max_seqlen_k, *totals[3:])
+        offsets, longest = _check.cu_seqlens(
+            q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        )
+        shape = _check.Shape(offsets[0].shape[0] - 1, *longest, *totals[3:])
     else:
         shape = _check.dense_shapes(name, q, k, v)
     options = Options(
         causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
         deterministic, return_lse, backend,
     )  # fmt: skip
-    sides = check_options(name, q, shape, options)
+    try:
+        sides = check_options(name, q, shape, options)
+    except TypeError:
+        if (plain := without_numpy(options)) is None:
+            raise
+        options, sides = plain, check_options(name, q, shape, plain)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     sizes = Sizes(*shape[:5], *sides, options.softcap or 0.0)
     features = features_of(options, sides, packed)
@@ -175,7 +186,7 @@ def _requested(argument: str) -> tuple[str, str]:
         return argument, "argument"
     if (context := requested_backend(argument)) != "auto":
         return context, "use_backend"
-    environment = os.environ.get(ENVIRONMENT, "auto")
+    environment = environment_backend()
     check_name("attention", ENVIRONMENT, environment)
     return environment, ENVIRONMENT if environment != "auto" else "nothing was asked for"
 

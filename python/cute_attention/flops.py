@@ -62,9 +62,5 @@ def _kernel_backward(*args: Any, out_val: Any = None, **_: Any) -> int:
 _OPS = torch.ops.cute_attention
 register_flop_formula(_OPS.reference_forward, get_raw=True)(_reference_forward)
 register_flop_formula(_OPS.reference_backward, get_raw=True)(_reference_backward)
-
-
-def register_kernel_formulas() -> None:
-    """For the ops of the binding, once it is loaded."""
-    register_flop_formula(_OPS.forward, get_raw=True)(_kernel_forward)
-    register_flop_formula(_OPS.backward, get_raw=True)(_kernel_backward)
+register_flop_formula(_OPS.forward, get_raw=True)(_kernel_forward)
+register_flop_formula(_OPS.backward, get_raw=True)(_kernel_backward)

@@ -106,9 +106,10 @@ def attention(
                                                                          1 1 1
 
     A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients
-    0. The full formula is in `cute_attention.attention_reference`. Second derivatives are not
-    implemented. Under `torch.autocast` q, k, v and bias are cast, as those of
-    `torch.nn.functional.scaled_dot_product_attention` are.
+    0. There may be no heads. The full formula is in `cute_attention.attention_reference`. Second
+    derivatives are not implemented. Under `torch.autocast` q, k, v and bias are cast, as those of
+    `torch.nn.functional.scaled_dot_product_attention` are. A number may be a NumPy scalar, or
+    symbolic, as under `torch.export`.
 
     Args:
         q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any
@@ -123,7 +124,7 @@ def attention(
         scale: multiplies q·k; `head_dim ** -0.5` where None.
         softcap: scaled scores become `softcap * tanh(scores / softcap)`; None or 0 for no cap.
         alibi_slopes: float32 `[heads]` or `[batch, heads]`: adds `-slope * abs(i + seqlen_k -
-            seqlen_q - j)` to the scores. No gradient.
+            seqlen_q - j)` to the scores. They have no gradient and may require none.
         bias: added to the scores; broadcastable to `[batch, heads, seqlen_q, seqlen_k]`, of q's
             dtype or float32.
         sink: float32 `[heads]`: a logit that joins the denominator of the softmax only.
@@ -280,6 +281,9 @@ def attention_varlen(
         1 1 1 .
         . . . 1
 
+    Rows after the last sequence, as CUDA graphs of one size need them, are not read; their output
+    is 0, their LSE -inf, with a sink too, and their gradients 0.
+
     Args:
         q: queries `[total_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any strides;
             those that a kernel cannot read are copied.
@@ -287,18 +291,20 @@ def attention_varlen(
             `heads`.
         v: values `[total_k, heads_kv, head_dim_v]`, likewise.
         cu_seqlens_q: int32 `[batch + 1]` on q's device: 0, then where each sequence ends, the last
-            at `total_q`. Lengths of zero are legal. The values are checked on the CPU only; reading
-            those on a GPU would wait for it.
+            at `total_q` or before. Lengths of zero are legal. The reference backend checks the
+            values; kernels do not, since reading them on the host would wait for the GPU.
         cu_seqlens_k: likewise for k and v.
-        max_seqlen_q: the longest sequence of q, or any larger number.
-        max_seqlen_k: the longest sequence of k, or any larger number.
+        max_seqlen_q: the longest sequence of q, or any larger int32. Where it is too small, the
+            reference backend raises ValueError; with a kernel each row of the sequences that are
+            longer is right or NaN.
+        max_seqlen_k: likewise for k and v.
         causal: query `i` of a sequence sees its keys `j <= i + seqlen_k - seqlen_q`, with the
             lengths of the sequence.
         window: `(left, right)`, in keys: as in `attention`, per sequence; None is unbounded. With
             `causal`, `right` is 0.
         scale: multiplies q·k; `head_dim ** -0.5` where None.
         softcap: scaled scores become `softcap * tanh(scores / softcap)`; None or 0 for no cap.
-        alibi_slopes: float32 `[heads]` or `[batch, heads]`, as in `attention`. No gradient.
+        alibi_slopes: float32 `[heads]` or `[batch, heads]`, as in `attention`.
         bias: broadcastable to `[batch, heads, max_seqlen_q, max_seqlen_k]`, of q's dtype or
             float32; sequence `b` reads the first rows and columns of `bias[b]`.
         sink: float32 `[heads]`: a logit that joins the denominator of the softmax only.
@@ -334,8 +340,8 @@ def attention_varlen(
         q, k, v, bias = autocast(q, k, v, bias)
     _check.same_kind("attention_varlen", q, k, v)
     totals = _check.packed_shapes("attention_varlen", q, k, v)
-    offsets = _check.cu_seqlens(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    shape = _check.Shape(cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k, *totals[3:])
+    offsets, longest = _check.cu_seqlens(q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    shape = _check.Shape(cu_seqlens_q.shape[0] - 1, *longest, *totals[3:])
     options = Options(
         causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
         deterministic, return_lse, backend,

@@ -1,10 +1,12 @@
 """The torch ops `cute_attention::*`, their fakes, and how autograd is attached.
 
-    forward, backward   kernels; defined by the C++ binding, see _binding.py
+    forward, backward   kernels; implemented by the C++ binding, see _binding.py
     reference_forward   blockwise.py
     reference_backward  blockwise.py: the gradient of either forward
 
-The ops themselves are functional and know nothing of autograd. `AttentionFunction` attaches it.
+All are defined here, once, when this file is imported: Python's import lock makes that safe in any
+number of threads, and it needs neither the binding nor CUDA. The ops themselves are functional and
+know nothing of autograd. `AttentionFunction` attaches it.
 Measured with an op that does nothing (3.4 us a call: two small tensors from a warm dispatcher; one
 core of an AMD EPYC, torch 2.13): called with gradients through torch.autograd.Function 11 us,
 through torch.library.register_autograd 52 us, through an autograd.Function with a separate
@@ -13,24 +15,27 @@ through torch.library.register_autograd 52 us, through an autograd.Function with
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ._check import packed_lengths
 from .backend import select_backward
 from .blockwise import AttentionSpec, blockwise_backward, blockwise_forward
 from .survey import VECTOR, Features, specialized
 
-_OPTIONS = (
+# SymInt, so that a graph compiled for dynamic shapes serves every length.
+_SIZES = (
     "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, float softcap, SymInt window_left, "
-    "SymInt window_right, float dropout_p"
+    "SymInt window_right"
 )
-_EXTRAS = (
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? bias, Tensor? alibi_slopes, Tensor? sink, "
-    "Tensor? dropout_seed"
-)
+_OPTIONS = f"{_SIZES}, float dropout_p"
+_OFFSETS = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+_EXTRAS = f"{_OFFSETS}, Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? dropout_seed"
 
 _library = torch.library.Library("cute_attention", "FRAGMENT")
 _library.define(
@@ -41,6 +46,15 @@ _library.define(
     "reference_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
     f"Tensor out, Tensor lse, {_EXTRAS}, {_OPTIONS}, bool needs_bias, bool needs_sink) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
+)
+_library.define(
+    f"forward(Tensor q, Tensor k, Tensor v, {_OFFSETS}, {_SIZES}, str backend) "
+    "-> (Tensor out, Tensor lse)"
+)
+_library.define(
+    "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
+    f"Tensor lse, {_OFFSETS}, {_SIZES}, bool deterministic, str backend) "
+    "-> (Tensor dq, Tensor dk, Tensor dv)"
 )
 
 
@@ -97,7 +111,12 @@ def _spec(
 
 @torch.library.impl(_library, "reference_forward", "CompositeExplicitAutograd")
 def _reference_forward(*args: Any) -> tuple[Tensor, Tensor]:
-    return blockwise_forward(*Tensors(*args[:9]), _spec(*args[9:]))
+    tensors, spec = Tensors(*args[:9]), _spec(*args[9:])
+    q, k, _, cu_seqlens_q, cu_seqlens_k, *_ = tensors
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        packed_lengths("q", cu_seqlens_q, q, spec.max_seqlen_q)
+        packed_lengths("k", cu_seqlens_k, k, spec.max_seqlen_k)
+    return blockwise_forward(*tensors, spec)
 
 
 @torch.library.impl(_library, "reference_backward", "CompositeExplicitAutograd")
@@ -110,7 +129,7 @@ def _reference_backward(*args: Any) -> tuple[Tensor, ...]:
     return tuple(grad_out.new_empty(0) if grad is None else grad for grad in grads)
 
 
-def fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of any forward op."""
     *rows, heads, _head_dim = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -118,7 +137,7 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tens
     return q.new_empty((*rows, heads, v.shape[-1])), q.new_empty(lse_shape, dtype=lse_dtype)
 
 
-def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
+def _fake_reference_backward(*args: Any) -> tuple[Tensor, ...]:
     grad_out, _, q, k, v, *_ = args
     bias, sink, needs_bias, needs_sink = args[9], args[11], args[-2], args[-1]
     return (
@@ -130,14 +149,45 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
     )
 
 
-torch.library.register_fake("cute_attention::reference_forward", fake_forward, lib=_library)
-torch.library.register_fake("cute_attention::reference_backward", _fake_backward, lib=_library)
-
-
-def fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Shapes and dtypes of the kernels' backward op."""
     q, k, v = args[2:5]
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _one_by_one(
+    run: Callable[..., Any], batch_size: int, in_dims: Any, arguments: tuple[Any, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """The rule of torch.vmap: `run` for each element of the mapped dimension, the results stacked;
+    where there is no element, for one of zeros, whose results have the shapes and are dropped."""
+
+    def element(index: int) -> Iterator[Any]:
+        for argument, dim in zip(arguments, in_dims, strict=True):
+            if not isinstance(argument, Tensor) or dim is None:
+                yield argument
+            elif batch_size:
+                yield argument.select(dim, index)
+            else:
+                yield argument.sum(dim, dtype=argument.dtype)
+
+    results = [run(*element(index)) for index in range(max(batch_size, 1))]
+    stacked = tuple(torch.stack(parts)[:batch_size] for parts in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def _vmap_rule(op: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda info, in_dims, *arguments: _one_by_one(op, info.batch_size, in_dims, arguments)
+
+
+for _name, _fake in (
+    ("reference_forward", _fake_forward),
+    ("reference_backward", _fake_reference_backward),
+    ("forward", _fake_forward),
+    ("backward", _fake_backward),
+):
+    torch.library.register_fake(f"cute_attention::{_name}", _fake, lib=_library)
+    _op = getattr(torch.ops.cute_attention, _name).default
+    torch.library.register_vmap(f"cute_attention::{_name}", _vmap_rule(_op), lib=_library)
 
 
 def run_forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:
@@ -264,15 +314,8 @@ class TransformedAttention(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: Call, *inputs: Tensor | None) -> Any:
         """One call for each element of the mapped dimension."""
-        results = []
-        for index in range(info.batch_size):
-            element = [
-                tensor if dim is None or tensor is None else tensor.select(dim, index)
-                for tensor, dim in zip(inputs, in_dims[1:], strict=True)
-            ]
-            results.append(TransformedAttention.apply(call, *element))
-        outs, lses = zip(*results, strict=True)
-        return (torch.stack(outs), torch.stack(lses)), (0, 0)
+        run = functools.partial(TransformedAttention.apply, call)
+        return _one_by_one(run, info.batch_size, in_dims[1:], inputs)
 
 
 class _Once(torch.autograd.Function):

@@ -7,9 +7,12 @@ the sequence length.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
+from ._check import without_gradient
 from .dropout import as_seed, drop_count, keep_mask, keep_scale
 
 Window = tuple[int | None, int | None]
@@ -82,7 +85,8 @@ def attention_reference(
         float32 (float64 where q is).
 
     Raises:
-        ValueError: shapes that do not agree, a negative window, `dropout_p` outside [0, 1].
+        ValueError: shapes that do not agree, a negative window, `dropout_p` outside [0, 1],
+            `alibi_slopes` that require a gradient.
 
     Example:
         >>> import torch
@@ -94,10 +98,10 @@ def attention_reference(
         >>> out.shape, lse.shape
         (torch.Size([2, 16, 8, 128]), torch.Size([2, 8, 16]))
     """
-    _check("attention_reference", q, k, v, 4, window, dropout_p)
+    _check("attention_reference", q, k, v, 4, window, dropout_p, alibi_slopes)
     left, right = _window_sides(causal, window)
     seed = as_seed(dropout_seed, q.device) if drop_count(dropout_p) else None
-    with torch.autocast(q.device.type, enabled=False):
+    with _without_autocast(q):
         out, lse = _dense(
             q, k, v, left, right, scale, softcap, alibi_slopes, bias, sink, dropout_p, seed, 0
         )
@@ -159,7 +163,8 @@ def attention_varlen_reference(
         `lse [heads, total_q]`, float32 (float64 where q is).
 
     Raises:
-        ValueError: shapes that do not agree, a negative window, `dropout_p` outside [0, 1].
+        ValueError: shapes that do not agree, a negative window, `dropout_p` outside [0, 1],
+            `alibi_slopes` that require a gradient.
 
     Example:
         >>> import torch
@@ -169,11 +174,16 @@ def attention_varlen_reference(
         >>> attention_varlen_reference(q, k, v, cu_seqlens, cu_seqlens, causal=True).shape
         torch.Size([6, 4, 32])
     """
-    _check("attention_varlen_reference", q, k, v, 3, window, dropout_p)
+    _check("attention_varlen_reference", q, k, v, 3, window, dropout_p, alibi_slopes)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or not len(cu_seqlens_q):
         raise ValueError(
             f"attention_varlen_reference: cu_seqlens have shapes {list(cu_seqlens_q.shape)} and "
             f"{list(cu_seqlens_k.shape)}, expected [batch + 1] for both"
+        )
+    if cu_seqlens_q.is_meta or cu_seqlens_k.is_meta:
+        raise ValueError(
+            "attention_varlen_reference: cu_seqlens are on meta, expected them on a device with "
+            "values (the formula reads where each sequence starts)"
         )
     left, right = _window_sides(causal, window)
     seed = as_seed(dropout_seed, q.device) if drop_count(dropout_p) else None
@@ -188,7 +198,7 @@ def attention_varlen_reference(
         outs.append(zero.to(q.dtype).expand(rows, heads, head_dim_v))
         lses.append((zero - torch.inf).expand(heads, rows))
 
-    with torch.autocast(q.device.type, enabled=False):
+    with _without_autocast(q):
         gap(starts_q[0])
         for b in range(len(starts_q) - 1):
             rows, keys = slice(*starts_q[b : b + 2]), slice(*starts_k[b : b + 2])
@@ -241,14 +251,15 @@ def _dense(
     blind, unseen = ~sees.any(1)[:, None, None], ~sees.any(0)[:, None, None]
     queries = q.to(dtype).masked_fill(blind, 0.0)
     keys, values = k.to(dtype).masked_fill(unseen, 0.0), v.to(dtype).masked_fill(unseen, 0.0)
-    grouped = torch.unflatten(queries, 2, (heads_kv, heads // heads_kv))
+    groups = (heads_kv, heads // heads_kv if heads_kv else 0)
+    grouped = torch.unflatten(queries, 2, groups)
 
     scores = torch.einsum("bigrd,bjgd->bgrij", grouped, keys).flatten(1, 2)
     scores = scores * (head_dim**-0.5 if scale is None else scale)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
-        slopes = alibi_slopes.detach().to(dtype).reshape(-1, heads, 1, 1)
+        slopes = alibi_slopes.to(dtype)[..., :, None, None]
         scores = scores - slopes * (i - j).abs()
     if bias is not None:
         scores = scores + bias.to(dtype)
@@ -274,9 +285,14 @@ def _dense(
         )
         probabilities = probabilities.masked_fill(~keep.view_as(probabilities), 0.0)
         probabilities = probabilities * keep_scale(dropout_p)
-    probabilities = torch.unflatten(probabilities, 1, (heads_kv, heads // heads_kv))
+    probabilities = torch.unflatten(probabilities, 1, groups)
     out = torch.einsum("bgrij,bjgd->bigrd", probabilities, values).flatten(2, 3)
     return out.masked_fill(blind, 0.0).to(q.dtype), lse
+
+
+def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
+    """Nothing is cast inside; "meta" is no device of torch.autocast."""
+    return nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False)
 
 
 def compute_dtype(q: Tensor) -> torch.dtype:
@@ -303,7 +319,14 @@ def _window_sides(causal: bool, window: Window | None) -> Window:
 
 
 def _check(
-    name: str, q: Tensor, k: Tensor, v: Tensor, dims: int, window: Window | None, dropout_p: float
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dims: int,
+    window: Window | None,
+    dropout_p: float,
+    alibi_slopes: Tensor | None,
 ) -> None:
     """Raise ValueError where shapes do not agree; `dims` is 4 for dense tensors, 3 for packed."""
     for label, tensor in (("q", q), ("k", k), ("v", v)):
@@ -318,7 +341,7 @@ def _check(
         )
     if dims == 4 and q.shape[0] != k.shape[0]:
         raise ValueError(f"{name}: q has batch {q.shape[0]}, k has batch {k.shape[0]}")
-    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+    if q.shape[-2] % k.shape[-2] if k.shape[-2] else q.shape[-2]:
         raise ValueError(
             f"{name}: q has {q.shape[-2]} heads, expected a multiple of k's {k.shape[-2]}"
         )
@@ -326,3 +349,5 @@ def _check(
         raise ValueError(f"{name}: window is {window}, expected no negative side")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"{name}: dropout_p is {dropout_p}, expected 0 <= dropout_p <= 1")
+    if alibi_slopes is not None:
+        without_gradient(name, alibi_slopes)

@@ -88,22 +88,29 @@ class Report:
     serves: bool
     reasons: tuple[str, ...]  # empty where it serves
     rows: tuple[Candidate, ...] = ()
+    failed: bool = False  # it could not answer, and may answer otherwise the next time
 
 
 def survey(question: Question) -> tuple[Report, ...]:
-    """Every backend's report, fastest backend first."""
+    """Every backend's report, fastest backend first.
+
+    Raises:
+        ValueError: a size that no kernel can be asked about.
+    """
+    problem = _problem(question)
     reference = Report("reference", True, ())
-    return (*(_kernel_report(backend, question) for backend in KERNEL_BACKENDS), reference)
+    kernels = (_kernel_report(backend, question, problem) for backend in KERNEL_BACKENDS)
+    return (*kernels, reference)
 
 
-def _kernel_report(backend: str, question: Question) -> Report:
+def _kernel_report(backend: str, question: Question, problem: Problem) -> Report:
     on_gpu = question.device.type == "cuda"
     if not _core.available():
         return Report(backend, False, ("the package was installed without its kernel libraries",))
     try:
-        candidates = _core.explain(_problem(question), question.device.index if on_gpu else None)
+        candidates = _core.explain(problem, question.device.index if on_gpu else None)
     except RuntimeError as error:  # CUDA that torch can use and the kernel libraries cannot
-        return Report(backend, False, (str(error),))
+        return Report(backend, False, (str(error),), failed=True)
     rows = tuple(row for row in candidates if row.backend == backend)
     if not rows:
         refused = [f"{entry.path}: {entry.error}" for entry in _core.libraries() if entry.error]
@@ -111,7 +118,7 @@ def _kernel_report(backend: str, question: Question) -> Report:
     if not on_gpu:
         return Report(backend, False, (f"q is on {question.device}, not on a CUDA device",), rows)
     if unbound := _binding.binding_error():
-        return Report(backend, False, (unbound,), rows)
+        return Report(backend, False, (unbound,), rows, failed=True)
     if any(not row.reasons for row in rows):
         return Report(backend, True, (), rows)
     nearest = min(rows, key=lambda row: len(row.reasons))

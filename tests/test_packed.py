@@ -1,0 +1,160 @@
+"""Packed tensors with rows of no sequence, and a `max_seqlen` that is too small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_attention import attention_varlen, attention_varlen_reference, explain
+from tolerances import assert_close
+
+LENGTHS_Q, LENGTHS_K, PADDING = (70, 0, 129, 3), (150, 4, 129, 60), 45
+ROWS, KEYS = sum(LENGTHS_Q), sum(LENGTHS_K)
+LONGEST = max(LENGTHS_Q), max(LENGTHS_K)
+
+
+def offsets(lengths: tuple[int, ...], device: str) -> Tensor:
+    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+
+def padded(device: str, dtype: torch.dtype) -> list[Tensor]:
+    """q, k and v with NaN in every row of no sequence."""
+    torch.manual_seed(0)
+    tensors = []
+    for rows, heads in ((ROWS, 4), (KEYS, 2), (KEYS, 2)):
+        tensor = torch.full((rows + PADDING, heads, 64), math.nan, device=device, dtype=dtype)
+        tensor[:rows] = torch.randn(rows, heads, 64).to(device, dtype)
+        tensors.append(tensor)
+    return tensors
+
+
+def results(
+    function: Callable[..., Any], tensors: list[Tensor], *arguments: Any, **options: Any
+) -> list[Tensor]:
+    """Output, LSE and gradients (of the sink too), with NaN in what comes back to no sequence."""
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    if "sink" in options:
+        options["sink"] = options["sink"].clone().requires_grad_()
+        leaves.append(options["sink"])
+    out, lse = function(*leaves[:3], *arguments, return_lse=True, **options)
+    torch.manual_seed(1)
+    grad_out, grad_lse = (torch.randn(t.shape).to(t) for t in (out, lse))
+    grad_out[ROWS:], grad_lse[:, ROWS:] = math.nan, math.nan
+    grads = torch.autograd.grad((out, lse), leaves, (grad_out, grad_lse))
+    return [out.detach(), lse.detach(), *grads]
+
+
+def assert_padding_is_empty(found: list[Tensor]) -> None:
+    """Output 0, LSE -inf, gradients 0, and nowhere NaN."""
+    out, lse, dq, dk, dv, *rest = found
+    assert not any(t.isnan().any() for t in (out, lse, dq, dk, dv, *rest))
+    assert lse[:, ROWS:].isneginf().all() and lse[:, :ROWS].isfinite().all()
+    for tensor, rows in ((out, ROWS), (dq, ROWS), (dk, KEYS), (dv, KEYS)):
+        assert tensor[rows:].shape[0] == PADDING and tensor[:rows].any()
+        assert torch.equal(tensor[rows:], torch.zeros_like(tensor[rows:]))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("sink", [False, True], ids=["plain", "sink"])
+def test_rows_of_no_sequence(sink: bool, compiled: bool, device: str) -> None:
+    """On the reference backend and in the formula; with a sink the LSE of these rows is -inf too,
+    and the sink's gradient knows nothing of them."""
+    tensors = padded(device, torch.float32)
+    ends = offsets(LENGTHS_Q, device), offsets(LENGTHS_K, device)
+    options: dict[str, Any] = {"causal": True}
+    if sink:
+        options["sink"] = torch.randn(4, device=device)
+    torch._dynamo.reset()
+    function: Callable[..., Any] = attention_varlen
+    if compiled:
+        function = torch.compile(attention_varlen, fullgraph=True, backend="aot_eager")
+    actual = results(function, tensors, *ends, *LONGEST, backend="reference", **options)
+    formula = results(attention_varlen_reference, tensors, *ends, **options)
+    assert_padding_is_empty(actual)
+    assert_padding_is_empty(formula)
+    for one, other in zip(actual, formula, strict=True):
+        assert_close(one, other, "gradient")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("backend", ["sm90", "sm80"])
+def test_rows_of_no_sequence_in_kernels(backend: str, compiled: bool) -> None:
+    """The same, and the rows of sequences are those of the tensors without the others."""
+    tensors = padded("cuda", torch.bfloat16)
+    ends = offsets(LENGTHS_Q, "cuda"), offsets(LENGTHS_K, "cuda")
+    arguments = (*ends, *LONGEST)
+    options = {"causal": True, "backend": backend, "deterministic": True}
+    answer = explain(*tensors, *arguments, causal=True)
+    if not any(report.serves for report in answer.forward if report.backend == backend):
+        pytest.skip(f"{backend} has no kernel for this GPU")
+    torch._dynamo.reset()
+    function: Callable[..., Any] = attention_varlen
+    if compiled:
+        function = torch.compile(attention_varlen, fullgraph=True)
+    found = results(function, tensors, *arguments, **options)
+    assert_padding_is_empty(found)
+    sizes = (ROWS, KEYS, KEYS)
+    tight = [tensor[:rows] for tensor, rows in zip(tensors, sizes, strict=True)]
+    out, lse, *grads = results(attention_varlen, tight, *arguments, **options)
+    assert_close(found[1][:, :ROWS], lse, "rounding", name="lse")
+    for one, other in zip((found[0], *found[2:]), (out, *grads), strict=True):
+        assert_close(one[: other.shape[0]], other, "stored")
+
+
+@pytest.mark.parametrize("side", ["q", "k"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_short_max_seqlen_is_refused(compiled: bool, side: str, device: str) -> None:
+    """By the reference backend, wherever it runs."""
+    tensors = padded(device, torch.float32)
+    ends = offsets(LENGTHS_Q, device), offsets(LENGTHS_K, device)
+    longest = [128, 150] if side == "q" else [129, 149]
+    torch._dynamo.reset()
+    function: Callable[..., Any] = attention_varlen
+    if compiled:
+        function = torch.compile(attention_varlen, fullgraph=True, backend="aot_eager")
+    least = {"q": 129, "k": 150}[side]
+    message = f"max_seqlen_{side} is {least - 1}, expected at least {least} "
+    with pytest.raises(ValueError, match=f"attention_varlen: {message}"):
+        function(*tensors, *ends, *longest, backend="reference")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
+@pytest.mark.parametrize("longest", [(64, 150), (129, 64), (1, 1)], ids=str)
+@pytest.mark.parametrize("backend", ["sm90", "sm80"])
+def test_a_short_max_seqlen_leaves_no_row_unwritten(
+    backend: str, longest: tuple[int, int], deterministic: bool
+) -> None:
+    """Each row of each result is right or NaN, whatever was in its memory before."""
+    tensors = [t.nan_to_num() for t in padded("cuda", torch.bfloat16)]
+    ends = offsets(LENGTHS_Q, "cuda"), offsets(LENGTHS_K, "cuda")
+    answer = explain(*tensors, *ends, *LONGEST)
+    if not any(report.serves for report in answer.forward if report.backend == backend):
+        pytest.skip(f"{backend} has no kernel for this GPU")
+    options = {"backend": backend, "deterministic": deterministic}
+
+    def run(longest: tuple[int, int]) -> list[Tensor]:
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        out, lse = attention_varlen(*leaves, *ends, *longest, return_lse=True, **options)
+        return [out.detach(), lse.detach(), *torch.autograd.grad(out.float().sum(), leaves)]
+
+    exact = run(LONGEST)
+    for filling in (0.0, 3.0, math.nan):
+        # What the allocator hands out next was full of this number, workspaces included.
+        del_me = [torch.full((2**22,), filling, device="cuda") for _ in range(8)]
+        del_me += [torch.full_like(t, filling) for t in exact for _ in range(4)]
+        del del_me
+        out, lse, *grads = run(longest)
+        for name, actual, wanted in zip(
+            ("out", "lse", "dq", "dk", "dv"), (out, lse.T, *grads),
+            (exact[0], exact[1].T, *exact[2:]), strict=True,
+        ):  # fmt: skip
+            kept = ~actual.isnan().flatten(1).any(1)
+            rule = "rounding" if name == "lse" else "stored"
+            assert_close(actual[kept], wanted[kept], rule, name=name)
