@@ -40,8 +40,6 @@ struct ForwardKernel {
   using WalkV = TileWalk<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>;
   // Whether several warps share the keys of a tile and the columns of O.
   static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
-  // Of probabilities relative to an older maximum: far inside the range of both 16-bit types.
-  static constexpr float kLimit = 0x1p15f;
 
   ForwardParams const& params;
   SharedMemory& shared;
@@ -74,7 +72,8 @@ struct ForwardKernel {
     auto tOrO =
         partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
     clear(tOrO);
-    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(Modifier::exponent_scale(params));
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value, kSharesKeys ? 0 : 14> softmax(
+        Modifier::exponent_scale(params));
     KvTiles const tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
     if (tiles.begin < tiles.end) {
       compute(mma, tiles, tOrO, softmax);
@@ -83,9 +82,6 @@ struct ForwardKernel {
   }
 
   // Walks the KV tiles, right to left: O += softmax(Q K^T) V.
-  //
-  // A tile whose scores need no mask is first taken relative to the maximum of the tiles before it,
-  // which nearly always serves; where it does not, its scores are computed once more.
   template <class TiledMma, class Output, class Softmax>
   CUTE_DEVICE void compute(TiledMma const& mma, KvTiles const& tiles, Output& tOrO,
                            Softmax& softmax) {
@@ -111,6 +107,7 @@ struct ForwardKernel {
     };
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     Modifier const modifier(params);
+    typename Softmax::Rows factors;
 
     load_q();
     load_k(true_type{});
@@ -128,37 +125,22 @@ struct ForwardKernel {
       auto tSrS =
           partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});       // (MMA, MMA_M, MMA_N)
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
-      auto const sums = softmax.row_sum;
-      for (bool exact = masked;; exact = true) {
-        clear(tSrS);
-        gemm_smem(mma, q, k, tSrS);
-        modifier.template modify<(kHeadDimV > 128 ? 1 : 4)>(rS);
-        if (masked) {
-          mask(mma, rS, n_block * kTileN);
-        }
-        bool within = true;
-        if (exact) {
-          scale_rows(rO, softmax.update_max(rS, combine_rows(mma, MaxOp{})));
-          softmax.exponentiate(rS);
-        } else {
-          within = softmax.exponentiate_within(rS, kLimit);
-        }
-        if constexpr (kSharesKeys) {
-          place_of_p.store(convert<Element>(tSrS));
-          cp_async_wait<0>();                  // V(n) has landed for this thread
-          within = __syncthreads_and(within);  // ... and P of all is there; all are done with K(n)
-          if (!within) {
-            softmax.row_sum = sums;
-          }
-        }
-        if (within) {
-          break;
-        }
+      clear(tSrS);
+      gemm_smem(mma, q, k, tSrS);
+      modifier.template modify<(kHeadDimV > 128 ? 1 : 4)>(rS);
+      if (masked) {
+        mask(mma, rS, n_block * kTileN);
       }
-      if constexpr (!kSharesKeys) {
-        cp_async_wait<0>();  // V(n) has landed for this thread
-        __syncthreads();     // ... for all; and all are done with K(n)
+      // Rows past the end of the sequence are zeros: their scores are never large.
+      if (softmax.template take<true, 1>(rS, factors, combine_rows(mma),
+                                         [](int) { return true; })) {
+        scale_rows(rO, factors);
       }
+      if constexpr (kSharesKeys) {
+        place_of_p.store(convert<Element>(tSrS));
+      }
+      cp_async_wait<0>();  // V(n) has landed for this thread
+      __syncthreads();     // ... for all, and P of all is there; all are done with K(n)
       if (n_block > tiles.begin) {
         load_k(false_type{});
       }
@@ -183,9 +165,9 @@ struct ForwardKernel {
   }
 
   // Takes numbers (ROWS) of the warps that have the same queries together.
-  template <class TiledMma, class Op>
-  CUTE_DEVICE auto combine_rows(TiledMma const& mma, Op const& op) {
-    return [&](auto& rows) {
+  template <class TiledMma>
+  CUTE_DEVICE auto combine_rows(TiledMma const& mma) {
+    return [&](auto& rows, auto const& op) {
       using namespace cute;
       if constexpr (kSharesKeys) {
         Tensor tScS = mma.get_slice(opaque(thread))  // (MMA, MMA_M, MMA_N)
@@ -226,12 +208,13 @@ struct ForwardKernel {
   CUTE_DEVICE void store(TiledMma const& mma, Output& tOrO, Softmax& softmax) {
     using namespace cute;
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
-    scale_rows(rO, softmax.finish(combine_rows(mma, SumOp{})));
+    typename Softmax::Rows lse;
+    scale_rows(rO, softmax.finish(lse, combine_rows(mma)));
 
     Tensor rO16 = convert<Element>(tOrO);  // (MMA, MMA_M, MMA_DV)
     __syncthreads();                       // all are done with Q, whose place O takes
     typename Operands::PlaceOfO(shared.o.data(), thread).store(rO16);
-    store_lse(mma, softmax);
+    store_lse(mma, lse);
     __syncthreads();
 
     Tensor gO =  // (M, DV)
@@ -241,8 +224,9 @@ struct ForwardKernel {
                gO, sequence.seqlen_q - m_begin, params.head_dim_v, thread);
   }
 
-  template <class TiledMma, class Softmax>
-  CUTE_DEVICE void store_lse(TiledMma const& mma, Softmax const& softmax) {
+  //   rLse  (ROWS)
+  template <class TiledMma, class Rows>
+  CUTE_DEVICE void store_lse(TiledMma const& mma, Rows const& rLse) {
     using namespace cute;
     if (params.lse == nullptr) {
       return;
@@ -256,7 +240,7 @@ struct ForwardKernel {
       for (int row = 0; row < size<0>(cO); ++row) {
         int const query = int(get<0>(cO(row, 0)));
         if (m_begin + query < sequence.seqlen_q) {
-          lse[query] = softmax.row_max(row);
+          lse[query] = rLse(row);
         }
       }
     }

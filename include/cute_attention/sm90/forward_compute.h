@@ -177,12 +177,11 @@ struct ForwardCompute {
     if (first < tile.kv.end - 1) {
       skip_hidden_values();
     }
-    int32_t const full_end = min_of(own.full_end, scores.settled_end(tile));
     for (int32_t n_block = first - 1; n_block >= begin; --n_block) {
-      if (n_block < full_end && n_block >= own.full_begin) {
-        step<false>(n_block, n_block == begin);
-      } else {
+      if (own.masked(n_block)) {
         step<true>(n_block, n_block == begin);
+      } else {
+        step<false>(n_block, n_block == begin);
       }
     }
   }
@@ -288,7 +287,7 @@ struct ForwardCompute {
   }
 
   // One KV tile: S(n_block) and, one behind, O with V(n_block + 1). kMasked: not every query sees
-  // every key of it, or has seen one before where that is needed.
+  // every key of it.
   template <bool kMasked>
   CUTE_DEVICE void step(int32_t n_block, bool last) {
     Ring const v = ring_v();
@@ -345,9 +344,9 @@ struct ForwardCompute {
 
   CUTE_DEVICE void store() {
     auto rO = output();
-    scale_rows(rO, scores.softmax.finish());
-    store_tile<Element>(arguments, shared.tiles[ring_tile.stage], m_offset(), thread, rO,
-                        scores.softmax.row_max);
+    typename Softmax::Rows lse;
+    scale_rows(rO, scores.softmax.finish(lse, Scores::alone()));
+    store_tile<Element>(arguments, shared.tiles[ring_tile.stage], m_offset(), thread, rO, lse);
   }
 };
 

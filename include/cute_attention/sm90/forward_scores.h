@@ -1,7 +1,4 @@
 // sm90/forward_scores.h: the scores of a consumer warpgroup's 64 queries, and their softmax.
-//
-// Full tiles of the smaller head dims do without a maximum of their own (core/online_softmax.h,
-// exponentiate_apart): there softmax takes as long as the products.
 #pragma once
 
 #include "cute_attention/core/mask.h"
@@ -11,7 +8,6 @@
 #include "cute_attention/sm90/forward_store.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
-#include "cute_attention/sm90/score_again.h"
 
 namespace cute_attention::sm90 {
 
@@ -24,6 +20,7 @@ struct ForwardScores {
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
   using Softmax = OnlineSoftmax<2>;
+  using Rows = typename Softmax::Rows;
   using Modifier = ScoreModifier<Row::kKey.score_mod>;
   static constexpr int kModifierGroup = Traits::kHeadDimV > 128 ? 1 : 4;  // where registers are few
 
@@ -50,37 +47,25 @@ struct ForwardScores {
       mask(tile, n_block);
     }
     softmax = Softmax(Modifier::exponent_scale(arguments.params));
-    typename Softmax::Rows factors;
-    softmax.template update_max_lazily<true>(view(), factors);
-    softmax.exponentiate(view());
+    Rows factors;
+    softmax.template take<true, Traits::kSumChains>(view(), factors, alone(), is_query(tile));
   }
 
   // P of a later one. Returns whether O must be multiplied by `factors`; the warp agrees. Without
-  // kMasked every query sees every key of it, and it lies left of settled_end().
+  // kMasked every query sees every key of it.
   template <bool kMasked>
-  CUTE_DEVICE bool next(ForwardTile const& tile, int32_t n_block, typename Softmax::Rows& factors) {
+  CUTE_DEVICE bool next(ForwardTile const& tile, int32_t n_block, Rows& factors) {
     modify();
     if constexpr (kMasked) {
       mask(tile, n_block);
     }
-    if constexpr (!kMasked && Traits::kOptimistic) {
-      return next_settled(tile, n_block, factors);
-    } else {
-      bool const rescale = softmax.template update_max_lazily<kMasked>(view(), factors);
-      softmax.exponentiate(view());
-      return rescale;
-    }
+    return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone(),
+                                                              is_query(tile));
   }
 
-  // The KV tile of the first query's last key: left of it, every query that sees a whole tile has
-  // seen a key before, and so has a maximum. No limit where that does not matter.
-  CUTE_DEVICE int32_t settled_end(ForwardTile const& tile) const {
-    if constexpr (Traits::kOptimistic) {
-      int32_t const first_query = tile.m_begin + arguments.packing.query(m_offset());
-      return min_of(first_query + tile.sequence.last_offset, tile.sequence.seqlen_k - 1) / kTileN;
-    } else {
-      return tile.kv.end;
-    }
+  // No other warp has keys of this warp's queries.
+  CUTE_DEVICE static auto alone() {
+    return [](Rows&, auto const&) {};
   }
 
  private:
@@ -103,23 +88,14 @@ struct ForwardScores {
         rS, cS, tile.sequence, tile.m_begin + packing.query(m_offset()), n_block * kTileN, packing);
   }
 
-  // With the maximum so far, until the sums show that it will not do.
-  CUTE_DEVICE bool next_settled(ForwardTile const& tile, int32_t n_block,
-                                typename Softmax::Rows& factors) {
-    auto sums = softmax.template exponentiate_apart<Traits::kSumChains>(view());
-    bool const outgrown = softmax.outgrown(sums);
-    if (__builtin_expect(outgrown, false)) {
-      if (softmax.lost(sums)) {
-        score_again<Element>(arguments, tile, m_offset() + row_of_thread(thread), n_block * kTileN,
-                             thread, view());
-        softmax.template update_max_lazily<false>(view(), factors);
-        sums = softmax.template exponentiate_apart<Traits::kSumChains>(view());
-      } else {
-        factors = softmax.catch_up(view(), sums);
-      }
-    }
-    softmax.add(sums);
-    return outgrown;
+  // Says which of this thread's two rows are queries. The others hold zeros, or queries of the next
+  // sequence.
+  CUTE_DEVICE auto is_query(ForwardTile const& tile) const {
+    return [&](int i) {
+      int32_t const row = m_offset() + row_of_thread(opaque(thread)) + 8 * i;
+      return tile.m_begin + arguments.packing.query(row) < tile.sequence.seqlen_q &&
+             arguments.packing.head(row) < tile.heads;
+    };
   }
 };
 

@@ -72,11 +72,7 @@ struct ForwardTraits {
   // Warpgroups take turns at the tensor cores where one's softmax is as long as its products.
   static constexpr bool kTakeTurns = kConsumers > 1 && kHeadDim <= 128;
 
-  // Whether full tiles do without a maximum of their own: where softmax is as long as its products,
-  // 10 to 17 % faster; at head dim 256 2 % slower. With a score modifier 160 registers would not
-  // do.
-  static constexpr bool kOptimistic = kHeadDim <= 128 && kKey.score_mod == ScoreMod::None;
-  // Independent sums of a row's probabilities there: measured, up to 3 % either way.
+  // Independent sums of a row's probabilities: measured, up to 3 % either way.
   static constexpr int kSumChains = kConsumers == 3 ? 2 : 1;
 
   // S = Q K^T, both from shared memory; O = P V, P from registers. Each warpgroup owns its rows:

@@ -1,0 +1,21 @@
+// core/warp.h: what device code asks of its warp.
+#pragma once
+
+#include <cute/config.hpp>
+
+namespace cute_attention {
+
+// The warp of a GPU. Its 32 threads call the functions that exchange something together. Host tests
+// put an emulated warp in its place.
+struct DeviceWarp {
+  // Whether `vote` is true in some thread.
+  CUTE_DEVICE static bool any(bool vote) { return __any_sync(0xffffffffu, vote); }
+  // The value of the thread whose number differs from this thread's in the bits of `mask`.
+  CUTE_DEVICE static float shuffle_xor(float value, int mask) {
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+  }
+  // The largest of three, by one instruction from compute capability 9.0 on.
+  CUTE_DEVICE static int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
+};
+
+}  // namespace cute_attention
