@@ -59,7 +59,9 @@ struct ForwardParams {
   Strides o_stride;
 
   int32_t batch;
-  int32_t seqlen_q;  // at most kMaxSeqlen; where packed no sequence is longer
+  // At most kMaxSeqlen; where packed, at least the longest sequence: else each row of the sequences
+  // that are longer is right or NaN.
+  int32_t seqlen_q;
   int32_t seqlen_k;  // likewise
   int64_t total_q;   // rows of packed q, at most kMaxPackedRows; unused otherwise
   int64_t total_k;   // rows of packed k and v, likewise
