@@ -83,6 +83,11 @@ struct ForwardParams {
   int32_t* next_tile;
 };
 
+// To the backward a query whose LSE * log2(e) is lower sees no key: its gradients are 0, and it
+// gives none to keys. All its scores are below about -1e7, where floats are too far apart for
+// P = exp(S - LSE): keys that something in q and k, such as a channel of -1e30, is meant to hide.
+constexpr float kLowestLseLog2 = -16777216.f;  // -2^24
+
 // As ForwardParams; what both name means the same in both.
 struct BackwardParams {
   void const* q;

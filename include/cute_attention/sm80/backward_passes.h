@@ -80,12 +80,11 @@ struct BackwardPrepare {
       if (inside && thread % kRowThreads == 0) {
         float const grad_lse = params.grad_lse == nullptr ? 0.f : params.grad_lse[first + query];
         // A query without keys has no gradient, whatever its LSE's is, and no probabilities:
-        // exp2(-inf - inf) is 0, where -inf + inf would be NaN.
-        float const lse = params.lse[first + query];
-        bool const sees_keys = lse != -INFINITY;
-        params.delta[first + query] = sees_keys ? grad_lse - sum : 0.f;
-        params.delta[lse_size(params) + first + query] =
-            sees_keys ? lse * float(M_LOG2E) : INFINITY;
+        // exp2(-inf - inf) is 0, where -inf + inf would be NaN. A NaN is no such LSE.
+        float const lse_log2 = params.lse[first + query] * float(M_LOG2E);
+        bool const sees_none = lse_log2 < kLowestLseLog2;
+        params.delta[first + query] = sees_none ? 0.f : grad_lse - sum;
+        params.delta[lse_size(params) + first + query] = sees_none ? INFINITY : lse_log2;
       }
     }
   }
