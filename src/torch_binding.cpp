@@ -207,8 +207,8 @@ std::tuple<Tensor, Tensor> forward(Tensor const& q, Tensor const& k, Tensor cons
   Tensor lse = in.packed() ? empty({params.heads, q.size(0)}, float32, device)
                            : empty({params.batch, params.heads, params.seqlen_q}, float32, device);
   if (q.numel() == 0) return {out, lse};
-  if (params.batch == 0 || params.seqlen_q == 0 || params.seqlen_k == 0 || k.numel() == 0) {
-    torch::stable::zero_(out);  // no query, or none that sees a key
+  if (params.batch == 0 || k.numel() == 0) {
+    torch::stable::zero_(out);  // no query of a sequence, or none that sees a key
     torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
     return {out, lse};
   }
@@ -290,8 +290,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                : empty({t.size(0), t.size(1), t.size(2), t.size(3)}, in.torch_dtype(), in.device());
   };
   Tensor dq = contiguous_like(q), dk = contiguous_like(k), dv = contiguous_like(v);
-  bool const nothing = q.numel() == 0 || k.numel() == 0 || params.batch == 0 ||
-                       params.seqlen_q == 0 || params.seqlen_k == 0;
+  bool const nothing = q.numel() == 0 || k.numel() == 0 || params.batch == 0;
   if (nothing) {  // rows without a partner: no kernel writes them
     for (Tensor* gradient : {&dq, &dk, &dv}) torch::stable::zero_(*gradient);
   }

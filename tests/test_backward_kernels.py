@@ -117,6 +117,41 @@ def test_gradient_of_the_lse(row: rows.TableRow) -> None:
     check(row, inputs, grad_out, CAUSAL, grad_lse)
 
 
+def test_queries_whose_keys_are_all_hidden_by_a_huge_score(row: rows.TableRow) -> None:
+    """A channel that hides the first keys leaves the first causal queries none: their gradients
+    are 0, and all others those of a call without these queries."""
+    if row.score_mod == "softcap":
+        pytest.skip("the cap is the lowest score")
+    (q, k, v), grad_out = make(row, CASES["gqa"])
+    q, k, hidden = q.clone(), k.clone(), 200
+    q[..., 0] = 4096
+    k[..., 0] = 0
+    k[:, :hidden, :, 0] = -1e30 if row.dtype == "bf16" else torch.finfo(torch.float16).min
+    unseeing = hidden - (k.shape[1] - q.shape[1])
+    assert 0 < unseeing < q.shape[1]
+    grad_lse = torch.randn(q.shape[0], q.shape[2], q.shape[1], device="cuda")
+
+    def ours(*leaves: Tensor) -> Any:
+        return attention(*leaves, backend=row.arch, return_lse=True, causal=True)
+
+    def exact(*leaves: Tensor) -> Any:
+        return attention_reference(*leaves, return_lse=True, causal=True)
+
+    def plain(*leaves: Tensor) -> Any:
+        return plain_pytorch(*leaves, CAUSAL)
+
+    found = list(gradients(ours, (q, k, v), grad_out, grad_lse))
+    assert all(gradient.isfinite().all() for gradient in found)
+    assert torch.equal(found[0][:, :unseeing], torch.zeros_like(found[0][:, :unseeing]))
+    found[0] = found[0][:, unseeing:]
+    seeing = grad_out[:, unseeing:], grad_lse[..., unseeing:]
+    inputs = q[:, unseeing:], k, v
+    expected = gradients(exact, tuple(t.double() for t in inputs), *seeing)
+    pytorch = gradients(plain, inputs, *seeing)
+    for name, a, b, c in zip(NAMES, found, expected, pytorch, strict=True):
+        assert_as_accurate(a[..., 1:], b[..., 1:], c[..., 1:], name)
+
+
 def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
     dtype = DTYPES[row.dtype]
     dims = (row.head_dim - 8, row.head_dim - 8, row.head_dim_v - 8)

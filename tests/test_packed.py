@@ -16,17 +16,21 @@ from tolerances import assert_close
 LENGTHS_Q, LENGTHS_K, PADDING = (70, 0, 129, 3), (150, 4, 129, 60), 45
 ROWS, KEYS = sum(LENGTHS_Q), sum(LENGTHS_K)
 LONGEST = max(LENGTHS_Q), max(LENGTHS_K)
+# Where max_seqlen is too small: up to five tiles of 128, more than it makes a grid for.
+LONG_Q, LONG_K = (70, 0, 629, 3, 0, 40), (150, 4, 129, 500, 300, 0)
 
 
 def offsets(lengths: tuple[int, ...], device: str) -> Tensor:
     return torch.tensor([0, *lengths], device=device).cumsum(0).int()
 
 
-def padded(device: str, dtype: torch.dtype) -> list[Tensor]:
+def padded(
+    device: str, dtype: torch.dtype, total_q: int = ROWS, total_k: int = KEYS
+) -> list[Tensor]:
     """q, k and v with NaN in every row of no sequence."""
     torch.manual_seed(0)
     tensors = []
-    for rows, heads in ((ROWS, 4), (KEYS, 2), (KEYS, 2)):
+    for rows, heads in ((total_q, 4), (total_k, 2), (total_k, 2)):
         tensor = torch.full((rows + PADDING, heads, 64), math.nan, device=device, dtype=dtype)
         tensor[:rows] = torch.randn(rows, heads, 64).to(device, dtype)
         tensors.append(tensor)
@@ -126,35 +130,43 @@ def test_a_short_max_seqlen_is_refused(compiled: bool, side: str, device: str) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
-@pytest.mark.parametrize("longest", [(64, 150), (129, 64), (1, 1)], ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "longest", [(64, 500), (200, 500), (629, 64), (629, 200), (1, 1), (0, 500), (629, 0)], ids=str
+)
 @pytest.mark.parametrize("backend", ["sm90", "sm80"])
 def test_a_short_max_seqlen_leaves_no_row_unwritten(
-    backend: str, longest: tuple[int, int], deterministic: bool
+    backend: str, longest: tuple[int, int], causal: bool, deterministic: bool
 ) -> None:
-    """Each row of each result is right or NaN, whatever was in its memory before."""
-    tensors = [t.nan_to_num() for t in padded("cuda", torch.bfloat16)]
-    ends = offsets(LENGTHS_Q, "cuda"), offsets(LENGTHS_K, "cuda")
-    answer = explain(*tensors, *ends, *LONGEST)
+    """Each row of each result is right or NaN, whatever was in its memory before; of sequences that
+    are no longer than max_seqlen, and of no sequence, it is right."""
+    tensors = padded("cuda", torch.bfloat16, sum(LONG_Q), sum(LONG_K))
+    ends = offsets(LONG_Q, "cuda"), offsets(LONG_K, "cuda")
+    answer = explain(*tensors, *ends, max(LONG_Q), max(LONG_K))
     if not any(report.serves for report in answer.forward if report.backend == backend):
         pytest.skip(f"{backend} has no kernel for this GPU")
-    options = {"backend": backend, "deterministic": deterministic}
+    options = {"backend": backend, "deterministic": deterministic, "causal": causal}
+    torch.manual_seed(1)
+    grad_out, grad_lse = torch.randn_like(tensors[0]), torch.randn(4, len(tensors[0])).cuda()
 
-    def run(longest: tuple[int, int]) -> list[Tensor]:
+    def run(longest: tuple[int, int]) -> dict[str, Tensor]:
         leaves = [t.detach().requires_grad_() for t in tensors]
         out, lse = attention_varlen(*leaves, *ends, *longest, return_lse=True, **options)
-        return [out.detach(), lse.detach(), *torch.autograd.grad(out.float().sum(), leaves)]
+        grads = torch.autograd.grad((out, lse), leaves, (grad_out, grad_lse))
+        values = (out.detach(), lse.detach().T, *grads)
+        return dict(zip(("out", "lse", "dq", "dk", "dv"), values, strict=True))
 
-    exact = run(LONGEST)
-    for filling in (0.0, 3.0, math.nan):
+    exact = run((max(LONG_Q), max(LONG_K)))
+    short = [q <= longest[0] and k <= longest[1] for q, k in zip(LONG_Q, LONG_K, strict=True)]
+    for filling in (0.0, 3.0, math.inf):
         # What the allocator hands out next was full of this number, workspaces included.
-        del_me = [torch.full((2**22,), filling, device="cuda") for _ in range(8)]
-        del_me += [torch.full_like(t, filling) for t in exact for _ in range(4)]
-        del del_me
-        out, lse, *grads = run(longest)
-        for name, actual, wanted in zip(
-            ("out", "lse", "dq", "dk", "dv"), (out, lse.T, *grads),
-            (exact[0], exact[1].T, *exact[2:]), strict=True,
-        ):  # fmt: skip
+        old = [torch.full((2**22,), filling, device="cuda") for _ in range(8)]
+        old += [torch.full_like(t, filling) for t in exact.values() for _ in range(4)]
+        del old
+        for name, actual in run(longest).items():
             kept = ~actual.isnan().flatten(1).any(1)
+            lengths = torch.tensor(LONG_K if name in ("dk", "dv") else LONG_Q)
+            must = torch.tensor(short).repeat_interleave(lengths)
+            assert kept[: len(must)][must].all() and kept[len(must) :].all(), name
             rule = "rounding" if name == "lse" else "stored"
-            assert_close(actual[kept], wanted[kept], rule, name=name)
+            assert_close(actual[kept], exact[name][kept], rule, name=name)

@@ -59,7 +59,9 @@ struct ForwardParams {
   Strides o_stride;
 
   int32_t batch;
-  int32_t seqlen_q;  // at most kMaxSeqlen; where packed no sequence is longer
+  // At most kMaxSeqlen; where packed, at least the longest sequence: else each row of the sequences
+  // that are longer is right or NaN.
+  int32_t seqlen_q;
   int32_t seqlen_k;  // likewise
   int64_t total_q;   // rows of packed q, at most kMaxPackedRows; unused otherwise
   int64_t total_k;   // rows of packed k and v, likewise
@@ -80,6 +82,11 @@ struct ForwardParams {
   // them out evenly. Its contents before the call do not matter.
   int32_t* next_tile;
 };
+
+// To the backward a query whose LSE * log2(e) is lower sees no key: its gradients are 0, and it
+// gives none to keys. All its scores are below about -1e7, where floats are too far apart for
+// P = exp(S - LSE): keys that something in q and k, such as a channel of -1e30, is meant to hide.
+constexpr float kLowestLseLog2 = -16777216.f;  // -2^24
 
 // As ForwardParams; what both name means the same in both.
 struct BackwardParams {

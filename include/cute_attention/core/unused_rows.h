@@ -1,18 +1,24 @@
-// core/unused_rows.h: the rows of packed outputs that belong to no sequence.
+// core/unused_rows.h: the rows of packed outputs that no tile of the grid holds: those of no
+// sequence, and the last of a sequence that is longer than the grid was made for.
 #pragma once
 
 #include <cute/config.hpp>
 
+#include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/params.h"
 
 namespace cute_attention {
 
-// `cols` elements of 16 bits, a multiple of 8, become zeros. All threads of a warp call it.
+// What a row is filled with: two elements of 16 bits of either type.
+constexpr uint32_t kZeros = 0;
+constexpr uint32_t kNaNs = 0xffffffff;
+
+// `cols` elements of 16 bits, a multiple of 8, are filled. All threads of a warp call it.
 template <class Element>
-CUTE_DEVICE void clear_row(Element* row, int32_t cols) {
+CUTE_DEVICE void fill_row(Element* row, int32_t cols, uint32_t filling) {
   for (int32_t col = 8 * (int32_t(threadIdx.x) % 32); col < cols; col += 8 * 32) {
-    *reinterpret_cast<uint4*>(row + col) = uint4{};
+    *reinterpret_cast<uint4*>(row + col) = uint4{filling, filling, filling, filling};
   }
 }
 
@@ -26,12 +32,42 @@ CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, GridWarp const& 
   int64_t row = int64_t(params.cu_seqlens_q[params.batch]) + warp.index;
   for (; row < params.total_q; row += warp.count) {
     for (int32_t head = 0; head < params.heads; ++head) {
-      clear_row(
+      fill_row(
           static_cast<Element*>(params.o) + row * params.o_stride.row + head * params.o_stride.head,
-          params.head_dim_v);
+          params.head_dim_v, kZeros);
       if (params.lse != nullptr && int32_t(threadIdx.x) % 32 == 0) {
         params.lse[head * params.total_q + row] = -INFINITY;
       }
+    }
+  }
+}
+
+// One of the warps of all CTAs, of `threads` threads, that have a tile of queries of one head of a
+// sequence. A sequence may be longer than params.seqlen_q, the length that the grid was made for:
+// these CTAs share the rest.
+template <class Params>
+CUTE_DEVICE GridWarp head_warp(Params const& params, WorkTile const& work, int32_t tile_m,
+                               int32_t threads) {
+  return grid_warp(work.m_block, ceil_div(params.seqlen_q, tile_m), threadIdx.x, threads);
+}
+
+// Where a packed sequence is longer than params.seqlen_q, its queries past the last tile of the
+// grid, which nobody computes: output and LSE NaN.
+template <class Element>
+CUTE_DEVICE void mark_queries_without_tile(ForwardParams const& params, WorkTile const& work,
+                                           int32_t tile_m, int32_t threads) {
+  if (params.cu_seqlens_q == nullptr) {
+    return;
+  }
+  Sequence const sequence = load_sequence(params, work.batch);
+  GridWarp const warp = head_warp(params, work, tile_m, threads);
+  int64_t query = int64_t(ceil_div(params.seqlen_q, tile_m)) * tile_m + warp.index;
+  for (; query < sequence.seqlen_q; query += warp.count) {
+    fill_row(static_cast<Element*>(params.o) + (sequence.row_q + query) * params.o_stride.row +
+                 work.head * params.o_stride.head,
+             params.head_dim_v, kNaNs);
+    if (params.lse != nullptr && int32_t(threadIdx.x) % 32 == 0) {
+      params.lse[lse_offset(params, work, sequence) + query] = NAN;
     }
   }
 }

@@ -1,5 +1,6 @@
 // sm80/backward_passes.h: what runs before and after the backward kernel, a CTA for each tile of
-// queries of each head.
+// queries of each head. Where a packed sequence is longer than the grid was made for, a CTA has
+// every m_blocks-th tile from its own on: none is left out.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
@@ -15,26 +16,26 @@
 
 namespace cute_attention::sm80 {
 
-// Rows [first, total) of a packed gradient, which belong to no sequence, become zeros. Each warp
-// clears its share.
+// Rows [first, last) of `heads` heads of a packed gradient are filled. Each warp fills its share.
 //   gradient  [total, heads, cols]
 template <class Element>
-CUTE_DEVICE void clear_rows(Element* gradient, Strides const& stride, int64_t first, int64_t total,
-                            int heads, int cols, GridWarp const& warp) {
-  for (int64_t row = first + warp.index; row < total; row += warp.count) {
+CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t first, int64_t last,
+                           int heads, int cols, GridWarp const& warp, uint32_t filling) {
+  for (int64_t row = first + warp.index; row < last; row += warp.count) {
     for (int head = 0; head < heads; ++head) {
-      clear_row(gradient + row * stride.row + head * stride.head, cols);
+      fill_row(gradient + row * stride.row + head * stride.head, cols, filling);
     }
   }
 }
 
 // Before: delta = dLSE - rowsum(dO * O), the LSE in units of log2(e), zeros for the sums of dQ and
-// their turns, and for rows of no sequence.
+// their turns, and for rows of no sequence; NaN where the backward kernel's grid lacks keys.
 template <class Row>
 struct BackwardPrepare {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = Traits::kThreads;
   static constexpr int kRowThreads = 8;  // neighbours that share a row: 128 bytes a load
@@ -45,14 +46,26 @@ struct BackwardPrepare {
       clear_unused_rows(params);
     }
     Sequence const sequence = load_sequence(params, work.batch);
-    int const thread = int(threadIdx.x);
-    int const m_begin = work.m_block * kTileM;
-    if (m_begin >= sequence.seqlen_q) {
-      return;  // a shorter sequence than the grid was made for
+    // Keys that the CTAs of the backward kernel have: all, unless the sequence is longer than its
+    // grid was made for.
+    int const keys = ceil_div(params.seqlen_k, kTileN) * kTileN;
+    if (keys < sequence.seqlen_k) {
+      mark_keys_without_tile(params, work, sequence, keys);
     }
-    clear_sums(params,
-               first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + work.m_block,
-               thread);
+    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
+    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
+      // dQ lacks the share of keys that no CTA has.
+      start_sums(params,
+                 first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
+                 keys < sequence.seqlen_k ? NAN : 0.f);
+      prepare_queries(params, work, sequence, m_block * kTileM);
+    }
+  }
+
+  // delta and the LSE of a tile of queries.
+  CUTE_DEVICE static void prepare_queries(BackwardParams const& params, WorkTile const& work,
+                                          Sequence const& sequence, int m_begin) {
+    int const thread = int(threadIdx.x);
     int64_t const first = lse_offset(params, work, sequence);
     CUTE_UNROLL
     for (int i = thread / kRowThreads; i < kTileM; i += kThreads / kRowThreads) {
@@ -67,12 +80,11 @@ struct BackwardPrepare {
       if (inside && thread % kRowThreads == 0) {
         float const grad_lse = params.grad_lse == nullptr ? 0.f : params.grad_lse[first + query];
         // A query without keys has no gradient, whatever its LSE's is, and no probabilities:
-        // exp2(-inf - inf) is 0, where -inf + inf would be NaN.
-        float const lse = params.lse[first + query];
-        bool const sees_keys = lse != -INFINITY;
-        params.delta[first + query] = sees_keys ? grad_lse - sum : 0.f;
-        params.delta[lse_size(params) + first + query] =
-            sees_keys ? lse * float(M_LOG2E) : INFINITY;
+        // exp2(-inf - inf) is 0, where -inf + inf would be NaN. A NaN is no such LSE.
+        float const lse_log2 = params.lse[first + query] * float(M_LOG2E);
+        bool const sees_none = lse_log2 < kLowestLseLog2;
+        params.delta[first + query] = sees_none ? 0.f : grad_lse - sum;
+        params.delta[lse_size(params) + first + query] = sees_none ? INFINITY : lse_log2;
       }
     }
   }
@@ -82,19 +94,37 @@ struct BackwardPrepare {
     GridWarp const warp = grid_warp(blockIdx.x, gridDim.x, threadIdx.x, kThreads);
     int64_t const first_q = params.cu_seqlens_q[params.batch];
     int64_t const first_k = params.cu_seqlens_k[params.batch];
-    clear_rows(static_cast<Element*>(params.grad_q), params.grad_q_stride, first_q, params.total_q,
-               params.heads, params.head_dim, warp);
-    clear_rows(static_cast<Element*>(params.grad_k), params.grad_k_stride, first_k, params.total_k,
-               params.heads_kv, params.head_dim, warp);
-    clear_rows(static_cast<Element*>(params.grad_v), params.grad_v_stride, first_k, params.total_k,
-               params.heads_kv, params.head_dim_v, warp);
+    fill_rows(static_cast<Element*>(params.grad_q), params.grad_q_stride, first_q, params.total_q,
+              params.heads, params.head_dim, warp, kZeros);
+    fill_rows(static_cast<Element*>(params.grad_k), params.grad_k_stride, first_k, params.total_k,
+              params.heads_kv, params.head_dim, warp, kZeros);
+    fill_rows(static_cast<Element*>(params.grad_v), params.grad_v_stride, first_k, params.total_k,
+              params.heads_kv, params.head_dim_v, warp, kZeros);
   }
 
-  CUTE_DEVICE static void clear_sums(BackwardParams const& params, int64_t block, int thread) {
+  // Keys of the sequence from `first` on, which no CTA of the backward kernel has: dK and dV NaN.
+  // Of the query heads that share a kv head the first writes them.
+  CUTE_DEVICE static void mark_keys_without_tile(BackwardParams const& params, WorkTile const& work,
+                                                 Sequence const& sequence, int first) {
+    int const group = params.heads / params.heads_kv;
+    if (work.head % group != 0) {
+      return;
+    }
+    int const head_kv = work.head / group;
+    GridWarp const warp = head_warp(params, work, kTileM, kThreads);
+    int64_t const begin = sequence.row_k + first, end = sequence.row_k + sequence.seqlen_k;
+    fill_rows(static_cast<Element*>(params.grad_k) + head_kv * params.grad_k_stride.head,
+              params.grad_k_stride, begin, end, 1, params.head_dim, warp, kNaNs);
+    fill_rows(static_cast<Element*>(params.grad_v) + head_kv * params.grad_v_stride.head,
+              params.grad_v_stride, begin, end, 1, params.head_dim_v, warp, kNaNs);
+  }
+
+  CUTE_DEVICE static void start_sums(BackwardParams const& params, int64_t block, float value) {
+    int const thread = int(threadIdx.x);
     auto* sums = reinterpret_cast<float4*>(params.grad_q_sum + block * (kTileM * kHeadDim));
     CUTE_UNROLL
     for (int i = thread; i < kTileM * kHeadDim / 4; i += kThreads) {
-      sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+      sums[i] = make_float4(value, value, value, value);
     }
     if (params.grad_q_turn != nullptr && thread == 0) {
       params.grad_q_turn[block] = 0;
@@ -134,18 +164,26 @@ struct BackwardFinish {
   static constexpr int kHeadDim = Traits::kHeadDim;
 
   CUTE_DEVICE static void run(BackwardParams const& params, Element* smem, WorkTile const& work) {
-    using namespace cute;
     Sequence const sequence = load_sequence(params, work.batch);
-    int const thread = int(threadIdx.x);
-    int const m_begin = work.m_block * kTileM;
-    if (m_begin >= sequence.seqlen_q) {
-      return;
+    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
+    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
+      finish_queries(params, smem, work, sequence, m_block);
+      __syncthreads();  // all are done with shared memory
     }
+  }
+
+  // dQ of a tile of queries.
+  CUTE_DEVICE static void finish_queries(BackwardParams const& params, Element* smem,
+                                         WorkTile const& work, Sequence const& sequence,
+                                         int m_block) {
+    using namespace cute;
+    int const thread = int(threadIdx.x);
+    int const m_begin = m_block * kTileM;
     typename Traits::TiledMmaQ mma;
     auto tQrQ =
         partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     int64_t const block =
-        first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + work.m_block;
+        first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
     load_fragment<Traits::kThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tQrQ, thread);
     CUTE_UNROLL
     for (int i = 0; i < size(tQrQ); ++i) {

@@ -15,9 +15,12 @@ __global__ void __launch_bounds__(ForwardTraits<Row>::kThreads, ForwardTraits<Ro
   using Kernel = ForwardKernel<Row>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
+  constexpr int kThreads = Row::kConfig.warps * 32;
+  WorkTile const work = work_tile(params, Kernel::kTileM, int(blockIdx.x));
   clear_unused_rows<typename Kernel::Element>(
-      params, grid_warp(blockIdx.x, gridDim.x, threadIdx.x, Row::kConfig.warps * 32));
-  Kernel(params, shared, work_tile(params, Kernel::kTileM, int(blockIdx.x))).run();
+      params, grid_warp(blockIdx.x, gridDim.x, threadIdx.x, kThreads));
+  mark_queries_without_tile<typename Kernel::Element>(params, work, Kernel::kTileM, kThreads);
+  Kernel(params, shared, work).run();
 }
 
 template <class Row>
