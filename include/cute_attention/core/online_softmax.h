@@ -84,9 +84,6 @@ struct OnlineSoftmax {
                      // first that is more
   Rows row_sum;      // this thread's part of the sum of exp(scale * (score - reference))
   float scale_log2;  // scale * log2(e)
-  // Every query's reference is finite and below kLargest in base 2. The outcome of a vote: what
-  // branches on it is the same for the whole warp, and the compiler knows.
-  bool settled = false;
 
   CUTE_HOST_DEVICE explicit OnlineSoftmax(float scale) : scale_log2(scale * float(M_LOG2E)) {
     cute::fill(reference, -INFINITY);
@@ -97,13 +94,10 @@ struct OnlineSoftmax {
   // must be multiplied by `factors` (ROWS); the warp agrees.
   //   combine(rows, op)  combines numbers (ROWS) with those of other warps that have keys of the
   //                      same rows; only with the exact maximum
-  //   is_query(row)      whether a row of this thread is a query's. What the others hold changes
-  //                      nothing of it. Asked rarely
   //   kMasked            whether some scores may be hidden
   //   kChains            sums of a row that are independent until the end
-  template <bool kMasked, int kChains, class Scores, class Combine, class IsQuery>
-  CUTE_HOST_DEVICE bool take(Scores&& scores, Rows& factors, Combine&& combine,
-                             IsQuery&& is_query) {
+  template <bool kMasked, int kChains, class Scores, class Combine>
+  CUTE_HOST_DEVICE bool take(Scores&& scores, Rows& factors, Combine&& combine) {
     using namespace cute;
     CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
     Rows maxima, base;
@@ -113,10 +107,9 @@ struct OnlineSoftmax {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       base(row) = reference(row) * scale_log2;
-      changes |= growth(maxima(row), row) > lag(row) || !is_settled(base(row));
+      changes |= growth(maxima(row), row) > lag(row) || !is_usual(base(row));
     }
-    settled = !Warp::any(changes);
-    bool const rescale = !settled;
+    bool const rescale = Warp::any(changes);
     if (rescale) {
       CUTE_UNROLL
       for (int row = 0; row < kRows; ++row) {
@@ -127,7 +120,7 @@ struct OnlineSoftmax {
         factors(row) = grown ? exp2f(old_base - base(row)) : 1.f;
         row_sum(row) *= factors(row);
       }
-      settle(scores, base, is_query);
+      lower(scores, base);
     }
     exponentiate<kChains>(scores, base);
     return rescale;
@@ -155,7 +148,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  CUTE_HOST_DEVICE static bool is_settled(float base) { return fabsf(base) <= kLargest; }
+  CUTE_HOST_DEVICE static bool is_usual(float base) { return fabsf(base) <= kLargest; }
 
   // By how much, in base 2, a row's maximum exceeds its reference. NaN where there is neither.
   CUTE_HOST_DEVICE float growth(float maximum, int row) const {
@@ -240,29 +233,20 @@ struct OnlineSoftmax {
     return cutlass::platform::bit_cast<float>(bits);
   }
 
-  // The rare half of take(): rows that have seen no key, or whose reference is beyond kLargest.
-  template <class Scores, class IsQuery>
-  CUTE_HOST_DEVICE void settle(Scores&& scores, Rows& base, IsQuery&& is_query) {
+  // For rows whose base in base 2 is no number to compute with. exp2(-inf - base) must be 0 where
+  // all scores are -infinity, not NaN. And a large reference is subtracted from the scores
+  // themselves, so that the largest become exactly 0.
+  template <class Scores>
+  CUTE_HOST_DEVICE void lower(Scores&& scores, Rows& base) const {
     using namespace cute;
-    bool open = false;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      open |= !is_settled(base(row)) && is_query(row);
-    }
-    settled = !Warp::any(open);
-    if (settled) {
-      return;
-    }
-    CUTE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      // exp2(-inf - base) must be 0 where all scores are -infinity, not NaN. And a large reference
-      // is subtracted from the scores themselves, so that the largest become exactly 0.
-      float const seen = reference(row) == -INFINITY ? 0.f : reference(row);
-      bool const large = !is_settled(base(row));
-      base(row) = large ? 0.f : base(row);
+      bool const usual = is_usual(base(row));
+      float const seen = usual || reference(row) == -INFINITY ? 0.f : reference(row);
+      base(row) = usual ? base(row) : 0.f;
       CUTE_UNROLL
       for (int col = 0; col < size<1>(scores); ++col) {
-        scores(row, col) -= large ? seen : 0.f;
+        scores(row, col) -= seen;
       }
     }
   }

@@ -131,9 +131,7 @@ struct ForwardKernel {
       if (masked) {
         mask(mma, rS, n_block * kTileN);
       }
-      // Rows past the end of the sequence are zeros: their scores are never large.
-      if (softmax.template take<true, 1>(rS, factors, combine_rows(mma),
-                                         [](int) { return true; })) {
+      if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
         scale_rows(rO, factors);
       }
       if constexpr (kSharesKeys) {

@@ -48,7 +48,7 @@ struct ForwardScores {
     }
     softmax = Softmax(Modifier::exponent_scale(arguments.params));
     Rows factors;
-    softmax.template take<true, Traits::kSumChains>(view(), factors, alone(), is_query(tile));
+    softmax.template take<true, Traits::kSumChains>(view(), factors, alone());
   }
 
   // P of a later one. Returns whether O must be multiplied by `factors`; the warp agrees. Without
@@ -59,8 +59,7 @@ struct ForwardScores {
     if constexpr (kMasked) {
       mask(tile, n_block);
     }
-    return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone(),
-                                                              is_query(tile));
+    return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone());
   }
 
   // No other warp has keys of this warp's queries.
@@ -86,16 +85,6 @@ struct ForwardScores {
     QueryPacking const& packing = arguments.packing;
     mask_scores_by_side<kWarpgroupM, kTileN>(
         rS, cS, tile.sequence, tile.m_begin + packing.query(m_offset()), n_block * kTileN, packing);
-  }
-
-  // Says which of this thread's two rows are queries. The others hold zeros, or queries of the next
-  // sequence.
-  CUTE_DEVICE auto is_query(ForwardTile const& tile) const {
-    return [&](int i) {
-      int32_t const row = m_offset() + row_of_thread(opaque(thread)) + 8 * i;
-      return tile.m_begin + arguments.packing.query(row) < tile.sequence.seqlen_q &&
-             arguments.packing.head(row) < tile.heads;
-    };
   }
 };
 
