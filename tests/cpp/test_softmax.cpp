@@ -1,0 +1,112 @@
+// test_softmax.cpp: the softmax of the kernels, in an emulated warp, against float64: rows of all
+// kinds, mixed at random, walked over as the kernels do.
+//
+// With the argument "quick" it walks over fewer of them.
+#include "layouts/host_cuda.h"  // before everything else
+
+#include <cutlass/numeric_types.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "softmax_problem.h"
+#include "softmax_scores.h"
+#include "softmax_walk.h"
+
+namespace {
+
+using namespace cute_attention;
+using namespace cute_attention::testing;
+using cutlass::bfloat16_t;
+using cutlass::half_t;
+
+bool quick = false;
+
+template <class Element>
+double unit() {
+  return std::is_same_v<Element, half_t> ? 0x1p-11 : 0x1p-8;
+}
+template <class Element>
+double smallest() {
+  return std::is_same_v<Element, half_t> ? 0x1p-25 : 0;
+}
+
+// Whether `got` is within `bound` of `expected`; NaN and infinities only if they are the same.
+bool near(double got, double expected, double bound) {
+  if (std::isnan(expected)) return std::isnan(got);
+  if (std::isinf(expected)) return got == expected;
+  return std::abs(got - expected) <= bound;
+}
+
+// Compares the rows of queries. The first that differs is reported, and how.
+template <class Element>
+bool check_rows(Problem const& problem, Walked const& walked, std::string const& what) {
+  std::string difference;
+  for (int row = 0; row < problem.rows && difference.empty(); ++row) {
+    if (!problem.query[row]) continue;
+    ExactRow const exact = exact_row(problem, row, unit<Element>(), smallest<Element>());
+    RowResult const& got = walked.rows[row];
+    char text[200] = "";
+    if (!near(got.lse, exact.lse, exact.lse_error)) {
+      std::snprintf(text, sizeof(text), "row %d: LSE %.9g, not %.9g +- %.2g", row, got.lse,
+                    exact.lse, exact.lse_error);
+    }
+    for (int column = 0; column < kHeadDim; ++column) {
+      if (!near(got.output[column], exact.output[column], exact.output_error[column])) {
+        std::snprintf(text, sizeof(text), "row %d: output %.9g, not %.9g +- %.2g", row,
+                      got.output[column], exact.output[column], exact.output_error[column]);
+      }
+    }
+    difference = text;
+  }
+  return check_equal(difference, std::string(), what);
+}
+
+double const kScales[] = {0.125, 0.125, 0.6, 1e-3, 0x1p-20, 0.088388346};
+
+template <class Element, int kRows, int kLag, int kChains, class Way>
+void test_mixtures(std::string const& name, Way const& way, int count) {
+  Random random(20);
+  Walked total;
+  for (int i = 0; i < count; ++i) {
+    Problem problem(8 * kRows, 1 + random.below(8), float(random.one_of(kScales)));
+    int const kinds = 1 + random.below(3);
+    int const first = random.below(kFamilies);
+    double const calm = random.one_of({0., 0.5, 0.9});
+    for (int row = 0; row < problem.rows; ++row) {
+      Family const other = Family((first + random.below(kinds)) % kFamilies);
+      fill_row(problem, row, random.uniform() < calm ? Family::Calm : other, random);
+    }
+    for (char& masked : problem.masked) masked = random.below(4) == 0;
+    Walked const walked = way(problem);
+    check_rows<Element>(problem, walked, name + ", mixture " + std::to_string(i));
+    total.optimistic += walked.optimistic;
+    total.rescaled += walked.rescaled;
+    total.lost += walked.lost;
+    total.updated += walked.updated;
+  }
+  std::printf("%s: %d optimistic %d rescaled %d lost %d updated\n", name.c_str(), total.optimistic,
+              total.rescaled, total.lost, total.updated);
+}
+
+template <class Element, int kRows, int kLag, int kChains>
+void test_variant(std::string const& name) {
+  using W = Walk<Variant<Element, kRows, kLag, kChains>>;
+  int const count = quick ? 100 : 2000;
+  test_mixtures<Element, kRows, kLag, kChains>(name + " sm90", W::as_sm90, count);
+  test_mixtures<Element, kRows, kLag, kChains>(name + " sm80", W::as_sm80, count);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  quick = count > 1 && std::string(arguments[1]) == "quick";
+  test_variant<bfloat16_t, 2, 8, 2>("bf16 lag 8");
+  test_variant<half_t, 2, 0, 1>("fp16 lag 0");
+  test_variant<half_t, 4, 8, 1>("fp16 lag 8, 4 rows");
+  return report();
+}
