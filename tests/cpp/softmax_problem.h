@@ -114,18 +114,18 @@ inline ExactRow exact_row(Problem const& problem, int row, double unit, double s
     for (int key = 0; key < problem.keys(); ++key) {
       output += weights[key] / sum * value_of(key, column);
     }
-    // A probability's error moves the output by its share of the distance from there to V. The
-    // output is divided by the sum of the probabilities as rounded, so a dominant one has no error.
-    double spread = 0;
-    double far = 0;
+    // Rounded to 16 bits, a probability moves the output by its share of V; not one that is most of
+    // the sum, which must be the reference, and 1 but for the error of its exponent.
+    double rounded = 0;
+    double all = 0;
     for (int key = 0; key < problem.keys(); ++key) {
-      double const distance = std::abs(value_of(key, column) - output);
-      spread += weights[key] / sum * distance;
-      far += distance;
+      double const share = weights[key] / sum * std::abs(value_of(key, column));
+      rounded += weights[key] > sum / 2 ? 0 : share;
+      all += share;
     }
     exact.output[column] = output;
     exact.output_error[column] =
-        spread * (unit + fp32) + far * smallest + (problem.keys() + 8) * kUnit;
+        rounded * unit + all * fp32 + problem.keys() * (smallest + kUnit) + 8 * kUnit;
   }
   return exact;
 }

@@ -2,37 +2,47 @@
 // the softmax they call, and when the output takes what in.
 #pragma once
 
+#include <array>
 #include <cmath>
-#include <string>
+#include <stdexcept>
+#include <type_traits>
 #include <vector>
 
-#include "cute_attention/core/optimistic_softmax.h"
+#include "cute_attention/core/online_softmax.h"
 #include "host_warp.h"
 #include "softmax_problem.h"
 
 namespace cute_attention::testing {
 
-// What a walk computed, and how. The tiles are counted once for the warp.
+// What a walk computed, and how: its tiles, of which the warp takes each in one of two ways.
 struct Walked {
   std::vector<RowResult> rows;
-  int optimistic = 0;  // tiles that were taken without a maximum of their own
-  int rescaled = 0;    // ... and outgrew the references
-  int lost = 0;        // ... and had to be made again
-  int updated = 0;     // tiles with new references from update()
+  int taken = 0;    // tiles by take()
+  int updated = 0;  // ... that asked for the output to be rescaled
+  int settled = 0;  // tiles by take_settled()
+  int raised = 0;   // ... likewise
 
-  bool operator==(Walked const& other) const {
-    return rows == other.rows && optimistic == other.optimistic && rescaled == other.rescaled &&
-           lost == other.lost && updated == other.updated;
+  void count(Walked const& other) {
+    taken += other.taken;
+    updated += other.updated;
+    settled += other.settled;
+    raised += other.raised;
   }
 };
 
 // What the kernels' rows differ in.
-template <class Element_, int kRows_, int kLag_, int kChains_ = 1>
+template <class Element_, int kRows_, int kParts_, int kMostLag_ = 14>
 struct Variant {
-  using Element = Element_;             // P is rounded to
-  static constexpr int kRows = kRows_;  // of a thread
-  static constexpr int kLag = kLag_;
-  static constexpr int kChains = kChains_;
+  using Element = Element_;               // P is rounded to
+  static constexpr int kRows = kRows_;    // of a thread
+  static constexpr int kParts = kParts_;  // of take_settled(); 0: a kernel without it
+  static constexpr int kMostLag = kMostLag_;
+};
+
+// When the output takes the probabilities of a tile in.
+enum class Output {
+  AtOnce,  // sm80
+  Late,    // sm90: while those of the next tile are made, before it is rescaled for them
 };
 
 template <class Variant>
@@ -40,40 +50,55 @@ class Walk {
  public:
   static constexpr int kRows = Variant::kRows;
   static constexpr int kWarpRows = 8 * kRows;  // of all threads
-  using Softmax = OptimisticSoftmax<kRows, Variant::kLag, HostWarp>;
-  using Rows = typename Softmax::Rows;
 
-  // As the sm90 kernel: the output takes the probabilities of a tile in, and the normaliser their
-  // sums, while those of the next are made.
-  static Walked as_sm90(Problem const& problem) {
-    return Walk(problem).run([](Lane& lane) { lane.walk_sm90(); });
+  static Walked alone(Problem const& problem, Output when) {
+    return Walk(problem, when, 1, 0).run();
   }
 
-  // As the sm80 kernel: tile by tile, with the same function of the softmax for both ways.
-  static Walked as_sm80(Problem const& problem) {
-    return Walk(problem).run([](Lane& lane) { lane.walk_sm80(); });
+  // Two warps share the rows: one has the even tiles, the other at the same time the odd ones. They
+  // tell each other maxima and sums, and their outputs are added.
+  static Walked shared(Problem const& problem) {
+    Walk even(problem, Output::AtOnce, 2, 0);
+    Walk odd(problem, Output::AtOnce, 2, 1);
+    even.run();  // for its sums alone
+    odd.others_sums_ = even.sums_;
+    Walked result = odd.run();
+    Walk again(problem, Output::AtOnce, 2, 0);
+    again.others_sums_ = odd.sums_;
+    Walked const half = again.run();
+    for (int row = 0; row < kWarpRows; ++row) {
+      for (int i = 0; i < kHeadDim; ++i) result.rows[row].output[i] += half.rows[row].output[i];
+    }
+    return result;
   }
 
  private:
   using Element = typename Variant::Element;
-  // The scores of a thread: pairs of columns, eight apart, in rows eight apart.
-  using Scores = decltype(cute::make_tensor<float>(
-      cute::Shape<cute::Int<kRows>, cute::Int<kColumns / kThreadsPerRow>>{}));
-  using Output = decltype(cute::make_tensor<float>(
-      cute::Shape<cute::Int<kRows>, cute::Int<kHeadDim / kThreadsPerRow>>{}));
+  using Softmax = OnlineSoftmax<kRows, Variant::kMostLag, HostWarp>;
+  using Rows = typename Softmax::Rows;
+  template <int kCols>
+  using Tile = decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
 
-  explicit Walk(Problem const& problem) : problem_(problem) {
+  Walk(Problem const& problem, Output when, int warps, int warp)
+      : problem_(problem), when_(when), warps_(warps), warp_(warp) {
     if (problem.rows != kWarpRows) throw std::logic_error("rows of another warp");
+    if (problem.tiles % warps != 0) throw std::logic_error("not a tile for each warp");
     walked_.rows.resize(kWarpRows);
+    for (int key = 0; key < problem_.keys(); ++key) {
+      for (int column = 0; column < kHeadDim; ++column) values_.push_back(value_of(key, column));
+    }
   }
 
+  // A thread: it holds pairs of columns, eight apart, in rows eight apart.
   struct Lane {
     Walk& walk;
     int const lane;
     Softmax softmax;
-    Scores scores;  // then probabilities
-    Output output;
+    Tile<kColumns / kThreadsPerRow> scores;  // then probabilities
+    Tile<kHeadDim / kThreadsPerRow> output;
     Rows factors;
+    int tile = 0;
+    int steps = 0;
 
     Lane(Walk& walk, int lane) : walk(walk), lane(lane), softmax(walk.problem_.scale) {
       cute::clear(output);
@@ -81,109 +106,76 @@ class Walk {
 
     int row(int i) const { return lane / kThreadsPerRow + 8 * i; }
     int column(int i) const { return 2 * (lane % kThreadsPerRow) + i % 2 + 8 * (i / 2); }
-    auto is_query() const {
-      return [this](int i) { return walk.problem_.query[row(i)] != 0; };
-    }
-    static auto alone() {
-      return [](Rows&) {};
-    }
 
-    void walk_sm90() {
-      Problem const& problem = walk.problem_;
-      make_scores(0);
-      note(softmax.take(scores, factors, alone(), is_query()));
-      store_probabilities(0);
-      for (int tile = 1; tile < problem.tiles; ++tile) {
-        normalise(tile - 1);
-        make_scores(tile);
-        bool const optimistic = !problem.masked[tile] && softmax.is_ready();
-        Outcome outcome =
-            optimistic ? softmax.template take_optimistically<Variant::kChains>(scores, factors,
-                                                                                is_query())
-                       : softmax.take(scores, factors, alone(), is_query());
-        note(outcome, optimistic);
-        accumulate(tile - 1);
-        if (outcome == Outcome::Lost) {
-          make_scores(tile);
-          outcome = softmax.retake(scores, factors, alone(), is_query());
-          note(outcome);
-        }
-        store_probabilities(tile);
-        if (outcome == Outcome::Rescale) scale_rows(output, factors);
+    void run() {
+      int before = -1;
+      for (tile = walk.warp_; tile < walk.problem_.tiles; tile += walk.warps_) {
+        bool const rescale = make_probabilities();
+        if (walk.when_ == Output::Late && before >= 0) accumulate(before);
+        store_probabilities();
+        if (rescale) scale_rows(output, factors);
+        if (walk.when_ == Output::AtOnce) accumulate(tile);
+        before = tile;
       }
-      normalise(problem.tiles - 1);
-      accumulate(problem.tiles - 1);
-      finish();
-    }
-
-    void walk_sm80() {
-      Problem const& problem = walk.problem_;
-      for (int tile = 0; tile < problem.tiles; ++tile) {
-        bool const masked = tile == 0 || problem.masked[tile];
-        Rows sums;
-        for (bool exact = masked || !softmax.is_ready();; exact = true) {
-          make_scores(tile);
-          bool within = true;
-          if (exact) {
-            Rows base;
-            cute::fill(base, NAN);
-            bool const rescale = softmax.update(scores, factors, base, alone(), is_query());
-            note(rescale ? Outcome::Rescale : Outcome::Done);
-            if (rescale) scale_rows(output, factors);
-            sums = softmax.exponentiate(scores, base);
-          } else {
-            sums = softmax.exponentiate(scores, softmax.base());
-            within = !softmax.outgrown(sums);
-            note(within ? Outcome::Done : Outcome::Lost, true);
-          }
-          if (within) break;
-          softmax.lost_once = true;
-        }
-        softmax.add(sums);
-        store_probabilities(tile);
-        accumulate(tile);
-        normalise(tile);
-      }
+      if (walk.when_ == Output::Late) accumulate(before);
       finish();
     }
 
     // What the softmax is to write holds garbage before it does.
-    void make_scores(int tile) {
+    bool make_probabilities() {
+      cute::fill(factors, NAN);
       for (int i = 0; i < kRows; ++i) {
-        factors(i) = NAN;
         for (int j = 0; j < kColumns / kThreadsPerRow; ++j) {
           scores(i, j) = walk.problem_.at(tile, row(i), column(j));
         }
       }
+      if constexpr (Variant::kParts > 0) {
+        if (tile > 0 && !walk.problem_.masked[tile] && softmax.settled) {
+          bool const rescale = softmax.template take_settled<Variant::kParts>(scores, factors);
+          note(rescale, walk.walked_.settled, walk.walked_.raised);
+          return rescale;
+        }
+      }
+      bool const rescale = softmax.take(scores, factors, combine(), [this](int i) {
+        return walk.problem_.query[row(i)] != 0;
+      });
+      note(rescale, walk.walked_.taken, walk.walked_.updated);
+      return rescale;
+    }
+
+    // Exchanges numbers of the rows with the other warp: the maxima of its tile, and at the end its
+    // sums.
+    auto combine() {
+      return [this](Rows& rows, auto const& op) {
+        bool const sums = std::is_same_v<std::decay_t<decltype(op)>, SumOp>;
+        for (int i = 0; i < kRows; ++i) {
+          if (sums) walk.sums_[row(i)] = rows(i);
+          if (walk.warps_ == 1) continue;
+          float const other =
+              sums ? walk.others_sums_[row(i)] : walk.maximum(tile ^ 1, row(i));
+          rows(i) = op(rows(i), other);
+        }
+      };
     }
 
     // P as rounded, for all threads. There is room for two tiles: one is read while the next is
     // written.
-    void store_probabilities(int tile) {
+    void store_probabilities() {
       for (int i = 0; i < kRows; ++i) {
         for (int j = 0; j < kColumns / kThreadsPerRow; ++j) {
           walk.probability(tile, row(i), column(j)) = float(Element(scores(i, j)));
         }
       }
-      HostWarp::all(true);  // another collective than those of the softmax: those cannot pass for it
-    }
-
-    // What RowSums does with tensor cores.
-    void normalise(int tile) {
-      softmax.normalise_by([&](int i) {
-        float sum = 0;
-        for (int j = 0; j < kColumns; ++j) sum += walk.probability(tile, row(i), j);
-        return sum;
-      });
+      HostWarp::all(true);  // a collective that the softmax has not: its own cannot pass for it
     }
 
     // O += P V
-    void accumulate(int tile) {
+    void accumulate(int of_tile) {
       for (int i = 0; i < kRows; ++i) {
         for (int j = 0; j < kHeadDim / kThreadsPerRow; ++j) {
           for (int key = 0; key < kColumns; ++key) {
-            output(i, j) +=
-                walk.probability(tile, row(i), key) * walk.value(tile * kColumns + key, column(j));
+            output(i, j) += walk.probability(of_tile, row(i), key) *
+                            walk.values_[(of_tile * kColumns + key) * kHeadDim + column(j)];
           }
         }
       }
@@ -192,7 +184,7 @@ class Walk {
     void finish() {
       Rows lse;
       cute::fill(lse, NAN);
-      scale_rows(output, softmax.finish(lse, alone()));
+      scale_rows(output, softmax.finish(lse, combine()));
       for (int i = 0; i < kRows; ++i) {
         RowResult& result = walk.walked_.rows[row(i)];
         for (int j = 0; j < kHeadDim / kThreadsPerRow; ++j) result.output[column(j)] = output(i, j);
@@ -200,32 +192,20 @@ class Walk {
       }
     }
 
-    // All lanes go through the same outcomes; the first one's are counted.
-    void note(Outcome outcome, bool optimistic = false) {
-      if (lane == 0) walk.outcomes_.push_back(outcome);
-      int const index = noted_++;
-      walk.disagreed_ += index >= int(walk.outcomes_.size()) || walk.outcomes_[index] != outcome;
-      if (lane > 0) return;
-      walk.walked_.optimistic += optimistic;
-      walk.walked_.lost += outcome == Outcome::Lost;
-      (optimistic ? walk.walked_.rescaled : walk.walked_.updated) += outcome == Outcome::Rescale;
+    // Counts a tile, once for the warp, whose lanes must agree.
+    void note(bool rescale, int& tiles, int& rescaled) {
+      if (lane == 0) {
+        ++tiles;
+        rescaled += rescale;
+        walk.rescaled_.push_back(rescale);
+      }
+      walk.disagreed_ += walk.rescaled_[steps++] != rescale;
     }
-
-    int noted_ = 0;
   };
 
-  template <class Way>
-  Walked run(Way const& way) {
-    for (int key = 0; key < problem_.keys(); ++key) {
-      for (int column = 0; column < kHeadDim; ++column) values_.push_back(value_of(key, column));
-    }
-    run_warp(
-        [&](int index) {
-          Lane lane(*this, index);
-          way(lane);
-        },
-        "a walk over tiles");
-    check_equal(disagreed_, 0, "lanes disagree on the outcomes of tiles");
+  Walked run() {
+    run_warp([&](int lane) { Lane(*this, lane).run(); }, "a walk over tiles");
+    check_equal(disagreed_, 0, "lanes that disagree on whether to rescale");
     int unlike = 0;
     for (int row = 0; row < kWarpRows; ++row) {
       RowResult& result = walked_.rows[row];
@@ -241,14 +221,25 @@ class Walk {
   }
 
   float& probability(int tile, int row, int column) {
-    return probabilities_[tile % 2][row][column];
+    return probabilities_[tile / warps_ % 2][row][column];
   }
-  float value(int key, int column) const { return values_[key * kHeadDim + column]; }
+  float maximum(int tile, int row) const {
+    float result = -INFINITY;
+    for (int column = 0; column < kColumns; ++column) {
+      result = std::fmax(result, problem_.at(tile, row, column));
+    }
+    return result;
+  }
 
   Problem const& problem_;
+  Output const when_;
+  int const warps_;  // that share the rows
+  int const warp_;   // of them
   Walked walked_;
   std::vector<float> values_;
-  std::vector<Outcome> outcomes_;
+  std::vector<char> rescaled_;  // whether, for each tile of lane 0
+  std::array<float, kWarpRows> sums_{};
+  std::array<float, kWarpRows> others_sums_{};
   float probabilities_[2][kWarpRows][kColumns];
   float lse_[kThreadsPerRow][kWarpRows];
   int disagreed_ = 0;

@@ -68,12 +68,13 @@ bool check_rows(Problem const& problem, Walked const& walked, std::string const&
 
 double const kScales[] = {0.125, 0.125, 0.6, 1e-3, 0x1p-20, 0.088388346};
 
-template <class Element, int kRows, int kLag, int kChains, class Way>
-void test_mixtures(std::string const& name, Way const& way, int count) {
+// Rows of all kinds together in a warp. Returns how the tiles were taken.
+template <class Element, class Way>
+Walked test_mixtures(std::string const& name, int rows, int count, Way const& way) {
   Random random(20);
   Walked total;
   for (int i = 0; i < count; ++i) {
-    Problem problem(8 * kRows, 1 + random.below(8), float(random.one_of(kScales)));
+    Problem problem(rows, 2 * (1 + random.below(4)), float(random.one_of(kScales)));
     int const kinds = 1 + random.below(3);
     int const first = random.below(kFamilies);
     double const calm = random.one_of({0., 0.5, 0.9});
@@ -84,29 +85,28 @@ void test_mixtures(std::string const& name, Way const& way, int count) {
     for (char& masked : problem.masked) masked = random.below(4) == 0;
     Walked const walked = way(problem);
     check_rows<Element>(problem, walked, name + ", mixture " + std::to_string(i));
-    total.optimistic += walked.optimistic;
-    total.rescaled += walked.rescaled;
-    total.lost += walked.lost;
-    total.updated += walked.updated;
+    total.count(walked);
   }
-  std::printf("%s: %d optimistic %d rescaled %d lost %d updated\n", name.c_str(), total.optimistic,
-              total.rescaled, total.lost, total.updated);
+  std::printf("%s: %d tiles taken, %d of them with new references; %d settled, %d raised\n",
+              name.c_str(), total.taken, total.updated, total.settled, total.raised);
+  return total;
 }
 
-template <class Element, int kRows, int kLag, int kChains>
-void test_variant(std::string const& name) {
-  using W = Walk<Variant<Element, kRows, kLag, kChains>>;
-  int const count = quick ? 100 : 2000;
-  test_mixtures<Element, kRows, kLag, kChains>(name + " sm90", W::as_sm90, count);
-  test_mixtures<Element, kRows, kLag, kChains>(name + " sm80", W::as_sm80, count);
+template <class V>
+void test_variant(std::string const& name, Output when) {
+  test_mixtures<typename V::Element>(name, 8 * V::kRows, quick ? 100 : 1000,
+                        [&](Problem const& problem) { return Walk<V>::alone(problem, when); });
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
   quick = count > 1 && std::string(arguments[1]) == "quick";
-  test_variant<bfloat16_t, 2, 8, 2>("bf16 lag 8");
-  test_variant<half_t, 2, 0, 1>("fp16 lag 0");
-  test_variant<half_t, 4, 8, 1>("fp16 lag 8, 4 rows");
+  test_variant<Variant<bfloat16_t, 2, 2>>("sm90 bf16", Output::Late);
+  test_variant<Variant<half_t, 2, 4>>("sm90 fp16", Output::Late);
+  test_variant<Variant<bfloat16_t, 2, 0>>("sm90 bf16, take() alone", Output::Late);
+  test_variant<Variant<half_t, 4, 1>>("sm80 fp16", Output::AtOnce);
+  test_mixtures<half_t>("sm80 fp16, shared keys", 16, quick ? 100 : 1000,
+                        Walk<Variant<half_t, 2, 0, 0>>::shared);
   return report();
 }
