@@ -106,7 +106,8 @@ inline ExactRow exact_row(Problem const& problem, int row, double unit, double s
   // reference (150 and more have no weight); beyond 2^20 the reference is subtracted first, without
   // error. A tile more may be one more factor, with its own rounding, to earlier ones; sums are
   // over all keys.
-  double const exponent = std::min(std::abs(largest) * 1.4427, 0x1p20) + 150;
+  double const base = std::abs(largest) * M_LOG2E;
+  double const exponent = 150 + (base > 0x1p20 ? 0 : base);
   double const fp32 = 2 * exponent * kUnit + (4 * problem.tiles + problem.keys() / 4) * kUnit;
   exact.lse_error = fp32 + 4 * std::abs(exact.lse) * kUnit;
   for (int column = 0; column < kHeadDim; ++column) {

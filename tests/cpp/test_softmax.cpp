@@ -6,8 +6,9 @@
 
 #include <cutlass/numeric_types.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -66,7 +67,7 @@ bool check_rows(Problem const& problem, Walked const& walked, std::string const&
   return check_equal(difference, std::string(), what);
 }
 
-double const kScales[] = {0.125, 0.125, 0.6, 1e-3, 0x1p-20, 0.088388346};
+double const kScales[] = {0.125, 0.088388346, 0.6, 1e-3, 0x1p-20};
 
 // Rows of all kinds together in a warp. Returns how the tiles were taken.
 template <class Element, class Way>
@@ -94,8 +95,193 @@ Walked test_mixtures(std::string const& name, int rows, int count, Way const& wa
 
 template <class V>
 void test_variant(std::string const& name, Output when) {
-  test_mixtures<typename V::Element>(name, 8 * V::kRows, quick ? 100 : 1000,
-                        [&](Problem const& problem) { return Walk<V>::alone(problem, when); });
+  int const count = quick ? 60 : 1000;
+  Walked const total =
+      test_mixtures<typename V::Element>(name, 8 * V::kRows, count, [&](Problem const& problem) {
+        return Walk<V>::alone(problem, when);
+      });
+  // They go all ways: references stay and are replaced.
+  check(total.updated > count && total.taken - total.updated > count / 50, name + " takes tiles");
+  if (V::kParts == 0) {
+    check_equal(total.settled, 0, name + " has no take_settled()");
+  } else {
+    check(total.raised > count / 2 && total.settled - total.raised > count / 10,
+          name + " takes settled tiles");
+  }
+}
+
+using Sm90 = Walk<Variant<bfloat16_t, 2, 2>>;
+
+Problem of_family(Family family, int tiles, float scale, Random& random) {
+  Problem problem(16, tiles, scale);
+  for (int row = 0; row < problem.rows; ++row) fill_row(problem, row, family, random);
+  return problem;
+}
+
+void check_counts(Problem const& problem, int taken, int updated, int settled, int raised,
+                  std::string const& what) {
+  Walked const got = Sm90::alone(problem, Output::Late);
+  check_rows<bfloat16_t>(problem, got, what);
+  check_equal(got.taken, taken, what + ": tiles taken with a maximum");
+  check_equal(got.updated, updated, what + ": of them rescaled");
+  check_equal(got.settled, settled, what + ": settled tiles");
+  check_equal(got.raised, raised, what + ": of them rescaled");
+}
+
+// How tiles are taken where it is known.
+void test_ways() {
+  int const tiles = 8;
+  Problem equal(16, tiles, 1.f);
+  check_counts(equal, 1, 1, tiles - 1, 0, "scores of zero");
+
+  Problem masked = equal;
+  for (int tile = 0; tile < tiles; tile += 3) masked.masked[tile] = 1;
+  check_counts(masked, 3, 1, 5, 0, "scores of zero, some masked");
+
+  for (float step : {20.f, 80.f, 300.f}) {
+    for (int one_row = 0; one_row < 2; ++one_row) {
+      Problem grows = equal;
+      Problem falls = equal;
+      for (int tile = 0; tile < tiles; ++tile) {
+        for (int row = one_row ? 13 : 0; row < (one_row ? 14 : 16); ++row) {
+          for (int column = 0; column < kColumns; ++column) {
+            grows.at(tile, row, column) = step * tile;
+            falls.at(tile, row, column) = -step * tile;
+          }
+        }
+      }
+      std::string const name = std::to_string(int(step)) + " a tile";
+      check_counts(grows, 1, 1, tiles - 1, tiles - 1, "scores that grow by " + name);
+      check_counts(falls, 1, 1, tiles - 1, 0, "scores that fall by " + name);
+    }
+  }
+
+  // A row that sees nothing keeps all others from settling if it is a query's.
+  for (int first = 1; first <= tiles; ++first) {
+    Problem late = equal;
+    for (int tile = 0; tile < first; ++tile) {
+      std::fill_n(&late.at(tile, 6, 0), kColumns, -INFINITY);
+    }
+    int const taken = std::min(first + 1, tiles);
+    check_counts(late, taken, taken, tiles - taken, 0, "a row with late keys");
+    late.query[6] = 0;
+    check_counts(late, 1, 1, tiles - 1, first < tiles, "a row with late keys that is no query");
+  }
+
+  Problem large = equal;
+  std::fill(large.scores.begin(), large.scores.end(), 1e10f);
+  check_counts(large, tiles, tiles, 0, 0, "scores of 1e10");
+}
+
+// A NaN makes its own row NaN, and not a bit of another row is different.
+void test_nan() {
+  Random random(30);
+  for (int i = 0; i < (quick ? 40 : 400); ++i) {
+    Problem problem(16, 6, 0.125f);
+    int const row = random.below(16);
+    for (int other = 0; other < 16; ++other) {
+      Family const family = Family(random.below(kFamilies - 3));
+      fill_row(problem, other, other == row ? Family::Calm : family, random);
+    }
+    Walked const before = Sm90::alone(problem, Output::Late);
+    problem.at(random.below(6), row, random.below(kColumns)) = NAN;
+    Walked const after = Sm90::alone(problem, Output::Late);
+    check_rows<bfloat16_t>(problem, after, "a row with NaN");
+    int changed = 0;
+    for (int other = 0; other < 16; ++other) {
+      changed += other != row && !(after.rows[other] == before.rows[other]);
+    }
+    check_equal(changed, 0, "rows that another row's NaN changes, at " + std::to_string(i));
+  }
+}
+
+// What rows hold that are no queries changes no bit of those that are.
+void test_no_queries() {
+  Random random(31);
+  double const garbage[] = {NAN, INFINITY, -INFINITY, 3e38, -3e38, 1e10, 500, 100, 1};
+  for (int i = 0; i < (quick ? 40 : 400); ++i) {
+    Problem problem(16, 6, 0.125f);
+    int const queries = 1 + random.below(15);
+    for (int row = 0; row < queries; ++row) {
+      fill_row(problem, row, Family(random.below(kFamilies)), random);
+      if (i % 2) fill_row(problem, row, Family::Calm, random);
+    }
+    for (int row = queries; row < 16; ++row) problem.query[row] = 0;
+    Walked const zeros = Sm90::alone(problem, Output::Late);
+    for (int tile = 0; tile < problem.tiles; ++tile) {
+      for (int row = queries; row < 16; ++row) {
+        double const most = random.one_of(garbage);
+        for (int column = 0; column < kColumns; ++column) {
+          problem.at(tile, row, column) = float(most * random.normal());
+        }
+      }
+    }
+    Walked const got = Sm90::alone(problem, Output::Late);
+    check_rows<bfloat16_t>(problem, got, "rows beside garbage");
+    check_equal(got.taken, zeros.taken, "tiles taken with a maximum beside garbage");
+    int changed = 0;
+    for (int row = 0; row < queries; ++row) changed += !(got.rows[row] == zeros.rows[row]);
+    check_equal(changed, 0, "queries that garbage changes, at " + std::to_string(i));
+  }
+}
+
+// The place of a row in the warp changes no bit of it.
+void test_order_of_rows() {
+  Random random(32);
+  for (int i = 0; i < (quick ? 20 : 200); ++i) {
+    Problem problem(16, 6, 0.125f);
+    for (int row = 0; row < 16; ++row) {
+      fill_row(problem, row, Family(random.below(kFamilies)), random);
+      if (i % 2) fill_row(problem, row, Family::Calm, random);
+    }
+    std::vector<int> from(16);
+    std::iota(from.begin(), from.end(), 0);
+    if (i % 4 < 2) {
+      std::rotate(from.begin(), from.begin() + 8, from.end());
+    } else {
+      for (int row = 15; row > 0; --row) std::swap(from[row], from[random.below(row + 1)]);
+    }
+    Problem moved = problem;
+    for (int tile = 0; tile < problem.tiles; ++tile) {
+      for (int row = 0; row < 16; ++row) {
+        std::copy_n(&problem.at(tile, from[row], 0), kColumns, &moved.at(tile, row, 0));
+      }
+    }
+    Walked const before = Sm90::alone(problem, Output::Late);
+    Walked const after = Sm90::alone(moved, Output::Late);
+    int changed = 0;
+    for (int row = 0; row < 16; ++row) changed += !(after.rows[row] == before.rows[from[row]]);
+    check_equal(changed, 0, "rows that another place changes, at " + std::to_string(i));
+  }
+}
+
+// Large numbers, where float32 has few digits: what is left of their differences must count.
+void test_large() {
+  Random random(33);
+  for (float scale : {1e-3f, 0.125f, 1.f}) {
+    for (Family family : {Family::Near, Family::Depths, Family::Equal, Family::Dominant}) {
+      for (int i = 0; i < (quick ? 10 : 100); ++i) {
+        Problem problem = of_family(family, 4, scale, random);
+        for (int row = 0; row < 16; row += 3) fill_row(problem, row, Family::Calm, random);
+        std::string const name = "large scores, family " + std::to_string(int(family));
+        check_rows<bfloat16_t>(problem, Sm90::alone(problem, Output::Late), name);
+      }
+    }
+  }
+}
+
+// References that many tiles push up: errors of the factors would add up in the other rows.
+void test_long_growth() {
+  Problem problem(16, quick ? 100 : 400, 1.f);
+  for (int tile = 0; tile < problem.tiles; ++tile) {
+    for (int row = 0; row < 16; ++row) {
+      for (int column = 0; column < kColumns; ++column) {
+        float const noise = value_of(column, row);
+        problem.at(tile, row, column) = row % 2 ? 700.f + row + noise : 23.f * tile + noise;
+      }
+    }
+  }
+  check_rows<bfloat16_t>(problem, Sm90::alone(problem, Output::Late), "a row that grows and grows");
 }
 
 }  // namespace
@@ -106,7 +292,13 @@ int main(int count, char** arguments) {
   test_variant<Variant<half_t, 2, 4>>("sm90 fp16", Output::Late);
   test_variant<Variant<bfloat16_t, 2, 0>>("sm90 bf16, take() alone", Output::Late);
   test_variant<Variant<half_t, 4, 1>>("sm80 fp16", Output::AtOnce);
-  test_mixtures<half_t>("sm80 fp16, shared keys", 16, quick ? 100 : 1000,
+  test_mixtures<half_t>("sm80 fp16, shared keys", 16, quick ? 60 : 1000,
                         Walk<Variant<half_t, 2, 0, 0>>::shared);
+  test_ways();
+  test_nan();
+  test_no_queries();
+  test_order_of_rows();
+  test_large();
+  test_long_growth();
   return report();
 }
