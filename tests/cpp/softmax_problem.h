@@ -1,5 +1,5 @@
-// softmax_problem.h: a few rows of attention as a walk over tiles of scores, and the exact answer in
-// float64 with how far from it the softmax may be.
+// softmax_problem.h: a few rows of attention as a walk over tiles of scores, and the exact answer
+// in float64 with how far from it the softmax may be.
 #pragma once
 
 #include <algorithm>
@@ -79,8 +79,8 @@ struct ExactRow {
   double lse_error;
 };
 
-// `unit`: half the distance from 1 to the next 16-bit number; `smallest`: half the smallest positive
-// one.
+// `unit`: half the distance from 1 to the next 16-bit number; `smallest`: half the smallest
+// positive one.
 inline ExactRow exact_row(Problem const& problem, int row, double unit, double smallest) {
   constexpr double kUnit = 0x1p-24;  // of fp32
   double const infinity = std::numeric_limits<double>::infinity();

@@ -2,6 +2,7 @@
 // the softmax they call, and when the output takes what in.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <stdexcept>
@@ -31,12 +32,18 @@ struct Walked {
 };
 
 // What the kernels' rows differ in.
-template <class Element_, int kRows_, int kParts_, int kMostLag_ = 14>
+template <class Element_, int kRows_, int kParts_, int kChains_ = 1, int kMostLag_ = 14>
 struct Variant {
   using Element = Element_;               // P is rounded to
   static constexpr int kRows = kRows_;    // of a thread
   static constexpr int kParts = kParts_;  // of take_settled(); 0: a kernel without it
+  static constexpr int kChains = kChains_;
   static constexpr int kMostLag = kMostLag_;
+};
+
+// The emulated warp with the softmax's integer instruction.
+struct SoftmaxWarp : HostWarp {
+  static int max3(int a, int b, int c) { return std::max(a, std::max(b, c)); }
 };
 
 // When the output takes the probabilities of a tile in.
@@ -74,10 +81,11 @@ class Walk {
 
  private:
   using Element = typename Variant::Element;
-  using Softmax = OnlineSoftmax<kRows, Variant::kMostLag, HostWarp>;
+  using Softmax = OnlineSoftmax<kRows, Variant::kMostLag, SoftmaxWarp>;
   using Rows = typename Softmax::Rows;
   template <int kCols>
-  using Tile = decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
+  using Tile =
+      decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
 
   Walk(Problem const& problem, Output when, int warps, int warp)
       : problem_(problem), when_(when), warps_(warps), warp_(warp) {
@@ -131,14 +139,14 @@ class Walk {
       }
       if constexpr (Variant::kParts > 0) {
         if (tile > 0 && !walk.problem_.masked[tile] && softmax.settled) {
-          bool const rescale = softmax.template take_settled<Variant::kParts>(scores, factors);
+          bool const rescale =
+              softmax.template take_settled<Variant::kParts, Variant::kChains>(scores, factors);
           note(rescale, walk.walked_.settled, walk.walked_.raised);
           return rescale;
         }
       }
-      bool const rescale = softmax.take(scores, factors, combine(), [this](int i) {
-        return walk.problem_.query[row(i)] != 0;
-      });
+      bool const rescale = softmax.take(scores, factors, combine(),
+                                        [this](int i) { return walk.problem_.query[row(i)] != 0; });
       note(rescale, walk.walked_.taken, walk.walked_.updated);
       return rescale;
     }
@@ -151,8 +159,7 @@ class Walk {
         for (int i = 0; i < kRows; ++i) {
           if (sums) walk.sums_[row(i)] = rows(i);
           if (walk.warps_ == 1) continue;
-          float const other =
-              sums ? walk.others_sums_[row(i)] : walk.maximum(tile ^ 1, row(i));
+          float const other = sums ? walk.others_sums_[row(i)] : walk.maximum(tile ^ 1, row(i));
           rows(i) = op(rows(i), other);
         }
       };
