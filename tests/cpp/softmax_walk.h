@@ -15,29 +15,21 @@
 
 namespace cute_attention::testing {
 
-// What a walk computed, and how: its tiles, of which the warp takes each in one of two ways.
+// What a walk computed, and how: how many of its tiles rescaled the output, and after how many all
+// queries' references were settled.
 struct Walked {
   std::vector<RowResult> rows;
-  int taken = 0;    // tiles by take()
-  int updated = 0;  // ... that asked for the output to be rescaled
-  int settled = 0;  // tiles by take_settled()
-  int raised = 0;   // ... likewise
-
-  void count(Walked const& other) {
-    taken += other.taken;
-    updated += other.updated;
-    settled += other.settled;
-    raised += other.raised;
-  }
+  int tiles = 0;
+  int rescaled = 0;
+  int settled = 0;
 };
 
 // What the kernels' rows differ in.
-template <class Element_, int kRows_, int kParts_, int kChains_ = 1, int kMostLag_ = 14>
+template <class Element_, int kRows_, int kChains_ = 1, int kMostLag_ = 14>
 struct Variant {
-  using Element = Element_;               // P is rounded to
-  static constexpr int kRows = kRows_;    // of a thread
-  static constexpr int kParts = kParts_;  // of take_settled(); 0: a kernel without it
-  static constexpr int kChains = kChains_;
+  using Element = Element_;                 // P is rounded to
+  static constexpr int kRows = kRows_;      // of a thread
+  static constexpr int kChains = kChains_;  // sums of a row
   static constexpr int kMostLag = kMostLag_;
 };
 
@@ -137,17 +129,9 @@ class Walk {
           scores(i, j) = walk.problem_.at(tile, row(i), column(j));
         }
       }
-      if constexpr (Variant::kParts > 0) {
-        if (tile > 0 && !walk.problem_.masked[tile] && softmax.settled) {
-          bool const rescale =
-              softmax.template take_settled<Variant::kParts, Variant::kChains>(scores, factors);
-          note(rescale, walk.walked_.settled, walk.walked_.raised);
-          return rescale;
-        }
-      }
-      bool const rescale = softmax.take(scores, factors, combine(),
-                                        [this](int i) { return walk.problem_.query[row(i)] != 0; });
-      note(rescale, walk.walked_.taken, walk.walked_.updated);
+      bool const rescale = softmax.template take<Variant::kChains>(
+          scores, factors, combine(), [this](int i) { return walk.problem_.query[row(i)] != 0; });
+      note(rescale);
       return rescale;
     }
 
@@ -200,19 +184,21 @@ class Walk {
     }
 
     // Counts a tile, once for the warp, whose lanes must agree.
-    void note(bool rescale, int& tiles, int& rescaled) {
+    void note(bool rescale) {
+      int const outcome = 2 * rescale + softmax.settled;
       if (lane == 0) {
-        ++tiles;
-        rescaled += rescale;
-        walk.rescaled_.push_back(rescale);
+        ++walk.walked_.tiles;
+        walk.walked_.rescaled += rescale;
+        walk.walked_.settled += softmax.settled;
+        walk.outcomes_.push_back(outcome);
       }
-      walk.disagreed_ += walk.rescaled_[steps++] != rescale;
+      walk.disagreed_ += walk.outcomes_[steps++] != outcome;
     }
   };
 
   Walked run() {
     run_warp([&](int lane) { Lane(*this, lane).run(); }, "a walk over tiles");
-    check_equal(disagreed_, 0, "lanes that disagree on whether to rescale");
+    check_equal(disagreed_, 0, "lanes that disagree on whether to rescale, or what is settled");
     int unlike = 0;
     for (int row = 0; row < kWarpRows; ++row) {
       RowResult& result = walked_.rows[row];
@@ -244,7 +230,7 @@ class Walk {
   int const warp_;   // of them
   Walked walked_;
   std::vector<float> values_;
-  std::vector<char> rescaled_;  // whether, for each tile of lane 0
+  std::vector<int> outcomes_;  // of lane 0, for each tile
   std::array<float, kWarpRows> sums_{};
   std::array<float, kWarpRows> others_sums_{};
   float probabilities_[2][kWarpRows][kColumns];
