@@ -1,0 +1,241 @@
+// softmax_walk.h: the kernels' walks over tiles of scores, in an emulated warp: which functions of
+// the softmax they call, and when the output takes what in.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <stdexcept>
+#include <type_traits>
+#include <vector>
+
+#include "cute_attention/core/online_softmax.h"
+#include "host_warp.h"
+#include "softmax_problem.h"
+
+namespace cute_attention::testing {
+
+// What a walk computed, and how: how many of its tiles rescaled the output, and after how many all
+// queries' references were settled.
+struct Walked {
+  std::vector<RowResult> rows;
+  int tiles = 0;
+  int rescaled = 0;
+  int settled = 0;
+};
+
+// What the kernels' rows differ in.
+template <class Element_, int kRows_, int kChains_ = 1, int kMostLag_ = 14>
+struct Variant {
+  using Element = Element_;                 // P is rounded to
+  static constexpr int kRows = kRows_;      // of a thread
+  static constexpr int kChains = kChains_;  // sums of a row
+  static constexpr int kMostLag = kMostLag_;
+};
+
+// The emulated warp with the softmax's integer instruction.
+struct SoftmaxWarp : HostWarp {
+  static int max3(int a, int b, int c) { return std::max(a, std::max(b, c)); }
+};
+
+// When the output takes the probabilities of a tile in.
+enum class Output {
+  AtOnce,  // sm80
+  Late,    // sm90: while those of the next tile are made, before it is rescaled for them
+};
+
+template <class Variant>
+class Walk {
+ public:
+  static constexpr int kRows = Variant::kRows;
+  static constexpr int kWarpRows = 8 * kRows;  // of all threads
+
+  static Walked alone(Problem const& problem, Output when) {
+    return Walk(problem, when, 1, 0).run();
+  }
+
+  // Two warps share the rows: one has the even tiles, the other at the same time the odd ones. They
+  // tell each other maxima and sums, and their outputs are added.
+  static Walked shared(Problem const& problem) {
+    Walk even(problem, Output::AtOnce, 2, 0);
+    Walk odd(problem, Output::AtOnce, 2, 1);
+    even.run();  // for its sums alone
+    odd.others_sums_ = even.sums_;
+    Walked result = odd.run();
+    Walk again(problem, Output::AtOnce, 2, 0);
+    again.others_sums_ = odd.sums_;
+    Walked const half = again.run();
+    for (int row = 0; row < kWarpRows; ++row) {
+      for (int i = 0; i < kHeadDim; ++i) result.rows[row].output[i] += half.rows[row].output[i];
+    }
+    return result;
+  }
+
+ private:
+  using Element = typename Variant::Element;
+  using Softmax = OnlineSoftmax<kRows, Variant::kMostLag, SoftmaxWarp>;
+  using Rows = typename Softmax::Rows;
+  template <int kCols>
+  using Tile =
+      decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
+
+  Walk(Problem const& problem, Output when, int warps, int warp)
+      : problem_(problem), when_(when), warps_(warps), warp_(warp) {
+    if (problem.rows != kWarpRows) throw std::logic_error("rows of another warp");
+    if (problem.tiles % warps != 0) throw std::logic_error("not a tile for each warp");
+    walked_.rows.resize(kWarpRows);
+    for (int key = 0; key < problem_.keys(); ++key) {
+      for (int column = 0; column < kHeadDim; ++column) values_.push_back(value_of(key, column));
+    }
+  }
+
+  // A thread: it holds pairs of columns, eight apart, in rows eight apart.
+  struct Lane {
+    Walk& walk;
+    int const lane;
+    Softmax softmax;
+    Tile<kColumns / kThreadsPerRow> scores;  // then probabilities
+    Tile<kHeadDim / kThreadsPerRow> output;
+    Rows factors;
+    int tile = 0;
+    int steps = 0;
+
+    Lane(Walk& walk, int lane) : walk(walk), lane(lane), softmax(walk.problem_.scale) {
+      cute::clear(output);
+    }
+
+    int row(int i) const { return lane / kThreadsPerRow + 8 * i; }
+    int column(int i) const { return 2 * (lane % kThreadsPerRow) + i % 2 + 8 * (i / 2); }
+
+    void run() {
+      int before = -1;
+      for (tile = walk.warp_; tile < walk.problem_.tiles; tile += walk.warps_) {
+        bool const rescale = make_probabilities();
+        if (walk.when_ == Output::Late && before >= 0) accumulate(before);
+        store_probabilities();
+        if (rescale) scale_rows(output, factors);
+        if (walk.when_ == Output::AtOnce) accumulate(tile);
+        before = tile;
+      }
+      if (walk.when_ == Output::Late) accumulate(before);
+      finish();
+    }
+
+    // What the softmax is to write holds garbage before it does.
+    bool make_probabilities() {
+      cute::fill(factors, NAN);
+      for (int i = 0; i < kRows; ++i) {
+        for (int j = 0; j < kColumns / kThreadsPerRow; ++j) {
+          scores(i, j) = walk.problem_.at(tile, row(i), column(j));
+        }
+      }
+      bool const rescale = softmax.template take<Variant::kChains>(
+          scores, factors, combine(), [this](int i) { return walk.problem_.query[row(i)] != 0; });
+      note(rescale);
+      return rescale;
+    }
+
+    // Exchanges numbers of the rows with the other warp: the maxima of its tile, and at the end its
+    // sums.
+    auto combine() {
+      return [this](Rows& rows, auto const& op) {
+        bool const sums = std::is_same_v<std::decay_t<decltype(op)>, SumOp>;
+        for (int i = 0; i < kRows; ++i) {
+          if (sums) walk.sums_[row(i)] = rows(i);
+          if (walk.warps_ == 1) continue;
+          float const other = sums ? walk.others_sums_[row(i)] : walk.maximum(tile ^ 1, row(i));
+          rows(i) = op(rows(i), other);
+        }
+      };
+    }
+
+    // P as rounded, for all threads. There is room for two tiles: one is read while the next is
+    // written.
+    void store_probabilities() {
+      for (int i = 0; i < kRows; ++i) {
+        for (int j = 0; j < kColumns / kThreadsPerRow; ++j) {
+          walk.probability(tile, row(i), column(j)) = float(Element(scores(i, j)));
+        }
+      }
+      HostWarp::all(true);  // a collective that the softmax has not: its own cannot pass for it
+    }
+
+    // O += P V
+    void accumulate(int of_tile) {
+      for (int i = 0; i < kRows; ++i) {
+        for (int j = 0; j < kHeadDim / kThreadsPerRow; ++j) {
+          for (int key = 0; key < kColumns; ++key) {
+            output(i, j) += walk.probability(of_tile, row(i), key) *
+                            walk.values_[(of_tile * kColumns + key) * kHeadDim + column(j)];
+          }
+        }
+      }
+    }
+
+    void finish() {
+      Rows lse;
+      cute::fill(lse, NAN);
+      scale_rows(output, softmax.finish(lse, combine()));
+      for (int i = 0; i < kRows; ++i) {
+        RowResult& result = walk.walked_.rows[row(i)];
+        for (int j = 0; j < kHeadDim / kThreadsPerRow; ++j) result.output[column(j)] = output(i, j);
+        walk.lse_[lane % kThreadsPerRow][row(i)] = lse(i);
+      }
+    }
+
+    // Counts a tile, once for the warp, whose lanes must agree.
+    void note(bool rescale) {
+      int const outcome = 2 * rescale + softmax.settled;
+      if (lane == 0) {
+        ++walk.walked_.tiles;
+        walk.walked_.rescaled += rescale;
+        walk.walked_.settled += softmax.settled;
+        walk.outcomes_.push_back(outcome);
+      }
+      walk.disagreed_ += walk.outcomes_[steps++] != outcome;
+    }
+  };
+
+  Walked run() {
+    run_warp([&](int lane) { Lane(*this, lane).run(); }, "a walk over tiles");
+    check_equal(disagreed_, 0, "lanes that disagree on whether to rescale, or what is settled");
+    int unlike = 0;
+    for (int row = 0; row < kWarpRows; ++row) {
+      RowResult& result = walked_.rows[row];
+      result.lse = lse_[0][row];
+      RowResult other = result;
+      for (auto const& lse : lse_) {
+        other.lse = lse[row];
+        unlike += !(other == result);
+      }
+    }
+    check_equal(unlike, 0, "threads of a row that disagree on its LSE");
+    return walked_;
+  }
+
+  float& probability(int tile, int row, int column) {
+    return probabilities_[tile / warps_ % 2][row][column];
+  }
+  float maximum(int tile, int row) const {
+    float result = -INFINITY;
+    for (int column = 0; column < kColumns; ++column) {
+      result = std::fmax(result, problem_.at(tile, row, column));
+    }
+    return result;
+  }
+
+  Problem const& problem_;
+  Output const when_;
+  int const warps_;  // that share the rows
+  int const warp_;   // of them
+  Walked walked_;
+  std::vector<float> values_;
+  std::vector<int> outcomes_;  // of lane 0, for each tile
+  std::array<float, kWarpRows> sums_{};
+  std::array<float, kWarpRows> others_sums_{};
+  float probabilities_[2][kWarpRows][kColumns];
+  float lse_[kThreadsPerRow][kWarpRows];
+  int disagreed_ = 0;
+};
+
+}  // namespace cute_attention::testing

@@ -1,0 +1,302 @@
+// test_softmax.cpp: the softmax of the kernels, in an emulated warp, against float64: rows of all
+// kinds, mixed at random, walked over as the kernels do.
+//
+// With the argument "quick" it walks over fewer of them.
+#include "layouts/host_cuda.h"  // before everything else
+
+#include <cutlass/numeric_types.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "softmax_problem.h"
+#include "softmax_scores.h"
+#include "softmax_walk.h"
+
+namespace {
+
+using namespace cute_attention;
+using namespace cute_attention::testing;
+using cutlass::bfloat16_t;
+using cutlass::half_t;
+
+bool quick = false;
+
+template <class Element>
+double unit() {
+  return std::is_same_v<Element, half_t> ? 0x1p-11 : 0x1p-8;
+}
+template <class Element>
+double smallest() {
+  return std::is_same_v<Element, half_t> ? 0x1p-25 : 0;
+}
+
+// Whether `got` is within `bound` of `expected`; NaN and infinities only if they are the same.
+bool near(double got, double expected, double bound) {
+  if (std::isnan(expected)) return std::isnan(got);
+  if (std::isinf(expected)) return got == expected;
+  return std::abs(got - expected) <= bound;
+}
+
+// Compares the rows of queries. The first that differs is reported, and how.
+template <class Element>
+bool check_rows(Problem const& problem, Walked const& walked, std::string const& what) {
+  std::string difference;
+  for (int row = 0; row < problem.rows && difference.empty(); ++row) {
+    if (!problem.query[row]) continue;
+    ExactRow const exact = exact_row(problem, row, unit<Element>(), smallest<Element>());
+    RowResult const& got = walked.rows[row];
+    char text[200] = "";
+    if (!near(got.lse, exact.lse, exact.lse_error)) {
+      std::snprintf(text, sizeof(text), "row %d: LSE %.9g, not %.9g +- %.2g", row, got.lse,
+                    exact.lse, exact.lse_error);
+    }
+    for (int column = 0; column < kHeadDim; ++column) {
+      if (!near(got.output[column], exact.output[column], exact.output_error[column])) {
+        std::snprintf(text, sizeof(text), "row %d: output %.9g, not %.9g +- %.2g", row,
+                      got.output[column], exact.output[column], exact.output_error[column]);
+      }
+    }
+    difference = text;
+  }
+  return check_equal(difference, std::string(), what);
+}
+
+double const kScales[] = {0.125, 0.088388346, 0.6, 1e-3, 0x1p-20};
+
+// Rows of all kinds together in a warp.
+template <class Element, class Way>
+void test_mixtures(std::string const& name, int rows, bool lags, Way const& way) {
+  int const count = quick ? 60 : 1000;
+  Random random(20);
+  Walked total;
+  for (int i = 0; i < count; ++i) {
+    Problem problem(rows, 2 * (1 + random.below(4)), float(random.one_of(kScales)));
+    int const kinds = 1 + random.below(3);
+    int const first = random.below(kFamilies);
+    double const calm = random.one_of({0., 0.5, 0.9});
+    for (int row = 0; row < problem.rows; ++row) {
+      Family const other = Family((first + random.below(kinds)) % kFamilies);
+      fill_row(problem, row, random.uniform() < calm ? Family::Calm : other, random);
+    }
+    Walked const walked = way(problem);
+    check_rows<Element>(problem, walked, name + ", mixture " + std::to_string(i));
+    total.tiles += walked.tiles;
+    total.rescaled += walked.rescaled;
+  }
+  // References are replaced, and where they may lag behind they often stay.
+  int const stay = total.tiles - total.rescaled;
+  check(total.rescaled > count && (!lags || stay > count / 4), name + " goes all ways");
+  std::printf("%s: %d tiles, %d of them with new references\n", name.c_str(), total.tiles,
+              total.rescaled);
+}
+
+template <class V>
+void test_variant(std::string const& name, Output when) {
+  test_mixtures<typename V::Element>(
+      name, 8 * V::kRows, V::kMostLag > 0,
+      [&](Problem const& problem) { return Walk<V>::alone(problem, when); });
+}
+
+using Sm90 = Walk<Variant<bfloat16_t, 2, 2>>;
+
+Problem of_family(Family family, int tiles, float scale, Random& random) {
+  Problem problem(16, tiles, scale);
+  for (int row = 0; row < problem.rows; ++row) fill_row(problem, row, family, random);
+  return problem;
+}
+
+void check_ways(Problem const& problem, int rescaled, int settled, std::string const& what) {
+  Walked const got = Sm90::alone(problem, Output::Late);
+  check_rows<bfloat16_t>(problem, got, what);
+  check_equal(got.rescaled, rescaled, what + ": tiles that rescale the output");
+  check_equal(got.settled, settled, what + ": settled tiles");
+}
+
+// How often the output is rescaled, and references are settled, where it is known.
+void test_ways() {
+  int const tiles = 8;
+  Problem const equal(16, tiles, 1.f);
+  check_ways(equal, 1, tiles, "scores of zero");
+
+  for (float step : {20.f, 80.f, 300.f}) {
+    for (int one_row = 0; one_row < 2; ++one_row) {
+      Problem grows = equal;
+      Problem falls = equal;
+      for (int tile = 0; tile < tiles; ++tile) {
+        for (int row = one_row ? 13 : 0; row < (one_row ? 14 : 16); ++row) {
+          for (int column = 0; column < kColumns; ++column) {
+            grows.at(tile, row, column) = step * tile;
+            falls.at(tile, row, column) = -step * tile;
+          }
+        }
+      }
+      std::string const name = std::to_string(int(step)) + " a tile";
+      check_ways(grows, tiles, tiles, "scores that grow by " + name);
+      check_ways(falls, 1, tiles, "scores that fall by " + name);
+    }
+  }
+
+  // A row that has seen nothing has no reference.
+  for (int first = 1; first <= tiles; ++first) {
+    Problem late = equal;
+    for (int tile = 0; tile < first; ++tile) {
+      std::fill_n(&late.at(tile, 6, 0), kColumns, -INFINITY);
+    }
+    int const rescaled = std::min(first + 1, tiles);
+    check_ways(late, rescaled, tiles - first, "a row with late keys");
+    late.query[6] = 0;
+    check_ways(late, rescaled, tiles, "a row with late keys that is no query");
+  }
+
+  Problem large = equal;
+  std::fill(large.scores.begin(), large.scores.end(), 1e10f);
+  check_ways(large, tiles, 0, "scores of 1e10");
+}
+
+// A NaN makes its own row NaN, and not a bit of another row is different.
+void test_nan() {
+  Random random(30);
+  for (int i = 0; i < (quick ? 40 : 400); ++i) {
+    Problem problem(16, 6, 0.125f);
+    int const row = random.below(16);
+    for (int other = 0; other < 16; ++other) {
+      Family const family = Family(random.below(kFamilies - 3));
+      fill_row(problem, other, other == row ? Family::Calm : family, random);
+    }
+    Walked const before = Sm90::alone(problem, Output::Late);
+    problem.at(random.below(6), row, random.below(kColumns)) = NAN;
+    Walked const after = Sm90::alone(problem, Output::Late);
+    check_rows<bfloat16_t>(problem, after, "a row with NaN");
+    int changed = 0;
+    for (int other = 0; other < 16; ++other) {
+      changed += other != row && !(after.rows[other] == before.rows[other]);
+    }
+    check_equal(changed, 0, "rows that another row's NaN changes, at " + std::to_string(i));
+  }
+}
+
+// What rows hold that are no queries changes no bit of those that are.
+void test_no_queries() {
+  Random random(31);
+  double const garbage[] = {NAN, INFINITY, -INFINITY, 3e38, -3e38, 1e10, 500, 100, 1};
+  for (int i = 0; i < (quick ? 40 : 400); ++i) {
+    Problem problem(16, 6, 0.125f);
+    int const queries = 1 + random.below(15);
+    for (int row = 0; row < queries; ++row) {
+      fill_row(problem, row, Family(random.below(kFamilies)), random);
+      if (i % 2) fill_row(problem, row, Family::Calm, random);
+    }
+    for (int row = queries; row < 16; ++row) problem.query[row] = 0;
+    Walked const zeros = Sm90::alone(problem, Output::Late);
+    for (int tile = 0; tile < problem.tiles; ++tile) {
+      for (int row = queries; row < 16; ++row) {
+        double const most = random.one_of(garbage);
+        for (int column = 0; column < kColumns; ++column) {
+          problem.at(tile, row, column) = float(most * random.normal());
+        }
+      }
+    }
+    Walked const got = Sm90::alone(problem, Output::Late);
+    check_rows<bfloat16_t>(problem, got, "rows beside garbage");
+    int changed = 0;
+    for (int row = 0; row < queries; ++row) changed += !(got.rows[row] == zeros.rows[row]);
+    check_equal(changed, 0, "queries that garbage changes, at " + std::to_string(i));
+  }
+}
+
+// The place of a row in the warp changes no bit of it.
+void test_order_of_rows() {
+  Random random(32);
+  for (int i = 0; i < (quick ? 20 : 200); ++i) {
+    Problem problem(16, 6, 0.125f);
+    for (int row = 0; row < 16; ++row) {
+      fill_row(problem, row, Family(random.below(kFamilies)), random);
+      if (i % 2) fill_row(problem, row, Family::Calm, random);
+    }
+    std::vector<int> from(16);
+    std::iota(from.begin(), from.end(), 0);
+    if (i % 4 < 2) {
+      std::rotate(from.begin(), from.begin() + 8, from.end());
+    } else {
+      for (int row = 15; row > 0; --row) std::swap(from[row], from[random.below(row + 1)]);
+    }
+    Problem moved = problem;
+    for (int tile = 0; tile < problem.tiles; ++tile) {
+      for (int row = 0; row < 16; ++row) {
+        std::copy_n(&problem.at(tile, from[row], 0), kColumns, &moved.at(tile, row, 0));
+      }
+    }
+    Walked const before = Sm90::alone(problem, Output::Late);
+    Walked const after = Sm90::alone(moved, Output::Late);
+    int changed = 0;
+    for (int row = 0; row < 16; ++row) changed += !(after.rows[row] == before.rows[from[row]]);
+    check_equal(changed, 0, "rows that another place changes, at " + std::to_string(i));
+  }
+}
+
+// Large numbers, where float32 has few digits: what is left of their differences must count.
+void test_large() {
+  Random random(33);
+  for (float scale : {1e-3f, 0.125f, 1.f, 10.f}) {
+    for (Family family : {Family::Near, Family::Depths, Family::Equal, Family::Dominant,
+                          Family::HiddenTiles, Family::HiddenKeys}) {
+      for (int i = 0; i < (quick ? 10 : 100); ++i) {
+        Problem problem = of_family(family, 4, scale, random);
+        for (int row = 0; row < 16; row += 3) fill_row(problem, row, Family::Calm, random);
+        std::string const name = "large scores, family " + std::to_string(int(family));
+        check_rows<bfloat16_t>(problem, Sm90::alone(problem, Output::Late), name);
+      }
+    }
+  }
+}
+
+// References that many tiles push up: errors of the factors would add up in the other rows.
+void test_long_growth() {
+  Problem problem(16, quick ? 100 : 400, 1.f);
+  for (int tile = 0; tile < problem.tiles; ++tile) {
+    for (int row = 0; row < 16; ++row) {
+      for (int column = 0; column < kColumns; ++column) {
+        float const noise = value_of(column, row);
+        problem.at(tile, row, column) = row % 2 ? 700.f + row + noise : 23.f * tile + noise;
+      }
+    }
+  }
+  check_rows<bfloat16_t>(problem, Sm90::alone(problem, Output::Late), "a row that grows and grows");
+}
+
+// Scores that grow as fast as the sum does never exceed it, until 16 bits would not hold them.
+void test_creeping_growth() {
+  using Fp16 = Walk<Variant<half_t, 2>>;
+  Problem problem(16, 16, float(M_LN2));
+  for (int tile = 0; tile < problem.tiles; ++tile) {
+    std::fill_n(&problem.at(tile, 0, 0), 16 * kColumns, 3.05f * tile - 0.2f * (tile > 0));
+  }
+  Walked const got = Fp16::alone(problem, Output::Late);
+  check_rows<half_t>(problem, got, "scores that creep upwards");
+  check(got.rescaled > 1 && got.rescaled < got.tiles / 2, "references follow now and then");
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  quick = count > 1 && std::string(arguments[1]) == "quick";
+  test_variant<Variant<bfloat16_t, 2, 2>>("sm90 bf16", Output::Late);
+  test_variant<Variant<half_t, 2, 1>>("sm90 fp16", Output::Late);
+  test_variant<Variant<half_t, 4, 1>>("sm80 fp16", Output::AtOnce);
+  test_mixtures<half_t>("sm80 fp16, shared keys", 16, false,
+                        Walk<Variant<half_t, 2, 1, 0>>::shared);
+  test_ways();
+  test_nan();
+  test_no_queries();
+  test_order_of_rows();
+  test_large();
+  test_long_growth();
+  test_creeping_growth();
+  return report();
+}

@@ -1,0 +1,137 @@
+"""Broken softmaxes are caught: tests/cpp/test_softmax.cpp fails for every mutation of its header.
+
+All mutations are compiled into one program, each where the original stands; the environment says
+which of them takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cute_attention.layouts import export
+
+# Compiles a large program, as the tests of layouts do: not at the same time.
+pytestmark = pytest.mark.xdist_group("layouts")
+
+HEADER = Path("cute_attention") / "core" / "online_softmax.h"
+SELECTED = "CUTE_ATTENTION_MUTATION"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A piece of the header and what takes its place; both expressions, or both statements."""
+
+    name: str
+    original: str
+    mutant: str
+    after: str = ""  # the text that follows the piece, where it alone is not unique
+
+
+LOOP = "; ++row) {\n"
+LAG = "fminf(fmaxf(log2f(row_sum(row)), 0.f), float(kMostLag))"
+OPEN = "!Warp::any(open)"
+MUTATIONS = [
+    Mutation("no vote on new references", "!Warp::any(changes)", "!changes"),
+    Mutation("no vote on open rows", OPEN, "!open"),
+    Mutation("always settled", OPEN, "Warp::any(open) || true"),
+    Mutation("never settled", OPEN, "Warp::any(open) && false"),
+    Mutation("factor not written by take", "1.f", "NAN", ";\n        row_sum"),
+    Mutation("row without factor", "kRows", "kRows - 1", LOOP + "        bool const grown ="),
+    Mutation("row without LSE", "kRows", "kRows - 1", LOOP + "      bool const empty ="),
+    Mutation("row not settled", "kRows", "kRows - 1", LOOP + "      // exp2(-inf"),
+    Mutation("rows vote that are no queries", "is_query(row)", "true", ";\n"),
+    Mutation("sum not scaled by take", "row_sum(row) *= factors(row);", ";"),
+    Mutation("chain of a sum forgotten", "sums[0](row) += sums[chain](row);", ";"),
+    Mutation("-infinity not guarded", "reference(row) == -INFINITY", "false"),
+    Mutation("large references kept", "fabsf(base) <= kLargest", "fabsf(base) < INFINITY"),
+    Mutation(
+        "sum of one thread", "reduce_row_threads<Warp>(row_sum(row), SumOp{})", "row_sum(row)"
+    ),
+    Mutation(
+        "maximum of one thread",
+        "reduce_row_threads<Warp>(maxima(row), MaxOp{})",
+        "maxima(row)",
+    ),
+    Mutation("lag of one thread", "reduce_row_threads<Warp>(lag(row), MinOp{})", "lag(row)"),
+    Mutation("lag whatever the sum", LAG, "float(kMostLag)"),
+    Mutation("lag without limit", LAG, "fmaxf(log2f(row_sum(row)), 0.f)"),
+    Mutation("maxima of other warps ignored", "combine(maxima, MaxOp{});", ";"),
+    Mutation("reference kept", "grown ? maxima(row) : reference(row)", "reference(row)"),
+    Mutation("reference replaced by less", "grown ? maxima(row) : reference(row)", "maxima(row)"),
+    Mutation("base not replaced", "base(row) = large ? 0.f : base(row);", ";"),
+    Mutation("sums of other warps ignored", "combine(sums, SumOp{});", ";"),
+    Mutation("row without keys divided", "sums(row) == 0.f", "false"),
+]
+
+
+def _choice(original: str, mutants: dict[int, str]) -> str:
+    """C++ that stands for `original` unless one of the mutations is selected."""
+    result = original
+    for number, mutant in mutants.items():
+        if original.endswith(";"):
+            result = f"if (mutation == {number}) {{ {mutant} }} else {{ {result} }}"
+        else:
+            result = f"(mutation == {number} ? ({mutant}) : ({result}))"
+    return result
+
+
+def _mutated(text: str) -> str:
+    """The header with a choice between each piece and its mutants."""
+    pieces: dict[tuple[int, str], dict[int, str]] = {}
+    for number, mutation in enumerate(MUTATIONS, 1):
+        whole = mutation.original + mutation.after
+        assert text.count(whole) == 1, f"{mutation.name}: the header has not one {whole!r}"
+        place = (text.index(whole), mutation.original)
+        pieces.setdefault(place, {})[number] = mutation.mutant
+    for (begin, original), mutants in sorted(pieces.items(), reverse=True):
+        end = begin + len(original)
+        text = text[:begin] + _choice(original, mutants) + text[end:]
+    selected = (
+        f'#include <cstdlib>\ninline int const mutation = std::atoi(std::getenv("{SELECTED}"));\n'
+    )
+    return text.replace("#pragma once\n", "#pragma once\n" + selected, 1)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> Path:
+    """The test program of the softmax, with all mutations in it."""
+    folder = tmp_path_factory.mktemp("softmax")
+    root = export.sources()
+    header = folder / HEADER
+    header.parent.mkdir(parents=True)
+    header.write_text(_mutated((root / "include" / HEADER).read_text()))
+    source = root / "tests" / "cpp" / "test_softmax.cpp"
+    flags = ["-std=c++17", "-O1", "-w", "-UNDEBUG", "-fno-strict-aliasing"]
+    flags += [f"-I{path}" for path in (folder, root / "include", root / "src")]
+    command = [export._compiler(), *flags, *export._include_flags(), str(source)]
+    compiled = subprocess.run(
+        [*command, "-o", str(folder / "test_softmax")], capture_output=True, text=True
+    )
+    assert compiled.returncode == 0, compiled.stderr
+    return folder / "test_softmax"
+
+
+def _run(program: Path, number: int) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, SELECTED: str(number)}
+    return subprocess.run(
+        [str(program), "quick"], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_header_passes(program):
+    result = _run(program, 0)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    "number", range(1, len(MUTATIONS) + 1), ids=[mutation.name for mutation in MUTATIONS]
+)
+def test_a_mutation_fails(program, number):
+    result = _run(program, number)
+    assert result.returncode == 1, f"{result.stdout}{result.stderr}"
+    assert "FAILED" in result.stderr
