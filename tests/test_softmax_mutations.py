@@ -34,21 +34,21 @@ class Mutation:
 
 LOOP = "; ++row) {\n"
 LAG = "fminf(fmaxf(log2f(row_sum(row)), 0.f), float(kMostLag))"
-OPEN = "!Warp::any(open)"
 MUTATIONS = [
-    Mutation("no vote on new references", "!Warp::any(changes)", "!changes"),
-    Mutation("no vote on open rows", OPEN, "!open"),
-    Mutation("always settled", OPEN, "Warp::any(open) || true"),
-    Mutation("never settled", OPEN, "Warp::any(open) && false"),
+    Mutation("no vote on new references", "Warp::any(changes)", "changes"),
     Mutation("factor not written by take", "1.f", "NAN", ";\n        row_sum"),
     Mutation("row without factor", "kRows", "kRows - 1", LOOP + "        bool const grown ="),
     Mutation("row without LSE", "kRows", "kRows - 1", LOOP + "      bool const empty ="),
-    Mutation("row not settled", "kRows", "kRows - 1", LOOP + "      // exp2(-inf"),
-    Mutation("rows vote that are no queries", "is_query(row)", "true", ";\n"),
+    Mutation("row not lowered", "kRows", "kRows - 1", LOOP + "      bool const usual ="),
+    Mutation("-infinity not guarded", "usual || reference(row) == -INFINITY", "usual"),
+    Mutation("large references kept", "fabsf(base) <= kLargest", "fabsf(base) < INFINITY"),
+    Mutation("large references not subtracted", "scores(row, col) -= seen;", ";"),
+    Mutation("base kept", "usual ? base(row) : 0.f", "base(row)"),
+    Mutation("negative scores as integers", "most < 0", "false"),
+    Mutation("maximum of every other column", "bits(scores(row, col + 1))", "0"),
+    Mutation("maximum of one chain", "most[0] > most[1] ? most[0] : most[1]", "most[0]"),
     Mutation("sum not scaled by take", "row_sum(row) *= factors(row);", ";"),
     Mutation("chain of a sum forgotten", "sums[0](row) += sums[chain](row);", ";"),
-    Mutation("-infinity not guarded", "reference(row) == -INFINITY", "false"),
-    Mutation("large references kept", "fabsf(base) <= kLargest", "fabsf(base) < INFINITY"),
     Mutation(
         "sum of one thread", "reduce_row_threads<Warp>(row_sum(row), SumOp{})", "row_sum(row)"
     ),
@@ -63,7 +63,6 @@ MUTATIONS = [
     Mutation("maxima of other warps ignored", "combine(maxima, MaxOp{});", ";"),
     Mutation("reference kept", "grown ? maxima(row) : reference(row)", "reference(row)"),
     Mutation("reference replaced by less", "grown ? maxima(row) : reference(row)", "maxima(row)"),
-    Mutation("base not replaced", "base(row) = large ? 0.f : base(row);", ";"),
     Mutation("sums of other warps ignored", "combine(sums, SumOp{});", ";"),
     Mutation("row without keys divided", "sums(row) == 0.f", "false"),
 ]

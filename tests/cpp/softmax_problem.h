@@ -32,6 +32,7 @@ struct Problem {
   int tiles;  // in the order of the walk
   float scale;
   std::vector<float> scores;  // [tiles, rows, kColumns]
+  std::vector<char> masked;   // [tiles]: whether the kernel takes it as one with hidden scores
   std::vector<char> query;    // [rows]: whether the row is a query's
 
   Problem(int rows, int tiles, float scale)
@@ -39,6 +40,7 @@ struct Problem {
         tiles(tiles),
         scale(scale),
         scores(size_t(tiles) * rows * kColumns, 0.f),
+        masked(tiles, 0),
         query(rows, 1) {}
 
   float& at(int tile, int row, int column) {

@@ -15,13 +15,11 @@
 
 namespace cute_attention::testing {
 
-// What a walk computed, and how: how many of its tiles rescaled the output, and after how many all
-// queries' references were settled.
+// What a walk computed, and how: how many of its tiles rescaled the output.
 struct Walked {
   std::vector<RowResult> rows;
   int tiles = 0;
   int rescaled = 0;
-  int settled = 0;
 };
 
 // What the kernels' rows differ in.
@@ -49,6 +47,7 @@ class Walk {
  public:
   static constexpr int kRows = Variant::kRows;
   static constexpr int kWarpRows = 8 * kRows;  // of all threads
+  static constexpr int kChains = Variant::kChains;
 
   static Walked alone(Problem const& problem, Output when) {
     return Walk(problem, when, 1, 0).run();
@@ -129,8 +128,9 @@ class Walk {
           scores(i, j) = walk.problem_.at(tile, row(i), column(j));
         }
       }
-      bool const rescale = softmax.template take<Variant::kChains>(
-          scores, factors, combine(), [this](int i) { return walk.problem_.query[row(i)] != 0; });
+      bool const rescale = walk.problem_.masked[tile]
+                               ? softmax.template take<true, kChains>(scores, factors, combine())
+                               : softmax.template take<false, kChains>(scores, factors, combine());
       note(rescale);
       return rescale;
     }
@@ -185,20 +185,18 @@ class Walk {
 
     // Counts a tile, once for the warp, whose lanes must agree.
     void note(bool rescale) {
-      int const outcome = 2 * rescale + softmax.settled;
       if (lane == 0) {
         ++walk.walked_.tiles;
         walk.walked_.rescaled += rescale;
-        walk.walked_.settled += softmax.settled;
-        walk.outcomes_.push_back(outcome);
+        walk.outcomes_.push_back(rescale);
       }
-      walk.disagreed_ += walk.outcomes_[steps++] != outcome;
+      walk.disagreed_ += walk.outcomes_[steps++] != rescale;
     }
   };
 
   Walked run() {
     run_warp([&](int lane) { Lane(*this, lane).run(); }, "a walk over tiles");
-    check_equal(disagreed_, 0, "lanes that disagree on whether to rescale, or what is settled");
+    check_equal(disagreed_, 0, "lanes that disagree on whether to rescale");
     int unlike = 0;
     for (int row = 0; row < kWarpRows; ++row) {
       RowResult& result = walked_.rows[row];
@@ -230,7 +228,7 @@ class Walk {
   int const warp_;   // of them
   Walked walked_;
   std::vector<float> values_;
-  std::vector<int> outcomes_;  // of lane 0, for each tile
+  std::vector<bool> outcomes_;  // of lane 0, for each tile: whether it rescaled
   std::array<float, kWarpRows> sums_{};
   std::array<float, kWarpRows> others_sums_{};
   float probabilities_[2][kWarpRows][kColumns];
