@@ -77,8 +77,8 @@ template <int kRows, int kMostLag = 14, class Warp = DeviceWarp>
 struct OnlineSoftmax {
   using Rows = decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kRows>>{}));
   // Beyond this a reference in base 2 has lost so many digits that the rounding of
-  // scale_log2 * reference shows in the exponents of scores near it.
-  static constexpr float kLargest = 0x1p20f;
+  // scale_log2 * reference would show in the probabilities.
+  static constexpr float kLargest = 0x1p16f;
 
   Rows reference;    // an unscaled score, the same in all threads of a row; -infinity before the
                      // first that is more
@@ -114,10 +114,15 @@ struct OnlineSoftmax {
       CUTE_UNROLL
       for (int row = 0; row < kRows; ++row) {
         bool const grown = growth(maxima(row), row) > row_lag(row);
-        float const old_base = base(row);
-        reference(row) = grown ? maxima(row) : reference(row);
+        float const old = reference(row), old_base = base(row);
+        reference(row) = grown ? maxima(row) : old;
         base(row) = reference(row) * scale_log2;
-        factors(row) = grown ? exp2f(old_base - base(row)) : 1.f;
+        // What probabilities were relative to: their bases, or where lower() serves their
+        // references.
+        float const rise = is_usual(old_base) && is_usual(base(row))
+                               ? base(row) - old_base
+                               : (reference(row) - old) * scale_log2;
+        factors(row) = grown ? exp2f(-rise) : 1.f;
         row_sum(row) *= factors(row);
       }
       lower(scores, base);
