@@ -61,8 +61,8 @@ MUTATIONS = [
     Mutation("lag whatever the sum", LAG, "float(kMostLag)"),
     Mutation("lag without limit", LAG, "fmaxf(log2f(row_sum(row)), 0.f)"),
     Mutation("maxima of other warps ignored", "combine(maxima, MaxOp{});", ";"),
-    Mutation("reference kept", "grown ? maxima(row) : reference(row)", "reference(row)"),
-    Mutation("reference replaced by less", "grown ? maxima(row) : reference(row)", "maxima(row)"),
+    Mutation("reference kept", "grown ? maxima(row) : old", "old"),
+    Mutation("reference replaced by less", "grown ? maxima(row) : old", "maxima(row)"),
     Mutation("sums of other warps ignored", "combine(sums, SumOp{});", ";"),
     Mutation("row without keys divided", "sums(row) == 0.f", "false"),
 ]
