@@ -97,8 +97,11 @@ def test_row(row: rows.TableRow, shape: tuple[int, int, int, int], options: dict
     dtype, options = DTYPES[row.dtype], options_of(row, options)
     entries = select(["all"], dtype)
     inputs, grad_out = stacked(entries, shape, (row.head_dim, row.head_dim_v), dtype, "cuda")
-    assert_it_runs(row, explain(*inputs, backend=backend_of(row), **options))
+    answer = explain(*inputs, backend=backend_of(row), **options)
+    assert_it_runs(row, answer)
     names = NAMES if row.direction == "forward" else NAMES[2:]
+    if answer.chosen_backward == "reference":  # no row of this key is built for the backward
+        names = NAMES[:2]
     check(entries, inputs, grad_out, backend_of(row), options, names)
 
 

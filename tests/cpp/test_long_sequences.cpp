@@ -113,9 +113,8 @@ void check_m_tiles(Mask const& mask, int64_t n_begin, int32_t tile_n, int32_t ti
                            ", tiles of " + std::to_string(tile_m);
   check_range(tiles, seen, tile_m, what);
   for (int64_t block : blocks_near({tiles.begin, tiles.end}, seen, tile_m)) {
-    int64_t const end = std::min((block + 1) * tile_m, mask.seqlen_q);
     bool const full = n_begin + tile_n <= mask.seqlen_k && seen.all.begin <= block * tile_m &&
-                      end <= seen.all.end;
+                      (block + 1) * tile_m <= seen.all.end;
     check_equal(tiles.masked(int32_t(block)), !full,
                 "masked " + std::to_string(block) + ", " + what);
   }

@@ -27,8 +27,9 @@ int check_block(int seqlen_q, int seqlen_k, int left, int right, int n_begin, in
   MTiles const tiles = m_tiles(sequence, n_begin, tile_n, tile_m);
   int needed = 0;
   for (int m_block = 0; m_block * tile_m < seqlen_q; ++m_block) {
-    bool any = false, all = n_begin + tile_n <= seqlen_k;
     int const m_end = std::min((m_block + 1) * tile_m, seqlen_q);
+    bool any = false;
+    bool all = n_begin + tile_n <= seqlen_k && (m_block + 1) * tile_m <= seqlen_q;
     for (int query = m_block * tile_m; query < m_end; ++query) {
       for (int key = n_begin; key < n_begin + tile_n; ++key) {
         bool const visible = sees(query, key, seqlen_q, seqlen_k, left, right);
@@ -40,7 +41,7 @@ int check_block(int seqlen_q, int seqlen_k, int left, int right, int n_begin, in
     bool const visited = tiles.begin <= m_block && m_block < tiles.end;
     check(visited || !any, "a needed tile is visited");
     if (visited) {
-      check_equal(tiles.masked(m_block), !all, "a tile is masked where a key is hidden");
+      check_equal(tiles.masked(m_block), !all, "a tile is masked where a score is hidden");
     }
     // The turns of a tile of queries count the blocks of keys that add to its dQ.
     KvTiles const keys = kv_tiles(sequence, m_block * tile_m, tile_m, tile_n);
@@ -79,7 +80,7 @@ void test_long_sequences_do_not_overflow() {
   MTiles const first = m_tiles(causal, 0, 128, 64);
   check_equal(first.begin, 0, "first.begin");
   check_equal(first.full_begin, 2, "first.full_begin");
-  check_equal(first.full_end, ceil_div(longest, 64), "first.full_end");
+  check_equal(first.full_end, longest / 64, "first.full_end");
   check_equal(first.end, ceil_div(longest, 64), "first.end");
   MTiles const last = m_tiles(causal, (longest - 1) / 128 * 128, 128, 64);
   check_equal(last.begin, (longest - 1) / 128 * 2, "last.begin");

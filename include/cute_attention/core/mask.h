@@ -73,4 +73,23 @@ CUTE_DEVICE void mask_scores_by_side(Scores& scores, Coords const& coords, Seque
   }
 }
 
+// Sets scores of queries past the end of the sequence to -infinity.
+//   scores  (QUERIES, KEYS)  this thread's scores
+//   coords  (QUERIES, KEYS)  their (query, key) in the tile
+template <class Scores, class Coords>
+CUTE_DEVICE void mask_missing_queries(Scores& scores, Coords const& coords,
+                                      Sequence const& sequence, int32_t m_begin) {
+  using namespace cute;
+  CUTE_STATIC_ASSERT_V(size<0>(scores) == size<0>(coords));
+  CUTE_STATIC_ASSERT_V(size<1>(scores) == size<1>(coords));
+  CUTE_UNROLL
+  for (int query = 0; query < size<0>(scores); ++query) {
+    bool const missing = m_begin + int32_t(get<0>(coords(query, 0))) >= sequence.seqlen_q;
+    CUTE_UNROLL
+    for (int key = 0; key < size<1>(scores); ++key) {
+      scores(query, key) = missing ? -INFINITY : scores(query, key);
+    }
+  }
+}
+
 }  // namespace cute_attention

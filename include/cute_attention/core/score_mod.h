@@ -4,6 +4,9 @@
 // softmax sees as exp(exponent_scale * y): the scale stays folded into the exponent, and a modifier
 // that changes nothing costs nothing. Those that read a place (bias, ALiBi) will take the
 // coordinates that the mask takes.
+//
+// Scores are masked after they are modified. A score of -infinity that comes from the data is not
+// hidden: its softcap is finite.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -28,7 +31,7 @@ struct ScoreModifier<ScoreMod::None> {
     return params.scale;
   }
 
-  template <int kGroup, bool kMasked = false, class Scores>
+  template <int kGroup, class Scores>
   CUTE_DEVICE void modify(Scores&&) const {}
 };
 
@@ -47,25 +50,29 @@ struct ScoreModifier<ScoreMod::Softcap> {
     return params.softcap;
   }
 
-  // Scores of any shape, in groups of up to four: larger ones take fewer instructions and more
-  // registers. kMasked: hidden scores, of -infinity, stay hidden.
-  template <int kGroup, bool kMasked = false, class Scores>
+  // Scores (ROWS, COLS) or (COLS), in groups of up to four columns of a row: larger ones take fewer
+  // instructions and more registers. The scores of a group round each other's results, and one that
+  // is NaN makes all of them NaN.
+  template <int kGroup, class Scores>
   CUTE_DEVICE void modify(Scores&& scores) const {
-    constexpr int kSize = decltype(cute::size(scores))::value;
-    static_assert(kGroup <= 4 && kSize % kGroup == 0, "whole groups of scores");
+    using namespace cute;
+    auto rows = make_tensor(scores.data(), prepend<2>(scores.layout()));  // (ROWS, COLS)
+    constexpr int kCols = decltype(size<1>(rows))::value;
+    static_assert(kGroup <= 4 && kCols % kGroup == 0, "whole groups of scores");
     CUTE_UNROLL
-    for (int first = 0; first < kSize; first += kGroup) {
-      float exponents[kGroup];
+    for (int first = 0; first < kCols; first += kGroup) {
       CUTE_UNROLL
-      for (int i = 0; i < kGroup; ++i) {
-        exponents[i] = scores(first + i) * slope;
-      }
-      float tanhs[kGroup];
-      tanh_of_half(exponents, tanhs);
-      CUTE_UNROLL
-      for (int i = 0; i < kGroup; ++i) {
-        bool const hidden = kMasked && scores(first + i) == -INFINITY;
-        scores(first + i) = hidden ? -INFINITY : tanhs[i];
+      for (int row = 0; row < size<0>(rows); ++row) {
+        float exponents[kGroup], tanhs[kGroup];
+        CUTE_UNROLL
+        for (int i = 0; i < kGroup; ++i) {
+          exponents[i] = rows(row, first + i) * slope;
+        }
+        tanh_of_half(exponents, tanhs);
+        CUTE_UNROLL
+        for (int i = 0; i < kGroup; ++i) {
+          rows(row, first + i) = tanhs[i];
+        }
       }
     }
   }
@@ -101,5 +108,20 @@ struct ScoreModifier<ScoreMod::Softcap> {
     }
   }
 };
+
+// Scores (ROWS, COLS), modified, in groups of kGroup, and masked by mask(), if there is a mask.
+// The modifier sees hidden scores as -infinity: they may be of keys that are not the sequence's, and
+// must not reach others through their group.
+template <int kGroup, class Modifier, class Scores, class Mask>
+CUTE_DEVICE void modify_and_mask(Modifier const& modifier, Scores& scores, bool masked,
+                                 Mask const& mask) {
+  if (!Modifier::kIsIdentity && kGroup > 1 && masked) {
+    mask();
+  }
+  modifier.template modify<kGroup>(scores);
+  if (masked) {
+    mask();
+  }
+}
 
 }  // namespace cute_attention

@@ -108,8 +108,8 @@ struct BackwardKernel {
                     sequence.seqlen_k - n_begin, params.head_dim_v, thread);
   }
 
-  // Starts the copies of a step's Q, dO, LSE and delta. Rows past the end become zeros, and so do
-  // their gradients: P = 1, dO = 0, dS = 1 * (0 - 0).
+  // Starts the copies of a step's Q, dO, LSE and delta. Rows past the end become zeros; their scores
+  // are masked.
   CUTE_DEVICE void load_queries(Step const& step, int stage) {
     using namespace cute;
     int const rows = sequence.seqlen_q - step.m_block * kTileM;
@@ -198,9 +198,9 @@ struct BackwardKernel {
         tSrS, [&](int k) { sums.add(tQrQ, k, thread); });
   }
 
-  // Hidden keys get scores of -infinity.
+  // Hidden scores, and those of queries past the end, become -infinity.
   template <class Scores>
-  CUTE_DEVICE void hide_keys(Step const& step, Scores& tSrS) const {
+  CUTE_DEVICE void mask(Step const& step, Scores& tSrS) const {
     using namespace cute;
     typename Traits::TiledMmaS mma;
     if (tiles.masked(step.m_block)) {
@@ -213,6 +213,9 @@ struct BackwardKernel {
       Tensor rC = make_tensor(tScS.data(), select<1, 0>(coords));  // (queries, keys)
       mask_scores_by_side<kTileM, kTileN>(rS, rC, sequence, step.m_block * kTileM, n_begin,
                                           QueryPacking{0, 1, 1});
+      if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
+        mask_missing_queries(rS, rC, sequence, step.m_block * kTileM);
+      }
     }
   }
 
@@ -269,8 +272,13 @@ struct BackwardKernel {
       tSrP(i) = tSsD(i);
     }
     load_next();
-    hide_keys(step, tSrS);
+    if constexpr (BackwardScores<Traits::kKey.score_mod>::kMasksFirst) {
+      mask(step, tSrS);
+    }
     probabilities(product, stage, tSrS, tSrP);
+    if constexpr (!BackwardScores<Traits::kKey.score_mod>::kMasksFirst) {
+      mask(step, tSrS);
+    }
 
     Tensor sP =  // (N, M)
         make_tensor(make_smem_ptr(shared.p.data()), typename Traits::SmemLayoutP{});

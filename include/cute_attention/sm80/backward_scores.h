@@ -12,6 +12,8 @@ namespace cute_attention::sm80 {
 template <ScoreMod kMod>
 struct BackwardScores {
   using Modifier = ScoreModifier<kMod>;
+  // Whether scores are masked before begin(), or modified scores after it.
+  static constexpr bool kMasksFirst = Modifier::kIsIdentity;
   Modifier modifier;
   float scale_log2;
 
@@ -25,10 +27,10 @@ struct BackwardScores {
     return exp2f(score * scale_log2 - lse_log2);
   }
 
-  // Before dP: scores (KEYS) of one query, masked.
+  // Before dP: scores (KEYS) of one query.
   template <class Scores>
   CUTE_DEVICE void begin(Scores&& scores, float const& lse_log2) const {
-    modifier.template modify<1, true>(scores);
+    modifier.template modify<1>(scores);
     if constexpr (Modifier::kIsIdentity) {
       CUTE_UNROLL
       for (int i = 0; i < cute::size(scores); ++i) {

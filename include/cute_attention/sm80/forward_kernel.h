@@ -127,10 +127,8 @@ struct ForwardKernel {
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
       clear(tSrS);
       gemm_smem(mma, q, k, tSrS);
-      modifier.template modify<(kHeadDimV > 128 ? 1 : 4)>(rS);
-      if (masked) {
-        mask(mma, rS, n_block * kTileN);
-      }
+      modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(modifier, rS, masked,
+                                                 [&] { mask(mma, rS, n_block * kTileN); });
       if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
         scale_rows(rO, factors);
       }

@@ -42,10 +42,7 @@ struct ForwardScores {
 
   // P of the first KV tile of a walk. `full`: every query sees every key of it.
   CUTE_DEVICE void first(ForwardTile const& tile, int32_t n_block, bool full) {
-    modify();
-    if (!full) {
-      mask(tile, n_block);
-    }
+    modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifier::exponent_scale(arguments.params));
     Rows factors;
     softmax.template take<true, Traits::kSumChains>(view(), factors, alone());
@@ -55,10 +52,7 @@ struct ForwardScores {
   // kMasked every query sees every key of it.
   template <bool kMasked>
   CUTE_DEVICE bool next(ForwardTile const& tile, int32_t n_block, Rows& factors) {
-    modify();
-    if constexpr (kMasked) {
-      mask(tile, n_block);
-    }
+    modify_and_mask(tile, n_block, kMasked);
     return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone());
   }
 
@@ -73,7 +67,11 @@ struct ForwardScores {
     return cute::make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));
   }
 
-  CUTE_DEVICE void modify() { Modifier(arguments.params).template modify<kModifierGroup>(view()); }
+  CUTE_DEVICE void modify_and_mask(ForwardTile const& tile, int32_t n_block, bool masked) {
+    auto rS = view();
+    cute_attention::modify_and_mask<kModifierGroup>(Modifier(arguments.params), rS, masked,
+                                                    [&] { mask(tile, n_block); });
+  }
 
   CUTE_DEVICE void mask(ForwardTile const& tile, int32_t n_block) {
     using namespace cute;
