@@ -42,11 +42,15 @@ MUTATIONS = [
     Mutation("row not lowered", "kRows", "kRows - 1", LOOP + "      bool const usual ="),
     Mutation("-infinity not guarded", "usual || reference(row) == -INFINITY", "usual"),
     Mutation("large references kept", "fabsf(base) <= kLargest", "fabsf(base) < INFINITY"),
+    Mutation("large references not looked for", "unusual |= !is_usual(base(row));", ";"),
     Mutation("large references not subtracted", "scores(row, col) -= seen;", ";"),
     Mutation("base kept", "usual ? base(row) : 0.f", "base(row)"),
-    Mutation("negative scores as integers", "most < 0", "false"),
+    Mutation("negative scores in the order of others", "negative |= most[row] < 0;", ";"),
+    Mutation(
+        "other scores in the order of negative ones", "most[row] < 0 ? least : most[row]", "least"
+    ),
     Mutation("maximum of every other column", "bits(scores(row, col + 1))", "0"),
-    Mutation("maximum of one chain", "most[0] > most[1] ? most[0] : most[1]", "most[0]"),
+    Mutation("maximum of one chain", "extreme(chains[0], chains[1], chains[1])", "chains[0]"),
     Mutation("sum not scaled by take", "row_sum(row) *= factors(row);", ";"),
     Mutation("chain of a sum forgotten", "sums[0](row) += sums[chain](row);", ";"),
     Mutation(

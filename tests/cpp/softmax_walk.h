@@ -34,6 +34,7 @@ struct Variant {
 // The emulated warp with the softmax's integer instruction.
 struct SoftmaxWarp : HostWarp {
   static int max3(int a, int b, int c) { return std::max(a, std::max(b, c)); }
+  static int min3(int a, int b, int c) { return std::min(a, std::min(b, c)); }
 };
 
 // When the output takes the probabilities of a tile in.

@@ -9,8 +9,8 @@
 namespace cute_attention {
 
 // Tiles [begin, end) hold at least one query that sees some key of the block, or lie between two
-// that do. Inside it, tiles [full_begin, full_end) are full of queries, each of which sees every key
-// of the block. Empty ranges have begin == end.
+// that do. Inside it, tiles [full_begin, full_end) are full of queries, each of which sees every
+// key of the block. Empty ranges have begin == end.
 struct MTiles {
   int32_t begin;
   int32_t full_begin;
@@ -25,9 +25,9 @@ struct MTiles {
 
 // The tiles of `tile_m` queries that keys [n_begin, n_begin + tile_n) of the sequence need. What
 // lies past an end of the sequence must be hidden: its score is q.0 or 0.k, so that a key past the
-// end could overflow exp(0 - lse) of a very negative LSE, and a query past the end has NaN for a key
-// of infinity. So a block that reaches past the last key has no full tile, and a tile that reaches
-// past the last query is not full.
+// end could overflow exp(0 - lse) of a very negative LSE, and a query past the end has NaN for a
+// key of infinity. So a block that reaches past the last key has no full tile, and a tile that
+// reaches past the last query is not full.
 CUTE_HOST_DEVICE constexpr MTiles m_tiles(Sequence const& sequence, int32_t n_begin, int32_t tile_n,
                                           int32_t tile_m) {
   int32_t const n_last = min_of(n_begin + tile_n, sequence.seqlen_k) - 1;

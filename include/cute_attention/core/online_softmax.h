@@ -111,6 +111,7 @@ struct OnlineSoftmax {
     }
     bool const rescale = Warp::any(changes);
     if (rescale) {
+      bool unusual = false;
       CUTE_UNROLL
       for (int row = 0; row < kRows; ++row) {
         bool const grown = growth(maxima(row), row) > row_lag(row);
@@ -124,8 +125,11 @@ struct OnlineSoftmax {
                                : (reference(row) - old) * scale_log2;
         factors(row) = grown ? exp2f(-rise) : 1.f;
         row_sum(row) *= factors(row);
+        unusual |= !is_usual(base(row));
       }
-      lower(scores, base);
+      if (Warp::any(unusual)) {
+        lower(scores, base);
+      }
     }
     exponentiate<kChains>(scores, base);
     return rescale;
@@ -170,24 +174,35 @@ struct OnlineSoftmax {
 
   // The maxima (ROWS) of scores (ROWS, COLS) in all threads of a row.
   //
-  // Bits of floats from 0 on order like integers, of which one instruction compares three. Where
-  // a thread has no score from 0 on, the warp compares floats. Hidden scores make that likely.
+  // As integers the bits of floats from 0 on are in the same order, those of negative ones in the
+  // opposite order, and one instruction compares three. So a thread's maximum has the largest of
+  // the bits, or, if that is negative, the smallest. Hidden scores make that likely: then floats
+  // are compared.
   template <bool kMasked, class Scores>
   CUTE_HOST_DEVICE void maximum(Scores const& scores, Rows& maxima) const {
-    bool negative = kMasked;
-    if constexpr (!kMasked) {
-      CUTE_UNROLL
-      for (int row = 0; row < kRows; ++row) {
-        int const most = largest_bits(scores, row);
-        maxima(row) = number(most);
-        negative |= most < 0;
-      }
-      negative = Warp::any(negative);
-    }
-    if (__builtin_expect(negative, kMasked)) {
+    if constexpr (kMasked) {
       CUTE_UNROLL
       for (int row = 0; row < kRows; ++row) {
         maxima(row) = column_maximum<4>(scores, row);
+      }
+    } else {
+      int most[kRows];
+      bool negative = false;
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        most[row] = extreme_bits(scores, row, &Warp::max3);
+        negative |= most[row] < 0;
+      }
+      if (__builtin_expect(Warp::any(negative), false)) {
+        CUTE_UNROLL
+        for (int row = 0; row < kRows; ++row) {
+          int const least = extreme_bits(scores, row, &Warp::min3);
+          most[row] = most[row] < 0 ? least : most[row];
+        }
+      }
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        maxima(row) = number(most[row]);
       }
     }
     CUTE_UNROLL
@@ -196,17 +211,18 @@ struct OnlineSoftmax {
     }
   }
 
-  // The largest of the bits, as integers, of one row of scores (ROWS, COLS) of this thread.
-  template <class Scores>
-  CUTE_HOST_DEVICE static int largest_bits(Scores const& scores, int row) {
+  // The largest or smallest of the bits, as integers, of one row of scores (ROWS, COLS) of this
+  // thread. extreme(a, b, c) chooses one of three.
+  template <class Scores, class Extreme>
+  CUTE_HOST_DEVICE static int extreme_bits(Scores const& scores, int row, Extreme const& extreme) {
     using namespace cute;
-    int most[2] = {bits(scores(row, 0)), bits(scores(row, 1))};
+    int chains[2] = {bits(scores(row, 0)), bits(scores(row, 1))};
     CUTE_UNROLL
     for (int col = 2; col < size<1>(scores); col += 2) {
-      int& chain = most[col / 2 % 2];
-      chain = Warp::max3(chain, bits(scores(row, col)), bits(scores(row, col + 1)));
+      int& chain = chains[col / 2 % 2];
+      chain = extreme(chain, bits(scores(row, col)), bits(scores(row, col + 1)));
     }
-    return most[0] > most[1] ? most[0] : most[1];
+    return extreme(chains[0], chains[1], chains[1]);
   }
 
   // Turns scores (ROWS, COLS) into probabilities relative to `base` (ROWS), and adds them up.

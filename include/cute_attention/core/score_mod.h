@@ -110,8 +110,8 @@ struct ScoreModifier<ScoreMod::Softcap> {
 };
 
 // Scores (ROWS, COLS), modified, in groups of kGroup, and masked by mask(), if there is a mask.
-// The modifier sees hidden scores as -infinity: they may be of keys that are not the sequence's, and
-// must not reach others through their group.
+// The modifier sees hidden scores as -infinity: they may be of keys that are not the sequence's,
+// and must not reach others through their group.
 template <int kGroup, class Modifier, class Scores, class Mask>
 CUTE_DEVICE void modify_and_mask(Modifier const& modifier, Scores& scores, bool masked,
                                  Mask const& mask) {
