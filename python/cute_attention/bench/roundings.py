@@ -114,6 +114,10 @@ def exact(
     # 1 - tanh^2 of fp32 numbers is off by some of their ulps.
     ds_size = ds.abs() * factor + unbent.abs() * (SCORE_ULPS * eps32 / eps if softcap else 0.0)
     ds2 = ((ds_size + floor) * counts).square()
+    # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
+    terms = scale * (q.square() @ k.square().mT).sqrt()
+    lse_size = lse.abs().clamp_min(1.0) + (p * bend * terms).nan_to_num(0.0).sum(-1)
+    del terms
     out_size = (p2 @ v.square()).sqrt() + factor * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
     slipped = p * bend  # what an error of delta is multiplied by
@@ -123,7 +127,7 @@ def exact(
     dv2 = p2.mT @ grad_out.square()
     sizes = (
         turned(out_size),
-        lse.abs().clamp_min(1.0),
+        lse_size,
         turned(dq_size),
         grouped(dk2).sqrt() + values[3].abs(),
         grouped(dv2).sqrt() + values[4].abs(),
