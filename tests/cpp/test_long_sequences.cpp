@@ -158,21 +158,27 @@ void test_tile_ranges() {
 constexpr int kRows = 16;
 constexpr int kCols = 16;
 
-// One thread holds the whole tile. Rows past the end of the sequence may be hidden or not, but must
-// not overflow.
+// One thread holds the whole tile. The masks of keys may hide queries past the end of the sequence
+// or not, but must not overflow there; `missing` hides those and no others.
 template <class Hide>
-void check_mask(Mask const& mask, int64_t m_begin, int64_t n_begin, int32_t shift,
-                Hide const& hide) {
+void check_mask(Mask const& mask, int64_t m_begin, int64_t n_begin, int32_t shift, Hide const& hide,
+                bool missing = false) {
   using namespace cute;
-  auto scores = make_tensor<float>(Shape<Int<kRows>, Int<kCols>>{});
-  clear(scores);
-  hide(scores, make_identity_tensor(Shape<Int<kRows>, Int<kCols>>{}));
+  auto storage = make_tensor<float>(Shape<Int<kRows>, Int<kCols>>{});
+  clear(storage);
+  Tensor scores = make_tensor(storage.data(), storage.layout());
+  Tensor coords = make_identity_tensor(storage.shape());
+  Sequence const sequence = mask.sequence();
+  QueryPacking const packing{shift, 4, 1};
+  hide(ScoreTile<kRows, kCols, decltype(scores), decltype(coords)>{
+      scores, coords, sequence, packing, int32_t(m_begin), int32_t(n_begin)});
   int wrong = 0;
   for (int row = 0; row < kRows; ++row) {
     int64_t const query = m_begin + (row >> shift);
     Range const keys = keys_of_query(mask, query);
-    for (int col = 0; col < kCols && query < mask.seqlen_q; ++col) {
-      bool const visible = keys.begin <= n_begin + col && n_begin + col < keys.end;
+    for (int col = 0; col < kCols && (missing || query < mask.seqlen_q); ++col) {
+      bool const visible =
+          missing ? query < mask.seqlen_q : keys.begin <= n_begin + col && n_begin + col < keys.end;
       wrong += (scores(row, col) == 0.f) != visible;
     }
   }
@@ -183,7 +189,6 @@ void check_mask(Mask const& mask, int64_t m_begin, int64_t n_begin, int32_t shif
 
 void test_masks() {
   for_each_mask([](Mask const& mask) {
-    Sequence const sequence = mask.sequence();
     for (int64_t m_begin : beginnings(mask.seqlen_q, kRows)) {
       std::vector<int64_t> places = beginnings(mask.seqlen_k, kCols);
       Range const keys = keys_of_query(mask, m_begin);
@@ -192,14 +197,13 @@ void test_masks() {
         places.push_back((keys.end - 1) / kCols * kCols);
       }
       for (int64_t n_begin : places) {
-        check_mask(mask, m_begin, n_begin, 0, [&](auto& scores, auto const& coords) {
-          mask_scores(scores, coords, sequence, int32_t(m_begin), int32_t(n_begin));
-        });
         for (int32_t shift : {0, 2}) {
-          check_mask(mask, m_begin, n_begin, shift, [&](auto& scores, auto const& coords) {
-            mask_scores_by_side<kRows, kCols>(scores, coords, sequence, int32_t(m_begin),
-                                              int32_t(n_begin), QueryPacking{shift, 4, 1});
-          });
+          auto const check_hidden = [&](auto const& hide, bool missing) {
+            check_mask(mask, m_begin, n_begin, shift, hide, missing);
+          };
+          check_hidden([](auto const& tile) { mask_scores(tile); }, false);
+          check_hidden([](auto const& tile) { mask_scores_by_side(tile); }, false);
+          check_hidden([](auto const& tile) { mask_missing_queries(tile); }, true);
         }
       }
     }

@@ -35,6 +35,9 @@ struct QueryPacking {
   }
 };
 
+// One head in a tile: row r is query r.
+CUTE_HOST_DEVICE constexpr QueryPacking unpacked_queries() { return {0, 1, 1}; }
+
 // Tiles that the queries of one KV head take. Where packed, the lengths are not known: each
 // sequence leaves half of its last tile empty on average.
 template <class Params>

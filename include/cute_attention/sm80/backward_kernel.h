@@ -108,8 +108,8 @@ struct BackwardKernel {
                     sequence.seqlen_k - n_begin, params.head_dim_v, thread);
   }
 
-  // Starts the copies of a step's Q, dO, LSE and delta. Rows past the end become zeros; their scores
-  // are masked.
+  // Starts the copies of a step's Q, dO, LSE and delta. Rows past the end become zeros; their
+  // scores are masked.
   CUTE_DEVICE void load_queries(Step const& step, int stage) {
     using namespace cute;
     int const rows = sequence.seqlen_q - step.m_block * kTileM;
@@ -201,20 +201,14 @@ struct BackwardKernel {
   // Hidden scores, and those of queries past the end, become -infinity.
   template <class Scores>
   CUTE_DEVICE void mask(Step const& step, Scores& tSrS) const {
-    using namespace cute;
-    typename Traits::TiledMmaS mma;
     if (tiles.masked(step.m_block)) {
-      Tensor cS = make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{});  // (M, N)
-      Tensor tScS = mma.get_slice(opaque(thread))  // (MMA, MMA_N, MMA_M) of (query, key)
-                        .partition_C(make_tensor(cS.data(), select<1, 0>(cS.layout())));
-      auto const rows = rows_and_columns(tSrS.layout());
-      auto const coords = rows_and_columns(tScS.layout());
-      Tensor rS = make_tensor(tSrS.data(), select<1, 0>(rows));    // (queries, keys)
-      Tensor rC = make_tensor(tScS.data(), select<1, 0>(coords));  // (queries, keys)
-      mask_scores_by_side<kTileM, kTileN>(rS, rC, sequence, step.m_block * kTileM, n_begin,
-                                          QueryPacking{0, 1, 1});
+      QueryPacking const packing = unpacked_queries();
+      auto const tile = make_score_tile_of_transpose<kTileM, kTileN>(
+          typename Traits::TiledMmaS{}, opaque(thread), tSrS, sequence, packing,
+          step.m_block * kTileM, n_begin);
+      mask_scores_by_side(tile);
       if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
-        mask_missing_queries(rS, rC, sequence, step.m_block * kTileM);
+        mask_missing_queries(tile);
       }
     }
   }

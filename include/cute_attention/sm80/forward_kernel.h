@@ -128,7 +128,7 @@ struct ForwardKernel {
       clear(tSrS);
       gemm_smem(mma, q, k, tSrS);
       modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(modifier, rS, masked,
-                                                 [&] { mask(mma, rS, n_block * kTileN); });
+                                                 [&] { mask(mma, tSrS, n_block * kTileN); });
       if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
         scale_rows(rO, factors);
       }
@@ -189,14 +189,12 @@ struct ForwardKernel {
            (sequence.row_k + n_block * kTileN) * stride.row;
   }
 
-  // Hides the scores (ROWS, COLS) of the tile whose first key is n_begin.
-  template <class TiledMma, class Scores>
-  CUTE_DEVICE void mask(TiledMma const& mma, Scores& rS, int n_begin) {
-    using namespace cute;
-    Tensor tScS = mma.get_slice(opaque(thread))  // (MMA, MMA_M, MMA_N)
-                      .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
-    Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
-    mask_scores(rS, cS, sequence, m_begin, n_begin);
+  // Hides the scores (MMA, MMA_M, MMA_N) of the tile whose first key is n_begin.
+  template <class TiledMma, class Accumulator>
+  CUTE_DEVICE void mask(TiledMma const& mma, Accumulator& tSrS, int n_begin) {
+    QueryPacking const packing = unpacked_queries();
+    mask_scores(make_score_tile<kTileM, kTileN>(mma, opaque(thread), tSrS, sequence, packing,
+                                                m_begin, n_begin));
   }
 
   // Normalises O and writes it through shared memory in whole 16-byte vectors; writes the LSE.

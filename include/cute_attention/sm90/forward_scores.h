@@ -74,15 +74,10 @@ struct ForwardScores {
   }
 
   CUTE_DEVICE void mask(ForwardTile const& tile, int32_t n_block) {
-    using namespace cute;
-    typename Traits::MmaQK mma;
-    Tensor tScS = mma.get_slice(opaque(thread))
-                      .partition_C(make_identity_tensor(TileS{}));          // (MMA, MMA_M, MMA_N)
-    Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
-    auto rS = view();
     QueryPacking const& packing = arguments.packing;
-    mask_scores_by_side<kWarpgroupM, kTileN>(
-        rS, cS, tile.sequence, tile.m_begin + packing.query(m_offset()), n_block * kTileN, packing);
+    mask_scores_by_side(make_score_tile<kWarpgroupM, kTileN>(
+        typename Traits::MmaQK{}, opaque(thread), tSrS, tile.sequence, packing,
+        tile.m_begin + packing.query(m_offset()), n_block * kTileN));
   }
 };
 
