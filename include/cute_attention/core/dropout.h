@@ -1,9 +1,11 @@
 // core/dropout.h: the random bits of dropout, a pure function of (seed, batch, head, query, key).
 //
 // Philox4x32 with 7 rounds: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1,
-// 2, 3" (SC 2011). One call serves the 16 scores that a thread's accumulator holds in a patch of 16
-// queries by 32 keys, so that no kernel draws a number twice, and the bits do not depend on tiles,
-// architecture or sharding. docs/design.md, section 5.
+// 2, 3" (SC 2011). One call gives 16 bytes, one for each of the 16 scores that a thread's
+// accumulator of S holds in a patch of 16 queries by 32 keys: a forward kernel needs each call
+// once. A kernel that computes S^T holds other scores together and makes more calls for the same
+// bytes. The bits depend on the position alone, not on tiles, architecture or sharding.
+// docs/design.md, section 5.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +38,8 @@ CUTE_HOST_DEVICE constexpr PhiloxBits dropout_bits(uint64_t seed, uint32_t head_
                       seed);
 }
 
-// The byte of its patch that decides about score (query, key): dropped where it is below round(256
-// * p).
+// The byte of its patch that decides about score (query, key): the score is dropped if the byte is
+// less than round(256 * p).
 CUTE_HOST_DEVICE constexpr uint32_t dropout_byte(PhiloxBits const& bits, uint32_t query,
                                                  uint32_t key) {
   uint32_t const byte = 8 * (query % 16 / 8) + 2 * (key % 32 / 8) + key % 2;

@@ -7,9 +7,9 @@
 
 namespace cute_attention {
 
-// Tiles [begin, end) hold at least one key that some query of the tile sees, or lie between two
-// that do. Inside it, every query of the tile sees every key of [full_begin, full_end). Empty
-// ranges have begin == end.
+// The KV tiles that a tile of queries visits: [begin, end), from the first with a key that one of
+// the queries sees to the last such tile. In the tiles [full_begin, full_end) every query sees
+// every key, so that they need no mask. An empty range has begin == end.
 //
 //     begin        full_begin            full_end        end
 //       | left-masked  |   full (no mask)    | right-masked |

@@ -8,9 +8,10 @@
 
 namespace cute_attention {
 
-// Tiles [begin, end) hold at least one query that sees some key of the block, or lie between two
-// that do. Inside it, tiles [full_begin, full_end) are full of queries, each of which sees every
-// key of the block. Empty ranges have begin == end.
+// The tiles of queries that a block of keys visits: [begin, end), from the first with a query that
+// sees one of the keys to the last such tile. The tiles [full_begin, full_end) hold as many queries
+// as they can, and every query sees every key, so that they need no mask. An empty range has begin
+// == end.
 struct MTiles {
   int32_t begin;
   int32_t full_begin;

@@ -5,10 +5,11 @@
 
 namespace cute_attention {
 
-// `value`, behind a wall that the compiler does not look through. What is computed from an opaque
-// thread index inside the loop over KV tiles stays there. Hoisted out of it, the addresses of
-// swizzled blocks, global rows and mask coordinates take some 30 registers through the whole loop,
-// and rows whose accumulators take 192 of them spill.
+// Returns `value`, but the compiler cannot know that it is the same one. So what is computed from
+// an opaque thread index inside the loop over KV tiles is computed there, and not before the loop.
+// Computed before it, the addresses of swizzled blocks, global rows and mask coordinates would
+// occupy some 30 registers during the whole loop, and kernels whose accumulators need 192 would
+// spill.
 CUTE_DEVICE int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;

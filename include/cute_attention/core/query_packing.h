@@ -8,9 +8,10 @@
 
 namespace cute_attention {
 
-// How the rows of a tile hold queries: row r is query r >> shift of head r % 2^shift. With shift 0
-// a tile holds one head. Where the heads of a group do not fill their tiles, the last rows of each
-// query are of no head.
+// How the rows of a tile hold queries. A tile holds the same queries of 2^shift heads: its row r is
+// query r >> shift of head r % 2^shift. With shift 0 it holds one head. The heads that read one KV
+// head form a group; where the size of a group is no multiple of 2^shift, the last tile of the
+// group has rows without a head:
 //
 //   group 3, shift 2    row     0    1    2    3  |  4    5    6    7  |  8 ...
 //                       query   0    0    0    0  |  1    1    1    1  |  2
@@ -38,8 +39,8 @@ struct QueryPacking {
 // One head in a tile: row r is query r.
 CUTE_HOST_DEVICE constexpr QueryPacking unpacked_queries() { return {0, 1, 1}; }
 
-// Tiles that the queries of one KV head take. Where packed, the lengths are not known: each
-// sequence leaves half of its last tile empty on average.
+// How many tiles of `rows` rows the queries of one KV head take. The host does not know the lengths
+// of packed sequences: it assumes that each leaves half of its last tile empty, which is the mean.
 template <class Params>
 constexpr int64_t packed_tiles(Params const& params, int32_t rows, QueryPacking const& packing) {
   int64_t const queries = packing.queries(rows);
@@ -51,9 +52,9 @@ constexpr int64_t packed_tiles(Params const& params, int32_t rows, QueryPacking 
   return (mean < longest ? mean : longest) * packing.parts;
 }
 
-// The packing that takes the fewest tiles of `rows` rows, of those that most heads share the
-// fewest: long sequences fill their tiles alone. At most `max_heads` heads, a power of two, share a
-// tile.
+// The packing that needs the fewest tiles of `rows` rows. Where several need as few, the one that
+// puts the fewest heads into a tile: the queries of a long sequence fill tiles without other
+// heads'. A tile holds at most `max_heads` heads, a power of two.
 template <class Params>
 constexpr QueryPacking make_query_packing(Params const& params, int32_t rows, int32_t max_heads) {
   int32_t const group = params.heads / params.heads_kv;

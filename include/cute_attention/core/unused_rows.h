@@ -1,5 +1,5 @@
-// core/unused_rows.h: the rows of packed outputs that no tile of the grid holds: those of no
-// sequence, and the last of a sequence that is longer than the grid was made for.
+// core/unused_rows.h: fills the rows of packed outputs that no tile of the grid computes: rows
+// after the last sequence, and the last rows of a sequence that is longer than the caller said.
 #pragma once
 
 #include <cute/config.hpp>
@@ -42,9 +42,9 @@ CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, GridWarp const& 
   }
 }
 
-// One of the warps of all CTAs, of `threads` threads, that have a tile of queries of one head of a
-// sequence. A sequence may be longer than params.seqlen_q, the length that the grid was made for:
-// these CTAs share the rest.
+// This warp among the warps of all CTAs (of `threads` threads each) that compute a tile of one head
+// of one sequence. A sequence may be longer than params.seqlen_q, the length that the grid was made
+// for: these CTAs share the queries that are left.
 template <class Params>
 CUTE_DEVICE GridWarp head_warp(Params const& params, WorkTile const& work, int32_t tile_m,
                                int32_t threads) {

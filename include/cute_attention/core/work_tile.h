@@ -14,17 +14,18 @@ struct WorkTile {
   int32_t batch;
 };
 
-// Tiles of all heads and sequences, as the size of a one-dimensional grid. A launch may have at
-// most kMaxTiles of them: then their indices, and those of a persistent grid's rounds, fit an
-// int32.
+// How many tiles all heads and sequences have: the size of a one-dimensional grid. A launch may
+// have at most kMaxTiles of them, so that their indices fit an int32, as do the indices that a
+// persistent grid computes in its last round.
 template <class Params>
 CUTE_HOST_DEVICE constexpr int64_t work_tiles(Params const& params, int32_t tile_m) {
   return tile_count(params.seqlen_q, tile_m, params.heads, params.batch);
 }
 
-// Tile `index` of them. The tiles of a head follow each other, so that CTAs that run together share
-// its K and V in L2; the last queries, which see most keys under a causal mask, come first, so that
-// the short tiles fill the tail.
+// Tile `index` of them. The tiles of a head follow each other, so that CTAs that run at the same
+// time read the same K and V, from L2. Within a head the last queries come first: under a causal
+// mask they see the most keys, and the short tiles that are left for the end keep all SMs busy
+// until it.
 template <class Params>
 CUTE_HOST_DEVICE constexpr WorkTile work_tile(Params const& params, int32_t tile_m, int32_t index) {
   int32_t const m_blocks = ceil_div(params.seqlen_q, tile_m);
@@ -46,14 +47,15 @@ CUTE_HOST_DEVICE constexpr GridWarp grid_warp(uint32_t cta, uint32_t ctas, uint3
 // The order in which a persistent grid of CTAs takes the tiles of all heads and sequences: no
 // counter in memory.
 //
-// Heads: the tiles of a head follow each other, so that CTAs that run together share its K and V in
-//   L2. Each round begins one CTA further on: whoever got the short last tile of a head gets
-//   another the next time.
-// Pairs: likewise, and each CTA takes the n-th tile from the end of a head, then its n-th from the
-//   start. Under a causal mask all pairs cost the same.
-// Longest: the last tiles of all heads first, which see most keys under a causal mask, to the
-//   first. CTAs take turns in snake order, 0 1 2 2 1 0: who got the longest of one round gets the
-//   shortest of the next. The best balance, for problems whose K and V all fit in L2.
+// Heads: the tiles of a head follow each other, so that CTAs that run at the same time read the
+//   same K and V, from L2. Each round begins at the next CTA, so that the short last tiles of the
+//   heads go to different CTAs.
+// Pairs: as Heads, but a CTA takes two tiles of a head, the n-th from its end and then the n-th
+//   from its start. Under a causal mask all such pairs cost the same.
+// Longest: the last tiles of all heads, which see the most keys under a causal mask, then the last
+//   but one, and so on. CTAs are served in snake order, 0 1 2 2 1 0: the one that got the longest
+//   tile of a round gets the shortest of the next. This balances best, but all heads are under way
+//   at once: it is for problems whose K and V all fit in L2.
 enum class Order : int32_t { Heads, Pairs, Longest };
 
 struct Schedule {
@@ -63,9 +65,9 @@ struct Schedule {
   int32_t heads;      // of one sequence
   int32_t all_heads;  // of all sequences
 
-  // The tile that `cta` of `ctas` takes in round `round`: true where there is one, and then in
-  // `work`. A round of Pairs may be empty for a CTA that has tiles later; `more` is false where
-  // none can follow.
+  // The tile that CTA `cta` of `ctas` takes in round `round`. Returns whether there is one, and
+  // writes it to `work`. A CTA may have no tile in a round of Pairs and one later: `more` says
+  // whether later rounds can have one.
   CUTE_HOST_DEVICE constexpr bool tile(int32_t cta, int32_t ctas, int32_t round, WorkTile& work,
                                        bool& more) const {
     if (order == Order::Pairs) {

@@ -1,5 +1,5 @@
-// sm90/barrier.h: the two kinds of barriers of a warp-specialised kernel, and the ring that
-// shared-memory stages form.
+// sm90/barrier.h: the two kinds of barriers of a warp-specialised kernel, and the ring of stages in
+// shared memory.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -28,10 +28,10 @@ struct Ring {
   }
 };
 
-// Hardware barriers (PTX ISA, "barrier"). 0 is __syncthreads.
+// The numbers of hardware barriers (PTX ISA, "barrier"). __syncthreads() uses number 0.
 enum class NamedBarrier : uint32_t {
-  // The tensor cores are warpgroup w's, this plus w: the warpgroup before it arrives, w waits; 256
-  // threads.
+  // Barrier kTurn + w says: the tensor cores are warpgroup w's. The 128 threads of the warpgroup
+  // whose turn is before w's arrive there, and the 128 threads of w wait.
   kTurn = 1,
 };
 

@@ -10,12 +10,13 @@
 
 namespace cute_attention::sm90 {
 
-// Where a tile comes from, in the coordinates of its tensor map.
+// Where a tile of Q, or the first tile of K or V, begins, in the coordinates of its tensor map
+// (tensor_map.h).
 struct TileOrigin {
-  int32_t batch;          // 0 where packed
-  int32_t head;           // of K and V
-  int32_t head_of_group;  // the first of those that share it; 0 in K and V
-  int32_t row;            // that its row 0 is
+  int32_t batch;          // 0 where sequences are packed
+  int32_t head;           // the KV head
+  int32_t head_of_group;  // Q: the tile's first head among those of the KV head; K and V: 0
+  int32_t row;            // of the tensor
 };
 
 template <class Row>
@@ -119,8 +120,9 @@ struct ForwardLoad {
     ring_k.advance();
   }
 
-  // Only the first `rows` rows belong to the sequence. Probabilities of the others are 0, but 0 *
-  // NaN is NaN: where there are others they become zeros before the tile counts as full.
+  // Loads a tile of V of which only the first `rows` rows belong to the sequence. The other rows
+  // have probability 0, but the memory behind a sequence may hold NaN, and 0 * NaN is NaN: this
+  // warp overwrites them with zeros, and only then tells the consumers that the tile is there.
   CUTE_DEVICE void load_v(TileOrigin const& origin, int32_t n_block, int32_t rows) {
     Element* const buffer =
         shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element)));
@@ -161,8 +163,8 @@ struct ForwardLoad {
     }
   }
 
-  // Swizzling moves 16-byte vectors inside a row of a box: whole rows can be cleared as if there
-  // were none.
+  // Sets the rows of a tile of V from `rows` on to zero. Swizzling moves 16-byte vectors only
+  // within their row of a box, so that whole rows can be cleared as if nothing were swizzled.
   CUTE_DEVICE void clear_rows(Element* buffer, int32_t rows) {
     using Boxes = TmaBoxes<kTileN, Traits::kHeadDimV>;
     constexpr int kVectors = Boxes::kCols * int(sizeof(Element)) / 16;  // of a row of a box

@@ -10,9 +10,10 @@
 
 namespace cute_attention::sm90 {
 
-// Tiles of queries that are known ahead: the one that consumers compute, the next, whose first K is
-// loaded under its last O, and one more for tiles that are shorter than the stages of K. More would
-// be taken from CTAs that are free sooner.
+// How many tiles of queries a CTA knows at a time: the one that the consumers compute; the next
+// one, whose first K is loaded while they still compute; and one more, because a tile with few KV
+// tiles does not fill the stages of K. A CTA that took more would take them from CTAs that are free
+// sooner.
 constexpr int kTileSlots = 3;
 
 // What the kernel is given; constant over the grid.
@@ -25,8 +26,8 @@ struct ForwardArguments {
   CUtensorMap map_v;
 };
 
-// A tile of queries and the KV tiles it needs. The producer writes it, the consumers read it in
-// shared memory.
+// A tile of queries and the KV tiles it needs, in shared memory. The scheduler warp writes it
+// (forward_schedule.h), the load warp and the consumers read it.
 struct ForwardTile {
   WorkTile work;  // its head is the first of the tile's
   int32_t heads;  // of the tile
