@@ -35,7 +35,7 @@ class Mutation:
 LOOP = "; ++row) {\n"
 LAG = "fminf(fmaxf(log2f(row_sum(row)), 0.f), float(kMostLag))"
 MUTATIONS = [
-    Mutation("no vote on new references", "Warp::any(changes)", "changes"),
+    Mutation("no vote on new references", "Warp::any(grows)", "grows"),
     Mutation("factor not written by take", "1.f", "NAN", ";\n        row_sum"),
     Mutation("row without factor", "kRows", "kRows - 1", LOOP + "        bool const grown ="),
     Mutation("row without LSE", "kRows", "kRows - 1", LOOP + "      bool const empty ="),

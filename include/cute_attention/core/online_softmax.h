@@ -76,9 +76,10 @@ CUTE_HOST_DEVICE float column_maximum(Scores const& scores, int row) {
 template <int kRows, int kMostLag = 14, class Warp = DeviceWarp>
 struct OnlineSoftmax {
   using Rows = decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kRows>>{}));
-  // Beyond this a reference in base 2 has lost so many digits that the rounding of
-  // scale_log2 * reference would show in the probabilities.
-  static constexpr float kLargest = 0x1p16f;
+  // A reference in base 2, scale_log2 * reference, is rounded, and so are all probabilities of the
+  // row, in the same direction. Beyond this its rounding would show beside that of a 16-bit
+  // probability.
+  static constexpr float kLargest = 0x1p13f;
 
   Rows reference;    // an unscaled score, the same in all threads of a row; -infinity before the
                      // first that is more
@@ -103,15 +104,14 @@ struct OnlineSoftmax {
     Rows maxima, base;
     maximum<kMasked>(scores, maxima);
     combine(maxima, MaxOp{});
-    bool changes = false;
+    bool grows = false;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       base(row) = reference(row) * scale_log2;
-      changes |= growth(maxima(row), row) > lag(row) || !is_usual(base(row));
+      grows |= growth(maxima(row), row) > lag(row);
     }
-    bool const rescale = Warp::any(changes);
+    bool const rescale = Warp::any(grows);
     if (rescale) {
-      bool unusual = false;
       CUTE_UNROLL
       for (int row = 0; row < kRows; ++row) {
         bool const grown = growth(maxima(row), row) > row_lag(row);
@@ -125,11 +125,15 @@ struct OnlineSoftmax {
                                : (reference(row) - old) * scale_log2;
         factors(row) = grown ? exp2f(-rise) : 1.f;
         row_sum(row) *= factors(row);
-        unusual |= !is_usual(base(row));
       }
-      if (Warp::any(unusual)) {
-        lower(scores, base);
-      }
+    }
+    bool unusual = false;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      unusual |= !is_usual(base(row));
+    }
+    if (Warp::any(unusual)) {
+      lower(scores, base);
     }
     exponentiate<kChains>(scores, base);
     return rescale;
