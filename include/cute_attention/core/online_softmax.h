@@ -69,10 +69,11 @@ CUTE_HOST_DEVICE float column_maximum(Scores const& scores, int row) {
   return partial[0];
 }
 
-// One thread's rows. `scale` must be positive: the maximum is taken before it.
+// The softmax of one thread's rows. `scale` must be positive: maxima are taken before scores are
+// multiplied by it.
 //
-// kMostLag: by how much, in base 2, scores may exceed the reference whatever the sum is; 0 keeps
-// the exact maximum.
+// kMostLag: a row's reference always rises where a score exceeds it by more than this, in base 2.
+// With 0 it is the exact maximum.
 template <int kRows, int kMostLag = 14, class Warp = DeviceWarp>
 struct OnlineSoftmax {
   using Rows = decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kRows>>{}));

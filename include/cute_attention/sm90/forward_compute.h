@@ -1,13 +1,15 @@
-// sm90/forward_compute.h: a consumer warpgroup: 64 queries of every tile, from S = Q K^T to O.
+// sm90/forward_compute.h: what a consumer warpgroup does: it computes O for its 64 queries of every
+// tile.
 //
-// The tensor cores run one warpgroup's products under the others' softmax:
+// While one warpgroup computes its softmax, the tensor cores compute the products of another. S(n)
+// is Q K^T with KV tile n, O(n) adds P V with KV tile n:
 //
 //   warpgroup 0   S(n-1) O(n) | softmax(n-1)  | S(n-2) O(n-1) | softmax(n-2)  | ...
 //   warpgroup 1               | S(n-1) O(n)   | softmax(n-1)  | S(n-2) O(n-1) | ...
 //
-// S of the next KV tile is started before O of this one, so that the first half of each softmax
-// runs under the warpgroup's own O. Where a tile of queries ends, the next one's first S takes the
-// place of S(n-1).
+// A warpgroup starts S of the next KV tile before O of this one, so that O is still being computed
+// during the first half of its softmax. At the end of a tile of queries it starts the first S of
+// the next tile of queries instead.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -78,7 +80,7 @@ struct ForwardCompute {
   }
 
  private:
-  // Waits until the producer has said what the tile at ring_tile is.
+  // Waits until the scheduler warp has written the tile at ring_tile.
   CUTE_DEVICE ForwardTile const& wait_for_tile() {
     Barrier::wait(&shared.tile_full[ring_tile.stage], ring_tile.parity);
     return shared.tiles[ring_tile.stage];
@@ -90,7 +92,8 @@ struct ForwardCompute {
     ring_tile.advance();
   }
 
-  // Computes this tile and all that follow without a gap.
+  // Computes this tile, and the tiles after it up to the next one that this warpgroup does not
+  // compute: between those the tensor cores do not wait for it.
   CUTE_DEVICE void compute() {
     cute::clear(tOrO);
     skip_hidden_keys(shared.tiles[ring_tile.stage]);
@@ -113,12 +116,13 @@ struct ForwardCompute {
     last_output();
   }
 
-  // This warpgroup has no query of the tile: the sequence is short, or ends before.
+  // Whether the sequence ends before this warpgroup's queries of the tile.
   CUTE_DEVICE bool is_idle(ForwardTile const& tile) const {
     return tile.m_begin + arguments.packing.query(m_offset()) >= tile.sequence.seqlen_q;
   }
 
-  // Lets a tile pass that only other warpgroups compute: its Q, its K and V, its turns.
+  // For a tile that only other warpgroups compute: releases its Q, K and V unread, and takes and
+  // passes as many turns as they do.
   CUTE_DEVICE void pass_tile(ForwardTile const& tile) {
     wait_for_query();
     release(shared.query_empty[ring_q.stage][warpgroup]);
@@ -134,23 +138,24 @@ struct ForwardCompute {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return scores.m_offset(); }
 
-  // The KV tiles that this warpgroup's own queries need, and those of them that need no mask.
+  // The KV tiles that this warpgroup's own queries visit, a part of those of the tile.
   CUTE_DEVICE KvTiles own_kv_tiles(ForwardTile const& tile) const {
     QueryPacking const& packing = arguments.packing;
     return kv_tiles(tile.sequence, tile.m_begin + packing.query(m_offset()),
                     packing.queries(kWarpgroupM), kTileN);
   }
 
-  // Where this warpgroup's walk begins: one tile later than the others' where those alone see keys
-  // of the tile's last one.
+  // The KV tile that this warpgroup visits first: the last one, or, if only other warpgroups'
+  // queries see keys of the last one, the last but one.
   CUTE_DEVICE static int32_t first_block(ForwardTile const& tile, KvTiles const& own) {
     int32_t const last = tile.kv.end - 1;
     return own.end <= last && last > tile.kv.begin ? last - 1 : last;
   }
 
-  // Lets the tile's last KV tile pass if only other warpgroups need it: first its K, then, a turn
-  // later, its V. Just that one: while the last V of the tile before is unread, there may be no
-  // buffer for a second V to come.
+  // If only other warpgroups need the last KV tile, releases its K unread; skip_hidden_values()
+  // does so with its V, a turn later. No more than one KV tile is skipped: the last V of the tile
+  // before is still unread here, and waiting for a second V, for which there may be no buffer,
+  // would never end.
   CUTE_DEVICE void skip_hidden_keys(ForwardTile const& tile) {
     if (first_block(tile, own_kv_tiles(tile)) < tile.kv.end - 1) {
       wait_for_keys();
@@ -160,7 +165,7 @@ struct ForwardCompute {
   }
   CUTE_DEVICE void skip_hidden_values() { skip_values(before(ring_v())); }
 
-  // Lets a V pass, and a turn: all take as many.
+  // Releases a V unread, and takes and passes a turn: all warpgroups must take as many turns.
   CUTE_DEVICE void skip_values(Ring const& ring) {
     Barrier::wait(&shared.value_full[ring.stage], ring.parity);
     release_values(ring);
@@ -168,7 +173,7 @@ struct ForwardCompute {
     pass_turn();
   }
 
-  // All KV tiles but the first of the walk, whose scores are there.
+  // Visits all KV tiles but the first, whose P there is already.
   CUTE_DEVICE void walk_kv_tiles() {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     KvTiles const own = own_kv_tiles(tile);
@@ -186,7 +191,7 @@ struct ForwardCompute {
     }
   }
 
-  // Waits until the tensor cores are this warpgroup's.
+  // Waits until it is this warpgroup's turn to start products.
   CUTE_DEVICE void take_turn() {
     if constexpr (Traits::kTakeTurns) {
       cutlass::arch::NamedBarrier::sync(2 * kWarpgroupThreads,
@@ -201,7 +206,7 @@ struct ForwardCompute {
     }
   }
 
-  // This warp's MMAs have read a buffer.
+  // Tells the load warp that this warp's MMAs have read a buffer.
   CUTE_DEVICE void release(uint64_t& empty) {
     if (thread % 32 == 0) {
       Barrier::arrive(&empty);
@@ -213,7 +218,7 @@ struct ForwardCompute {
   }
   CUTE_DEVICE void wait_for_keys() { Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity); }
 
-  // Starts S = Q K^T with the next K, once both are there.
+  // Starts S = Q K^T with the next K. Q and K must be there.
   CUTE_DEVICE void start_scores() {
     using namespace cute;
     typename Traits::MmaQK mma;
@@ -226,7 +231,7 @@ struct ForwardCompute {
     Tensor tSrK = thread_mma.partition_fragment_B(sK);  // (MMA, MMA_N, MMA_D, STAGE)
     start_gemm<GMMA::ScaleOut::Zero>(mma,
                                      tSrQ(_, _, _, ring_q.stage * Traits::kConsumers + warpgroup),
-                                     tSrK(_, _, _, ring_k.stage), scores.tSrS);
+                                     tSrK(_, _, _, ring_k.stage), scores.accumulator);
   }
 
   CUTE_DEVICE static Ring before(Ring const& ring) {
@@ -234,16 +239,16 @@ struct ForwardCompute {
     return {wraps ? Traits::kStages - 1 : ring.stage - 1, ring.parity ^ uint32_t(wraps)};
   }
 
-  // V is read one KV tile behind K.
+  // The stage of V to read next: V is read one KV tile after K.
   CUTE_DEVICE Ring ring_v() const { return before(ring_k); }
 
-  // Waits for the V that P belongs to, once its K is released.
+  // Waits for the V of the KV tile whose P was computed last. Its K must have been released.
   CUTE_DEVICE void wait_for_values() {
     Ring const v = ring_v();
     Barrier::wait(&shared.value_full[v.stage], v.parity);
   }
 
-  // Starts O += P V, once V is there.
+  // Starts O += P V. V must be there.
   CUTE_DEVICE void start_output(Ring const& ring_v) {
     using namespace cute;
     typename Traits::MmaPV mma;
@@ -253,9 +258,10 @@ struct ForwardCompute {
     start_gemm<GMMA::ScaleOut::One>(mma, tOrP, tOrV(_, _, _, ring_v.stage), tOrO);
   }
 
-  // S is there: nobody here reads its K any more, and after the tile's last one its Q.
+  // Once S is there, this warp's MMAs have read its K, and with the tile's last S also Q: releases
+  // them.
   CUTE_DEVICE void release_scores(bool last) {
-    cute::warpgroup_fence_operand(scores.tSrS);
+    cute::warpgroup_fence_operand(scores.accumulator);
     release(shared.key_empty[ring_k.stage]);
     ring_k.advance();
     if (last) {
@@ -275,19 +281,19 @@ struct ForwardCompute {
     return cute::make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));
   }
 
-  // P of a tile's first KV tile, once S is there.
+  // Computes P of a tile's first KV tile. S must be there.
   CUTE_DEVICE void first_probabilities() {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     KvTiles const own = own_kv_tiles(tile);
     int32_t const n_block = first_block(tile, own);
     release_scores(n_block == tile.kv.begin);
     scores.first(tile, n_block, !own.masked(n_block));
-    convert_into(scores.tSrS, tOrP);
+    convert_into(scores.accumulator, tOrP);
     wait_for_values();
   }
 
-  // One KV tile: S(n_block) and, one behind, O with V(n_block + 1). kMasked: not every query sees
-  // every key of it.
+  // Visits one KV tile: starts S(n_block) and O(n_block + 1), for which P is there, and turns S
+  // into the next P. kMasked: not every query sees every key of the KV tile.
   template <bool kMasked>
   CUTE_DEVICE void step(int32_t n_block, bool last) {
     Ring const v = ring_v();
@@ -301,19 +307,20 @@ struct ForwardCompute {
     typename Softmax::Rows factors;
     bool const rescale =
         scores.template next<kMasked>(shared.tiles[ring_tile.stage], n_block, factors);
-    cute::warpgroup_fence_operand(scores.tSrS);
+    cute::warpgroup_fence_operand(scores.accumulator);
     wait_for_values();  // here, where it keeps the compiler from moving the wait for O above the
                         // exponentials
     cute::warpgroup_wait<0>();
     release_output(v);
-    convert_into(scores.tSrS, tOrP);
+    convert_into(scores.accumulator, tOrP);
     if (__builtin_expect(rescale, false)) {
       auto rO = output();
       scale_rows(rO, factors);
     }
   }
 
-  // The last O of one tile and the first S of the next: O leaves under S.
+  // Starts the last O of one tile and the first S of the next, and stores O while the tensor cores
+  // compute S.
   CUTE_DEVICE void change_tile(ForwardTile const& next) {
     Ring const v = ring_v();
     skip_hidden_keys(next);

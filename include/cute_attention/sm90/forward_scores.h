@@ -22,13 +22,14 @@ struct ForwardScores {
   using Softmax = OnlineSoftmax<2>;
   using Rows = typename Softmax::Rows;
   using Modifier = ScoreModifier<Row::kKey.score_mod>;
-  static constexpr int kModifierGroup = Traits::kHeadDimV > 128 ? 1 : 4;  // where registers are few
+  // How many scores share a quotient (score_mod.h): fewer where the output leaves few registers.
+  static constexpr int kModifierGroup = Traits::kHeadDimV > 128 ? 1 : 4;
 
   ForwardArguments const& arguments;
   int const warpgroup;  // of the consumers
   int const thread;     // of the warpgroup
 
-  FragmentS tSrS;  // (MMA, MMA_M, MMA_N): S, then P
+  FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() turn into P in place
   Softmax softmax;
 
   CUTE_DEVICE ForwardScores(ForwardArguments const& arguments, int warpgroup, int thread)
@@ -40,7 +41,7 @@ struct ForwardScores {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
 
-  // P of the first KV tile of a walk. `full`: every query sees every key of it.
+  // Turns S of the first KV tile of a walk into P. `full`: every query sees every key of it.
   CUTE_DEVICE void first(ForwardTile const& tile, int32_t n_block, bool full) {
     modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifier::exponent_scale(arguments.params));
@@ -48,15 +49,17 @@ struct ForwardScores {
     softmax.template take<true, Traits::kSumChains>(view(), factors, alone());
   }
 
-  // P of a later one. Returns whether O must be multiplied by `factors`; the warp agrees. Without
-  // kMasked every query sees every key of it.
+  // Turns S of a later KV tile into P. Returns whether O must be multiplied by `factors`; all
+  // threads of the warp get the same answer. Without kMasked every query sees every key of the
+  // tile.
   template <bool kMasked>
   CUTE_DEVICE bool next(ForwardTile const& tile, int32_t n_block, Rows& factors) {
     modify_and_mask(tile, n_block, kMasked);
     return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone());
   }
 
-  // No other warp has keys of this warp's queries.
+  // For OnlineSoftmax: no other warp has keys of this warp's queries, so there is nothing to
+  // combine.
   CUTE_DEVICE static auto alone() {
     return [](Rows&, auto const&) {};
   }
@@ -64,7 +67,7 @@ struct ForwardScores {
  private:
   // (ROWS, COLS)
   CUTE_DEVICE auto view() {
-    return cute::make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));
+    return cute::make_tensor(accumulator.data(), rows_and_columns(accumulator.layout()));
   }
 
   CUTE_DEVICE void modify_and_mask(ForwardTile const& tile, int32_t n_block, bool masked) {
@@ -76,7 +79,7 @@ struct ForwardScores {
   CUTE_DEVICE void mask(ForwardTile const& tile, int32_t n_block) {
     QueryPacking const& packing = arguments.packing;
     mask_scores_by_side(make_score_tile<kWarpgroupM, kTileN>(
-        typename Traits::MmaQK{}, opaque(thread), tSrS, tile.sequence, packing,
+        typename Traits::MmaQK{}, opaque(thread), accumulator, tile.sequence, packing,
         tile.m_begin + packing.query(m_offset()), n_block * kTileN));
   }
 };

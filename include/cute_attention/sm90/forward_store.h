@@ -1,8 +1,9 @@
 // sm90/forward_store.h: O and the LSE from registers to global memory.
 //
-// Q's, K's and V's buffers all belong to the next tile by now, so O does not pass through shared
-// memory: the four threads that share a row exchange columns until each holds 16 bytes, and write
-// whole 32-byte sectors with plain stores. These serve any length, packed or not.
+// O does not go through shared memory, where all buffers are already used for the next tile.
+// Instead the four threads that share a row exchange columns until each holds 16 adjacent bytes.
+// They write these with plain stores, which fill whole 32-byte sectors and work for any length,
+// packed or not.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -12,15 +13,15 @@
 
 namespace cute_attention::sm90 {
 
-// A row's part of an m64n8 accumulator column block that one thread holds: 2 columns of 16-bit
-// elements.
+// Parts of a row that one thread holds, rounded to 16 bits: 2 columns of each of four neighbouring
+// blocks of 8 columns; or, after the exchange, all 8 columns of one block.
 struct Columns32 {
   uint32_t block[4];  // of four neighbouring blocks
 };
 
-// Before, thread t of four holds columns 2t and 2t + 1 of blocks 0 to 3; after, all 8 columns of
-// block t, in order: a 4x4 transpose in two exchanges, each of the half that the other thread
-// needs.
+// The exchange. Before it thread t of the four holds columns 2t and 2t + 1 of blocks 0 to 3; after
+// it all 8 columns of block t, in order. This is the transpose of a 4x4 matrix in two steps, in
+// each of which a thread sends the half that the other one needs.
 CUTE_DEVICE Columns32 transpose_row_threads(Columns32 const& own, int t) {
   bool const high = t & 2, odd = t & 1;
   // Between t and t ^ 2: which two blocks.
@@ -40,7 +41,7 @@ CUTE_DEVICE Columns32 transpose_row_threads(Columns32 const& own, int t) {
           high ? near_odd : far_odd};
 }
 
-// Where a row of a warpgroup goes in global memory.
+// Where a row of a tile is stored in global memory.
 template <class Element>
 struct StoreRow {
   bool inside;  // it is a query's
@@ -61,12 +62,12 @@ struct StoreRow {
   }
 };
 
-// The first of the two rows of a warpgroup that a thread holds parts of; the other is 8 below.
+// A thread holds parts of two rows of its warpgroup: this one, and the one 8 rows after it.
 CUTE_DEVICE int row_of_thread(int thread) {
   return thread / 32 * 16 + thread % 32 / kThreadsPerRow;
 }
 
-// Writes a warpgroup's 64 rows from `m_offset` of the tile.
+// Stores a warpgroup's 64 rows, from row `m_offset` of the tile on.
 //   rO    (2, DV columns of a thread)  normalised
 //   rLse  (2)
 template <class Element, class Output, class Rows>
@@ -98,7 +99,7 @@ CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const
   }
 }
 
-// Writes the 64 rows of a tile that sees no key: zeros, and LSE -infinity.
+// Stores a warpgroup's 64 rows of a tile whose queries see no key: zeros, and LSE -infinity.
 template <class Element>
 CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile const& tile,
                              int32_t m_offset, int thread) {
