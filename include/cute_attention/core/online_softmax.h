@@ -282,7 +282,7 @@ struct OnlineSoftmax {
 template <class Output, class Rows>
 CUTE_HOST_DEVICE void scale_rows(Output& output, Rows const& factors) {
   using namespace cute;
-  CUTE_STATIC_ASSERT_V(size<0>(output) == size(factors));
+  CUTE_STATIC_ASSERT_V(size<0>(output) == size(factors));  // ROWS
   CUTE_UNROLL
   for (int row = 0; row < size<0>(output); ++row) {
     CUTE_UNROLL

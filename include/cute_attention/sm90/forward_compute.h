@@ -226,6 +226,9 @@ struct ForwardCompute {
                             typename Traits::SmemLayoutQ{});  // (64, D, WARPGROUP)
     Tensor sK = make_tensor(make_smem_ptr(shared.k.data()),
                             typename Traits::SmemLayoutK{});  // (N, D, STAGE)
+    CUTE_STATIC_ASSERT_V(size<0>(sQ) == Int<kWarpgroupM>{});
+    CUTE_STATIC_ASSERT_V(size<0>(sK) == Int<kTileN>{});
+    CUTE_STATIC_ASSERT_V(size<1>(sQ) == size<1>(sK));  // D
     auto const thread_mma = mma.get_slice(0);
     Tensor tSrQ = thread_mma.partition_fragment_A(sQ);  // (MMA, MMA_M, MMA_D, WARPGROUP)
     Tensor tSrK = thread_mma.partition_fragment_B(sK);  // (MMA, MMA_N, MMA_D, STAGE)
@@ -254,7 +257,9 @@ struct ForwardCompute {
     typename Traits::MmaPV mma;
     Tensor sVt = make_tensor(make_smem_ptr(shared.v.data()),
                              typename Traits::SmemLayoutVt{});  // (DV, N, STAGE)
-    Tensor tOrV = mma.get_slice(0).partition_fragment_B(sVt);   // (MMA, MMA_DV, MMA_N, STAGE)
+    CUTE_STATIC_ASSERT_V(size<0>(sVt) == Int<Traits::kHeadDimV>{});
+    CUTE_STATIC_ASSERT_V(size<1>(sVt) == Int<kTileN>{});
+    Tensor tOrV = mma.get_slice(0).partition_fragment_B(sVt);  // (MMA, MMA_DV, MMA_N, STAGE)
     start_gemm<GMMA::ScaleOut::One>(mma, tOrP, tOrV(_, _, _, ring_v.stage), tOrO);
   }
 
@@ -277,8 +282,12 @@ struct ForwardCompute {
 
   CUTE_DEVICE void release_values(Ring const& ring_v) { release(shared.value_empty[ring_v.stage]); }
 
+  // O of this thread, (ROWS, COLS).
   CUTE_DEVICE auto output() {
-    return cute::make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));
+    using namespace cute;
+    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
+    CUTE_STATIC_ASSERT_V(size<0>(rO) == size(typename Softmax::Rows{}));
+    return rO;
   }
 
   // Computes P of a tile's first KV tile. S must be there.

@@ -74,7 +74,10 @@ template <class Element, class Output, class Rows>
 CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const& tile,
                             int32_t m_offset, int thread, Output const& rO, Rows const& rLse) {
   using namespace cute;
+  CUTE_STATIC_ASSERT_V(size<0>(rO) == Int<2>{});
+  CUTE_STATIC_ASSERT_V(size(rLse) == size<0>(rO));
   constexpr int kBlocks = decltype(size<1>(rO))::value / 2;  // of 8 columns
+  static_assert(kBlocks % 4 == 0, "four threads exchange whole groups of blocks");
   int const t = thread % kThreadsPerRow;
   CUTE_UNROLL
   for (int row = 0; row < 2; ++row) {

@@ -14,7 +14,9 @@ namespace cute_attention::sm90 {
 template <cute::GMMA::ScaleOut kFirst, class TiledMma, class A, class B, class C>
 CUTE_DEVICE void start_gemm(TiledMma const& tiled_mma, A const& tCrA, B const& tCrB, C& tCrC) {
   using namespace cute;
-  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
+  CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(tCrC));  // MMA_M
+  CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(tCrC));  // MMA_N
+  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));  // MMA_K
   TiledMma mma = tiled_mma;
   mma.accumulate_ = kFirst;
   warpgroup_fence_operand(tCrC);
