@@ -1,4 +1,4 @@
-"""Measures attention side by side with its peers: `python -m cute_attention.bench --help`.
+"""Measures attention side by side with its peers: `python -m cute_attention bench --help`.
 
 The modules, in the order in which a measurement flows through them:
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..reference import attention_reference, attention_varlen_reference
+from .again import again
 from .contenders import Contender
 from .contenders.base import Attention
 from .inputs import TORCH_DTYPES, Inputs, make_inputs
@@ -191,11 +192,6 @@ def _rows(
     late: str,
     device: torch.device,
 ) -> list[Row]:
-    place = " --device cpu" if device.type == "cpu" else ""
-    command = (
-        f"python -m cute_attention.bench accuracy {' '.join(point.arguments())} "
-        f"--inputs {distribution}{place}"
-    )
     rows = []
     for name in TENSORS:
         metrics = results.metrics(name)
@@ -210,7 +206,7 @@ def _rows(
                 samples=results.samples(name, "rms_error") if metrics else (),
                 max_samples=results.samples(name, "max_error") if metrics else (),
                 reason="" if metrics else results.reasons.get(name) or late,
-                command=command,
+                command=again("accuracy", point, device, inputs=distribution),
             )
         )
     return rows

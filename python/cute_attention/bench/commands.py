@@ -1,4 +1,4 @@
-"""The subcommands: what each does with its options. Returns the exit code."""
+"""The subcommands of the benchmark: what each does with its options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
 from .compare import compare, print_comparison
 from .contenders import CONTENDERS, Contender, default_names, select
+from .limits import Limits
 from .machine import Environment, describe, pick_device
 from .options import Defaults, build_points
 from .points import MASKS, POWERS, Point
 from .report import Report, speed_lines
 from .results import Row, read_json
-from .robustness_verdict import Limits, print_robustness
+from .robustness_verdict import print_robustness
 from .speed import Bench, Settings, command
 from .steps import Deadline
 from .tables import make_console, make_table, print_speed, titled
@@ -319,3 +320,15 @@ def run_contenders(args: argparse.Namespace) -> int:
         )
     console.print(table)
     return 0
+
+
+RUN = {
+    "speed": run_speed,
+    "ladder": run_ladder,
+    "accuracy": run_accuracy,
+    "robustness": run_robustness,
+    "memory": run_memory,
+    "overhead": run_overhead,
+    "compare": run_compare,
+    "contenders": run_contenders,
+}

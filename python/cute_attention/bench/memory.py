@@ -14,6 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 from .steps import free_memory
 
 MIB = 2.0**20
+DIRECTIONS = (
+    "fwd",
+    "fwdbwd",
+)  # whose memory is told: the backward alone holds what the forward saved
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:

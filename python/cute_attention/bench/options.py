@@ -39,32 +39,33 @@ class Defaults:
     named: str | None = None  # the set measured when no shape is given at all
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """The words of a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _integers(text: str) -> list[int]:
-    return [int(word) for word in _words(text)]
+    return [int(word) for word in words(text)]
 
 
 def choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     """A parser of comma-separated words out of `allowed`."""
 
     def parse(text: str) -> list[str]:
-        words = _words(text)
-        for word in words:
+        given = words(text)
+        for word in given:
             if word not in allowed:
                 raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(allowed)}")
-        return words
+        return given
 
     return parse
 
 
 def _bounds(text: str) -> Bounds:
-    words = _words(text)
-    if len(words) != 2 or not all(w == "inf" or w.isdigit() for w in words):
+    sides = words(text)
+    if len(sides) != 2 or not all(side == "inf" or side.isdigit() for side in sides):
         raise argparse.ArgumentTypeError(f"{text!r} is not LEFT,RIGHT, each a number or inf")
-    left, right = (None if word == "inf" else int(word) for word in words)
+    left, right = (None if side == "inf" else int(side) for side in sides)
     return Bounds(left, right)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .adversarial import ADVERSARIAL, Adversarial, select
+from .again import again
 from .contenders import OURS, Contender
 from .inputs import TORCH_DTYPES, Inputs, make_inputs
 from .points import Point
@@ -179,10 +180,7 @@ class Robustness:
         metrics: dict[str, float],
         reason: str,
     ) -> Row:
-        command = (
-            f"python -m cute_attention.bench robustness {' '.join(point.arguments())} "
-            f"--inputs {entry.name} --direction {direction}"
-        )
+        device, inputs = self.settings.device, entry.name
         return Row(
             point=point,
             contender=contender.name,
@@ -191,7 +189,7 @@ class Robustness:
             case=entry.name,
             metrics=metrics,
             reason=reason,
-            command=command + (" --device cpu" if self.settings.device.type == "cpu" else ""),
+            command=again("robustness", point, device, inputs=inputs, direction=direction),
         )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from .again import again
 from .contenders import OURS, Contender
 from .contenders.base import Attention, CannotRun
 from .flops import flops
@@ -40,12 +40,15 @@ class Settings:
 
 def command(point: Point, direction: str, settings: Settings, contenders: Iterable[str]) -> str:
     """The command line that measures one row, or all rows of a point, again."""
-    args = ["python", "-m", "cute_attention.bench", "speed", *point.arguments()]
-    args += ["--direction", direction, "--contenders", ",".join(contenders)]
-    args += ["--rounds", str(settings.rounds), "--time-ms", f"{settings.time_ms:g}"]
-    if settings.device.type == "cpu":
-        args += ["--device", "cpu"]
-    return shlex.join(args)
+    return again(
+        "speed",
+        point,
+        settings.device,
+        direction=direction,
+        contenders=",".join(contenders),
+        rounds=str(settings.rounds),
+        time_ms=f"{settings.time_ms:g}",
+    )
 
 
 @dataclass

@@ -17,6 +17,7 @@ from .inputs import Inputs
 from .points import Point
 
 DIRECTIONS = ("fwd", "bwd", "fwdbwd")
+MODES = ("eager", "compiled", "graph")  # called plainly, by torch.compile, replayed as a CUDA graph
 
 Step = Callable[[], object]
 P = ParamSpec("P")
