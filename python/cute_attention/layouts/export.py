@@ -185,7 +185,7 @@ def _memory_flags() -> list[str]:
 
 @functools.cache
 def _sources_hash(include: Path | None) -> str:
-    state = hashlib.sha256()
+    state = hashlib.sha256((sources() / "src" / "json.h").read_bytes())
     folders = [sources() / "include", sources() / "src" / "layouts"]
     for folder in folders + ([include] if include else []):
         for file in sorted(folder.rglob("*.h")):
