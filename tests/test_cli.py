@@ -14,7 +14,7 @@ import cute_attention
 from cute_attention import cli
 
 # What the extras bring, and nothing else needs.
-EXTRAS = ("hypothesis", "matplotlib", "pycute", "rich", "tensor_layouts", "tqdm")
+EXTRAS = ("hypothesis", "matplotlib", "pycute", "pynvml", "rich", "tensor_layouts", "tqdm")
 
 # Prints, for each list of words, the exit code and the output of `python -m` with those words.
 WITHOUT_EXTRAS = """
@@ -94,6 +94,7 @@ def test_help_of_everything_needs_no_extra():
     [
         (["bench", "contenders"], "rich"),
         (["bench", "compare", "a.json", "b.json"], "matplotlib"),
+        (["bench", "speed"], "pynvml"),
         (["layouts", "check"], "matplotlib"),
         (["layouts", "check"], "numpy"),
         (["layouts", "check"], "pycute"),

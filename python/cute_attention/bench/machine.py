@@ -100,6 +100,23 @@ def _peers() -> dict[str, str]:
     return {name: version for name in names if (version := _version(name))}
 
 
+def driver_and_clock(uuid: str) -> tuple[str, int]:
+    """The driver's version and the highest clock of a GPU's SMs in MHz; ("", 0) where NVIDIA's
+    management library does not tell."""
+    import pynvml  # of the extra; what only reads results does not need it
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            clock = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+            return pynvml.nvmlSystemGetDriverVersion(), clock
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return "", 0
+
+
 def _cpu_name() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -117,13 +134,8 @@ def describe(device: torch.device) -> Environment:
         name, sms = properties.name, properties.multi_processor_count
         major, minor = properties.major, properties.minor
         capability = f"{major}.{minor}"
-        query = "--query-gpu=driver_version,clocks.max.sm"
-        which = f"--id=GPU-{properties.uuid}"
-        fields = _output("nvidia-smi", which, query, "--format=csv,noheader,nounits").split(", ")
-        if len(fields) == 2 and fields[1].isdigit():
-            driver, clock = fields[0], int(fields[1])
-        else:
-            clock = getattr(properties, "clock_rate", 0) // 1000
+        driver, clock = driver_and_clock(f"GPU-{properties.uuid}")
+        clock = clock or getattr(properties, "clock_rate", 0) // 1000
         rate = flops_per_sm_and_clock((major, minor), name)
         peak = sms * rate * clock / 1e6 if rate and clock else None
         cudnn = str(torch.backends.cudnn.version() or "")

@@ -319,7 +319,7 @@ SUBCOMMANDS = {
 
 _RUNNER = Subcommands(
     extra="bench",
-    requires=("matplotlib", "rich"),
+    requires=("matplotlib", "pynvml", "rich"),
     module="cute_attention.bench.commands",
     mistakes=(ValueError, OSError),
 )
