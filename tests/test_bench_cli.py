@@ -232,7 +232,7 @@ def test_ladder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, plot = tmp_path / "l.json", tmp_path / "l.png"
     shapes = f"{TINY} --seqlens 64,128 {FAST}"
     names = "plain,reference,sm80,sm90"
-    assert run(f"ladder {shapes} --contenders {names} --json {out} --plot {plot}") == 0
+    assert run(f"ladder {shapes} --contenders {names} --json {out} --plot {plot} --quiet") == 0
     measured = [row for row in read_json(out).rows if row.metrics]
     assert len(measured) == 2 * 2 * 2
     assert all(row.metrics["memory_mib"] > 0 for row in measured)

@@ -7,8 +7,10 @@ The modules, in the order in which a measurement flows through them:
     contenders/  who is measured: our backends, PyTorch's, other packages
     steps        what is called: forward, backward, both
     timing       how long it takes;  memory: how much it holds;  flops: how much work it is
-    results      rows, the environment, JSON and CSV
+    results      rows of figures, the machine they were measured on, JSON and CSV
     tables plots what a person sees
 
-`speed`, `ladder`, `accuracy`, `memory_curve`, `overhead` and `compare` are the subcommands.
+`speed`, `ladder`, `accuracy`, `robustness`, `memory_curve`, `overhead` and `compare` hold what one
+subcommand each measures or shows. `commands` runs the subcommands, and `cute_attention.cli.bench`
+reads their options.
 """

@@ -1,4 +1,4 @@
-"""Above which figures `robustness` fails."""
+"""The figures above which `robustness` fails."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-# Dense bf16 multiply-adds with fp32 accumulation, counted as two operations, per SM and clock. From
-# NVIDIA's architecture whitepapers; checked against published peaks, as A100: 108 SMs * 2048 * 1.41
-# GHz = 312 TFLOP/s.
+# Operations of the tensor cores per SM and clock: dense bf16 with fp32 accumulation, a multiply-add
+# counted as two. The numbers are from NVIDIA's architecture whitepapers and agree with the
+# published peaks: an A100 has 108 SMs * 2048 * 1.41 GHz = 312 TFLOP/s.
 _FLOPS_PER_SM_AND_CLOCK = {
     (8, 0): 2048,
     (8, 6): 1024,
@@ -29,7 +29,7 @@ _FLOPS_PER_SM_AND_CLOCK = {
 
 
 def flops_per_sm_and_clock(capability: tuple[int, int], name: str) -> int | None:
-    """None for a compute capability that is not in the table."""
+    """Operations per SM and clock; None for a compute capability that is not in the table."""
     rate = _FLOPS_PER_SM_AND_CLOCK.get(capability)
     if rate and "GeForce" in name:  # GeForce halves the rate of fp32 accumulation
         return rate // 2
@@ -103,7 +103,7 @@ def _peers() -> dict[str, str]:
 def driver_and_clock(uuid: str) -> tuple[str, int]:
     """The driver's version and the highest clock of a GPU's SMs in MHz; ("", 0) where NVIDIA's
     management library does not tell."""
-    import pynvml  # of the extra; what only reads results does not need it
+    import pynvml  # here, so that `--help` works without the extra
 
     try:
         pynvml.nvmlInit()

@@ -29,7 +29,8 @@ def measure(
     deadline: Deadline,
     done: Callable[[Row], None],
 ) -> None:
-    """One row per point, direction and contender; nobody else's tensors are alive meanwhile."""
+    """Measures one row per point, direction and contender. While a contender is measured, no
+    tensors of another one exist."""
     for point in points:
         for direction in directions:
             for contender in contenders:

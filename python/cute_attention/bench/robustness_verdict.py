@@ -17,8 +17,8 @@ from .robustness import DIRECTIONS, FAILED, TENSORS
 from .roundings import LIMITS
 from .tables import make_table, number, print_reasons, titled
 
-# An rms error of less than this many roundings is exact for all that 16 bits can tell: where a
-# softmax is 1 at one key and 0 elsewhere, every error is this small, and their ratio says nothing.
+# An rms error of less than this many roundings counts as exact. Where a softmax is 1 at one key and
+# 0 elsewhere, the errors of all contenders are this small, and their ratio says nothing.
 EXACT = 0.01
 
 
@@ -30,7 +30,7 @@ class Line:
     contender: str
     direction: str
     case: str
-    rows: dict[str, Row]  # by tensor, and by the direction for the time
+    rows: dict[str, Row]  # by tensor; under the direction's name, the row with the time
     to_peer: dict[str, float]  # rms error over that of the better peer, by tensor
     peers: dict[str, str]  # who that is
     broken: tuple[str, ...]
@@ -45,7 +45,7 @@ class Line:
 
 
 def lines(rows: Sequence[Row], limits: Limits) -> list[Line]:
-    """Every input that a contender of ours was measured on, judged."""
+    """The rows of our contenders, gathered into lines and judged."""
     groups: dict[tuple[Point, str, str, str], dict[str, Row]] = {}
     best: dict[tuple[Point, str, str], Row] = {}
     for row in rows:
@@ -145,7 +145,7 @@ def _summary(found: Sequence[Line]) -> str:
 
 
 def print_robustness(console: Console, rows: Sequence[Row], limits: Limits) -> bool:
-    """Tables and verdicts; True where nothing of ours breaks the rule."""
+    """Prints tables and verdicts; returns whether all lines of ours keep the rule."""
     judged = lines(rows, limits)
     places = dict.fromkeys((line.point, line.contender, line.direction) for line in judged)
     for place in places:

@@ -18,14 +18,14 @@ from .results import Row
 from .steps import Deadline, Step, attempt, cannot_run, free_memory, make_step, measuring
 from .timing import Plan, Timer, make_timer, median, spread, turns
 
-# Two contenders that compute the same thing differ by rounding, far below this; a wrong mask or
-# scale is far above. As rms(difference) / rms(value).
+# The limit of rms(difference) / rms(value) between two contenders. The roundings of two right
+# results stay far below it; a wrong mask or scale is far above it.
 DISAGREEMENT = 0.05
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How, as opposed to what, is measured."""
+    """How points are measured; which points is not part of it."""
 
     device: torch.device
     contenders: Sequence[Contender]
@@ -92,7 +92,7 @@ class Bench:
         entries: dict[str, _Entry] = {}
         reasons: dict[str, str] = {}
         self._agreed = None
-        # Ours last: they are held to the result of somebody else, not the other way round.
+        # Ours run last, so that they are compared with the result of somebody else.
         for contender in sorted(self.settings.contenders, key=lambda c: c.role == OURS):
             entry = None
             reason = self.deadline.passed()
@@ -120,8 +120,8 @@ class Bench:
         return _Entry(contender, step, self.timer.plan(step), memory)
 
     def _check_agreement(self, name: str, result: object) -> None:
-        """Nobody is fast by computing something else: compares with the first contender that
-        ran."""
+        """Compares a result with that of the first contender that ran: nobody may be fast by
+        computing something else."""
         if self._agreed is None:
             self._agreed = name, result
             return

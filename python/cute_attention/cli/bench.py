@@ -10,7 +10,7 @@ from pathlib import Path
 from ..bench import memory, robustness, steps
 from ..bench.inputs import DISTRIBUTIONS
 from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
-from ..bench.options import add_common, add_shapes, choices, words
+from ..bench.options import add_all_of, add_common, add_shapes, choices, words
 from .subcommands import Subcommands
 
 INTRODUCTION = """\
@@ -201,12 +201,7 @@ def _robustness(parser: argparse.ArgumentParser) -> None:
         metavar="RATIO",
         help=f"rms error over the better peer's; default: {ERROR_LIMIT}",
     )
-    group.add_argument(
-        "--direction",
-        type=choices(robustness.DIRECTIONS),
-        default=list(robustness.DIRECTIONS),
-        metavar=",".join(robustness.DIRECTIONS),
-    )
+    add_all_of(group, "--direction", robustness.DIRECTIONS)
     group.add_argument("--rounds", type=int, default=5, help="turns of each input; default: 5")
     group.add_argument("--time-ms", type=float, default=5.0, help="of each turn; default: 5")
     group.add_argument("--seed", type=int, default=0, help="of the inputs")
@@ -215,24 +210,13 @@ def _robustness(parser: argparse.ArgumentParser) -> None:
 
 def _memory(parser: argparse.ArgumentParser) -> None:
     add_shapes(parser, sets=False)
-    directions = memory.DIRECTIONS
-    parser.add_argument(
-        "--direction",
-        type=choices(directions),
-        default=list(directions),
-        metavar=",".join(directions),
-    )
+    add_all_of(parser, "--direction", memory.DIRECTIONS)
     add_common(parser)
 
 
 def _overhead(parser: argparse.ArgumentParser) -> None:
     add_shapes(parser, sets=False)
-    parser.add_argument(
-        "--modes",
-        type=choices(steps.MODES),
-        default=list(steps.MODES),
-        metavar=",".join(steps.MODES),
-    )
+    add_all_of(parser, "--modes", steps.MODES)
     parser.add_argument("--calls", type=int, default=100, help="per round; default: 100")
     parser.add_argument("--rounds", type=int, default=20, help="default: 20")
     add_common(parser, plot=False)
