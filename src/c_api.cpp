@@ -143,43 +143,35 @@ int32_t guarded(Body const& body) {
 
 template <class Body>
 char const* guarded_json(Body const& body) {
-  int32_t const error = guarded([&] {
-    JsonWriter json;
-    body(json);
-    json_text = json.text();
-  });
+  int32_t const error = guarded([&] { json_text = Json(body()).text(); });
   return error == 0 ? json_text.c_str() : nullptr;
 }
 
-void write_row(JsonWriter& json, KernelRow const& row) {
-  json.begin_object()
-      .field("name", row.name)
-      .field("arch", arch_name(row.key.arch))
-      .field("direction", direction_name(row.key.direction))
-      .field("dtype", dtype_name(row.key.dtype))
-      .field("head_dim", row.key.head_dim)
-      .field("head_dim_v", row.key.head_dim_v)
-      .field("mask", mask_name(row.key.mask))
-      .field("score_mod", score_mod_name(row.key.score_mod))
-      .field("tile_m", row.config.tile_m)
-      .field("tile_n", row.config.tile_n)
-      .field("stages", row.config.stages)
-      .field("warps", row.config.warps)
-      .field("threads", row.threads)
-      .field("shared_memory_bytes", row.shared_memory_bytes)
-      .end_object();
+Json row_json(KernelRow const& row) {
+  return Json::object()
+      .set("name", row.name)
+      .set("arch", arch_name(row.key.arch))
+      .set("direction", direction_name(row.key.direction))
+      .set("dtype", dtype_name(row.key.dtype))
+      .set("head_dim", row.key.head_dim)
+      .set("head_dim_v", row.key.head_dim_v)
+      .set("mask", mask_name(row.key.mask))
+      .set("score_mod", score_mod_name(row.key.score_mod))
+      .set("tile_m", row.config.tile_m)
+      .set("tile_n", row.config.tile_n)
+      .set("stages", row.config.stages)
+      .set("warps", row.config.warps)
+      .set("threads", row.threads)
+      .set("shared_memory_bytes", row.shared_memory_bytes);
 }
 
-void write_candidate(JsonWriter& json, Candidate const& candidate) {
-  json.begin_object()
-      .field("name", candidate.row->row->name)
-      .field("backend", arch_name(candidate.row->row->key.arch))
-      .field("chosen", candidate.chosen)
-      .field("estimate_us", candidate.estimate_us)
-      .key("reasons")
-      .begin_array();
-  for (std::string const& reason : candidate.reasons) json.value(reason);
-  json.end_array().end_object();
+Json candidate_json(Candidate const& candidate) {
+  return Json::object()
+      .set("name", candidate.row->row->name)
+      .set("backend", arch_name(candidate.row->row->key.arch))
+      .set("chosen", candidate.chosen)
+      .set("estimate_us", candidate.estimate_us)
+      .set("reasons", json_array(candidate.reasons));
 }
 
 }  // namespace
@@ -209,65 +201,63 @@ int32_t cute_attention_backward(BackwardParams const* params, DType dtype, int32
 char const* cute_attention_last_error() { return last_error.c_str(); }
 
 char const* cute_attention_build_json() {
-  return guarded_json([](JsonWriter& json) {
-    json.begin_object()
-        .field("version", CUTE_ATTENTION_VERSION)
-        .field("kernel_abi", static_cast<int32_t>(kKernelLibraryAbi))
-        .field("compiler", __VERSION__)
-        .end_object();
+  return guarded_json([] {
+    return Json::object()
+        .set("version", CUTE_ATTENTION_VERSION)
+        .set("kernel_abi", static_cast<int32_t>(kKernelLibraryAbi))
+        .set("compiler", __VERSION__);
   });
 }
 
 char const* cute_attention_libraries_json() {
-  return guarded_json([](JsonWriter& json) {
-    json.begin_array();
+  return guarded_json([] {
+    Json libraries = Json::array();
     for (LoadedLibrary const& library : kernel_libraries().libraries) {
       bool const loaded = library.table != nullptr;
-      json.begin_object()
-          .field("path", library.path)
-          .field("name", loaded ? library.table->name : "")
-          .field("build", loaded ? library.table->build : "")
-          .field("rows", loaded ? library.table->row_count : 0)
-          .field("error", library.error)
-          .end_object();
+      libraries.add(Json::object()
+                        .set("path", library.path)
+                        .set("name", loaded ? library.table->name : "")
+                        .set("build", loaded ? library.table->build : "")
+                        .set("rows", loaded ? library.table->row_count : 0)
+                        .set("error", library.error));
     }
-    json.end_array();
+    return libraries;
   });
 }
 
 char const* cute_attention_kernels_json() {
-  return guarded_json([](JsonWriter& json) {
-    json.begin_array();
-    for (LoadedRow const& loaded : kernel_libraries().rows) write_row(json, *loaded.row);
-    json.end_array();
+  return guarded_json([] {
+    Json rows = Json::array();
+    for (LoadedRow const& loaded : kernel_libraries().rows) rows.add(row_json(*loaded.row));
+    return rows;
   });
 }
 
 char const* cute_attention_devices_json() {
-  return guarded_json([](JsonWriter& json) {
-    json.begin_array();
+  return guarded_json([] {
+    Json found = Json::array();
     for (DeviceInfo const& device : devices()) {
-      json.begin_object()
-          .field("ordinal", device.ordinal)
-          .field("name", device.name)
-          .field("compute_capability", device.compute_capability)
-          .field("multiprocessors", device.multiprocessors)
-          .field("shared_memory_per_block", device.shared_memory_per_block)
-          .field("shared_memory_per_multiprocessor", device.shared_memory_per_multiprocessor)
-          .field("l2_bytes", device.l2_bytes)
-          .end_object();
+      found.add(
+          Json::object()
+              .set("ordinal", device.ordinal)
+              .set("name", device.name)
+              .set("compute_capability", device.compute_capability)
+              .set("multiprocessors", device.multiprocessors)
+              .set("shared_memory_per_block", device.shared_memory_per_block)
+              .set("shared_memory_per_multiprocessor", device.shared_memory_per_multiprocessor)
+              .set("l2_bytes", device.l2_bytes));
     }
-    json.end_array();
+    return found;
   });
 }
 
 char const* cute_attention_explain_json(Problem const* problem, int32_t device) {
-  return guarded_json([&](JsonWriter& json) {
-    json.begin_array();
+  return guarded_json([&] {
+    Json found = Json::array();
     for (Candidate const& candidate : candidates(
              pointee("problem", problem), device == kNoDevice ? nullptr : &device_at(device))) {
-      write_candidate(json, candidate);
+      found.add(candidate_json(candidate));
     }
-    json.end_array();
+    return found;
   });
 }

@@ -1,40 +1,88 @@
-// json.h: writes the JSON that Python reads: objects and arrays of strings, integers, numbers and
-// booleans.
+// json.h: JSON objects and arrays as text, for Python to read.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <initializer_list>
 #include <string>
 
 namespace cute_attention {
 
-class JsonWriter {
+// An object or an array that grows by a value at a time. A value is a text, a number, a truth or
+// another object or array; other types do not compile.
+class Json {
  public:
-  JsonWriter& begin_object() { return open('{'); }
-  JsonWriter& end_object() { return close('}'); }
-  JsonWriter& begin_array() { return open('['); }
-  JsonWriter& end_array() { return close(']'); }
-  JsonWriter& key(char const* name);
+  static Json object() { return Json('{', '}'); }
+  static Json array() { return Json('[', ']'); }
 
-  JsonWriter& value(char const* text);
-  JsonWriter& value(std::string const& text) { return value(text.c_str()); }
-  JsonWriter& value(int32_t number);
-  JsonWriter& value(double number);
-  JsonWriter& value(bool truth);
-
-  template <class T>
-  JsonWriter& field(char const* name, T const& content) {
-    return key(name).value(content);
+  // The next item of an array.
+  template <class Value>
+  Json& add(Value const& value) {
+    separate();
+    write(value);
+    return *this;
   }
 
-  std::string const& text() const { return text_; }
+  // The next member of an object.
+  template <class Value>
+  Json& set(char const* key, Value const& value) {
+    separate();
+    write(key);
+    text_ += ':';
+    write(value);
+    return *this;
+  }
+
+  std::string text() const { return text_ + close_; }
 
  private:
-  JsonWriter& open(char bracket);
-  JsonWriter& close(char bracket);
-  void separate();
-  void quote(char const* text);
+  Json(char open, char close) : text_(1, open), close_(close) {}
+
+  void separate() {
+    if (text_.size() > 1) text_ += ',';
+  }
+
+  void write(Json const& json) { text_ += json.text(); }
+  void write(std::string const& text) { write(text.c_str()); }
+  void write(int32_t number) { text_ += std::to_string(number); }
+  void write(bool truth) { text_ += truth ? "true" : "false"; }
+  // JSON has no infinity and no NaN.
+  void write(double number) {
+    char digits[32];
+    std::snprintf(digits, sizeof(digits), "%.6g", number);
+    text_ += std::isfinite(number) ? digits : "null";
+  }
+  void write(char const* text) {
+    text_ += '"';
+    for (; *text != '\0'; ++text) {
+      auto const byte = static_cast<unsigned char>(*text);
+      if (byte < 0x20) {
+        char escaped[8];
+        std::snprintf(escaped, sizeof(escaped), "\\u%04x", static_cast<unsigned>(byte));
+        text_ += escaped;
+        continue;
+      }
+      if (byte == '"' || byte == '\\') text_ += '\\';
+      text_ += *text;
+    }
+    text_ += '"';
+  }
 
   std::string text_;
+  char close_;
 };
+
+// An array of the elements of a container.
+template <class Container>
+Json json_array(Container const& items) {
+  Json json = Json::array();
+  for (auto const& item : items) json.add(item);
+  return json;
+}
+template <class Item>
+Json json_array(std::initializer_list<Item> items) {
+  return json_array<std::initializer_list<Item>>(items);
+}
 
 }  // namespace cute_attention

@@ -1,4 +1,8 @@
-"""Rows of the kernel tables, forward and backward, for tests that run on each of them."""
+"""Rows of the kernel tables, forward and backward, for tests that run on each of them.
+
+A test module that says `row = every_row.fixture_of(TABLE)` has a fixture `row`: its tests run on
+every row of the table that is built and that this GPU can run.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,48 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 
 from cute_attention import Explanation, kernels, rows
-from test_kernels import LIMIT, SMALL_CHIP
 
-ONLY = "CUTE_ATTENTION_ROWS"
+ONLY = "CUTE_ATTENTION_ROWS"  # dispatch chooses among the rows whose names match this
+# Rows whose names end in _99kb serve chips on which the others do not fit. Their tests run in a
+# process that takes this GPU for such a chip.
+LIMIT, SMALL_CHIP = "CUTE_ATTENTION_SHARED_MEMORY", str(99 * 1024)
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ALL = rows.table()
 SOFTCAP = 30.0  # leaves room for scores that differ, and bends the large ones
+
+
+def is_built(row: rows.TableRow) -> bool:
+    return row.name in {kernel.name for kernel in kernels()}
+
+
+def skip_unless_it_can_run(row: rows.TableRow) -> None:
+    """Skips a row that is not built, or that this GPU, as this process sees it, cannot run."""
+    if not is_built(row):
+        pytest.skip(f"{row.name} is not built")
+    if row.name.endswith("_99kb") != (os.environ.get(LIMIT) == SMALL_CHIP):
+        pytest.skip(f"{row.name} is not for this size of shared memory")
+    if row.arch == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"{row.name} needs a GPU of compute capability 9.0")
+
+
+def fixture_of(
+    table: Iterable[rows.TableRow], skip: Callable[[rows.TableRow], None] = skip_unless_it_can_run
+) -> Any:
+    """A fixture that is each row of the table in turn; `skip` skips those that do not run."""
+
+    @pytest.fixture(params=table, ids=lambda row: row.name)
+    def row(request: pytest.FixtureRequest) -> rows.TableRow:
+        skip(request.param)
+        return request.param
+
+    return row
 
 
 def sharing() -> list[rows.TableRow]:
@@ -27,14 +62,10 @@ def sharing() -> list[rows.TableRow]:
     return [row for row in ordinary if keys.count(row.key_name()) > 1]
 
 
-def skip_unless_it_runs(row: rows.TableRow) -> None:
-    """Skips a row that is not built, that this GPU cannot run, or that has its own process."""
-    if row.name not in {kernel.name for kernel in kernels()}:
-        pytest.skip(f"{row.name} is not built")
-    if row.name.endswith("_99kb") != (os.environ.get(LIMIT) == SMALL_CHIP):
-        pytest.skip(f"{row.name} is not for this size of shared memory")
-    if row.arch == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{row.name} needs a GPU of compute capability 9.0")
+def skip_unless_it_is_chosen(row: rows.TableRow) -> None:
+    """Skips a row that cannot run, and one that dispatch does not choose for every shape, except in
+    the process that has this row alone."""
+    skip_unless_it_can_run(row)
     if ONLY in os.environ:
         if not re.search(os.environ[ONLY], row.name):
             pytest.skip(f"{row.name} is not chosen")
@@ -61,7 +92,8 @@ def options_of(row: rows.TableRow, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_alone(files: list[str], select: str, environment: dict[str, str]) -> None:
-    """The tests of some files once more, in a process that dispatches otherwise."""
+    """Runs the tests of some files once more, those whose names hold `select`, in a process with
+    other environment variables. At least one must pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *files, "-k", select]
     done = subprocess.run(
         command, env=dict(os.environ, **environment), capture_output=True, text=True
@@ -70,5 +102,9 @@ def run_alone(files: list[str], select: str, environment: dict[str, str]) -> Non
     assert " passed" in done.stdout
 
 
-def is_built(row: rows.TableRow) -> bool:
-    return row.name in {kernel.name for kernel in kernels()}
+def run_on_small_chip(table: Iterable[rows.TableRow], files: list[str]) -> None:
+    """Runs the tests of some files on the table's rows for chips of 99 KB, in a process that takes
+    this GPU for one."""
+    if not any(row.name.endswith("_99kb") and is_built(row) for row in table):
+        pytest.skip("no such row is built")
+    run_alone(files, "99kb", {LIMIT: SMALL_CHIP})

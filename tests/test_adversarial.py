@@ -16,17 +16,20 @@ from cute_attention.bench.adversarial import Adversarial, select
 from cute_attention.bench.roundings import NAMES, exact
 from every_row import (
     ALL,
+    DTYPES,
+    LIMIT,
     ONLY,
     SOFTCAP,
     assert_it_runs,
     backend_of,
+    fixture_of,
     is_built,
     options_of,
     run_alone,
+    run_on_small_chip,
     sharing,
-    skip_unless_it_runs,
+    skip_unless_it_is_chosen,
 )
-from test_kernels import DTYPES, LIMIT, SMALL_CHIP
 from tolerances import assert_within_roundings
 
 # seqlen_q, seqlen_k, heads, heads_kv: some tiles each way, and a few queries of many heads, which
@@ -83,10 +86,7 @@ def test_reference(options: dict[str, Any], dtype: torch.dtype) -> None:
     check(entries, inputs, grad_out, "reference", options)
 
 
-@pytest.fixture(params=ALL, ids=lambda row: row.name)
-def row(request: pytest.FixtureRequest) -> rows.TableRow:
-    skip_unless_it_runs(request.param)
-    return request.param
+row = fixture_of(ALL, skip_unless_it_is_chosen)
 
 
 @pytest.mark.gpu
@@ -125,6 +125,4 @@ def test_a_row_that_shares_its_key_with_another(alone: rows.TableRow) -> None:
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
 def test_rows_for_chips_of_99_kb() -> None:
     """Both files on a GPU that is taken for a smaller one."""
-    if not any(row.name.endswith("_99kb") and is_built(row) for row in ALL):
-        pytest.skip("no such row is built")
-    run_alone(FILES, "99kb", {LIMIT: SMALL_CHIP})
+    run_on_small_chip(ALL, FILES)

@@ -13,7 +13,7 @@ from torch import Tensor
 from cute_attention import attention_reference
 from cute_attention.bench.adversarial import ADVERSARIAL, Adversarial, select
 from cute_attention.bench.roundings import LIMITS, NAMES, Exact, exact
-from test_kernels import DTYPES
+from every_row import DTYPES
 
 LENGTHS = (70, 700)  # of queries and keys
 TILE = 64  # keys of the emulated kernel

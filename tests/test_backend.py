@@ -23,7 +23,7 @@ from cute_attention import (
     explain,
     use_backend,
 )
-from cute_attention.__main__ import _serving
+from cute_attention.cli.info import serving
 from cute_attention.explain import explain_question
 from cute_attention.survey import Features, Question, survey
 
@@ -299,7 +299,7 @@ def test_info_shows_forward_and_backward(core: Core) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_core, "explain", without_softcap)
-        forward, backward = "\n".join(_serving(GPU)).split("\nBackward on cuda:0\n")
+        forward, backward = "\n".join(serving(GPU)).split("\nBackward on cuda:0\n")
     assert forward.startswith("\nForward on cuda:0\n")
     served = "sm80 fp16 d64, sm80 fp16 d96, sm80 fp16 d128, sm80 bf16 d64, sm80 bf16 d96, "
     for text in (forward, backward):

@@ -10,18 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import attention, attention_varlen, explain, kernels, rows
+from cute_attention import attention, attention_varlen, explain, rows
 from cute_attention.reference import attention_reference
+from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip
 from test_kernels import (
     CASES,
     CAUSAL,
-    DTYPES,
-    LIMIT,
-    SMALL_CHIP,
     Case,
     options_for,
     plain_pytorch,
-    run_again_on_small_chip,
     strided,
 )
 from tolerances import assert_as_accurate
@@ -30,19 +27,7 @@ pytestmark = pytest.mark.gpu
 
 BACKWARD = [row for row in rows.table() if row.direction == "backward"]
 NAMES = ("dq", "dk", "dv")
-
-
-@pytest.fixture(params=BACKWARD, ids=lambda row: row.name)
-def row(request: pytest.FixtureRequest) -> rows.TableRow:
-    """A row of the table that is built and that this GPU can run."""
-    row = request.param
-    if row.name not in {kernel.name for kernel in kernels()}:
-        pytest.skip(f"{row.name} is not built")
-    if row.name.endswith("_99kb") != (os.environ.get(LIMIT) == SMALL_CHIP):
-        pytest.skip(f"{row.name} is not for this size of shared memory")
-    if row.arch == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{row.name} needs a GPU of compute capability 9.0")
-    return row
+row = fixture_of(BACKWARD)
 
 
 def gradients(
@@ -236,4 +221,4 @@ def test_memory_is_linear(row: rows.TableRow) -> None:
 
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
 def test_rows_for_chips_of_99_kb() -> None:
-    run_again_on_small_chip(BACKWARD, __file__)
+    run_on_small_chip(BACKWARD, [__file__])

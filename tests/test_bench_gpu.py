@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
-from cute_attention.bench.__main__ import main
 from cute_attention.bench.results import Row, read_json
+from cute_attention.cli.bench import main
 
 pytestmark = pytest.mark.gpu
 

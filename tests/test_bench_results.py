@@ -17,7 +17,7 @@ from cute_attention.bench import compare, growth, memory_curve, ratios, results,
 from cute_attention.bench.against import SUFFIX, joining, read_recorded
 from cute_attention.bench.contenders import BASELINE, OURS, PEER
 from cute_attention.bench.flops import flops
-from cute_attention.bench.machine import describe, flops_per_sm_and_clock
+from cute_attention.bench.machine import describe, driver_and_clock, flops_per_sm_and_clock
 from cute_attention.bench.memory import peak_bytes
 from cute_attention.bench.points import (
     Bounds,
@@ -201,6 +201,37 @@ def some_rows() -> list[Row]:
         replace(row("flash", 3.0, PEER, window), case="normal"),
         Row(POINT, "cudnn", PEER, "bwd", reason="needs an NVIDIA GPU, of course"),
     ]
+
+
+def test_driver_and_clock_are_those_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pynvml = pytest.importorskip("pynvml")
+    running = []
+
+    def clock(gpu: str, kind: int) -> int:
+        assert running and (gpu, kind) == ("handle of GPU-1", pynvml.NVML_CLOCK_SM)
+        return 1980
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: running.append(True))
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: running.pop())
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: f"handle of {uuid}")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMaxClockInfo", clock)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.1")
+    assert driver_and_clock("GPU-1") == ("580.1", 1980)
+    assert running == []
+
+    def unknown(uuid: str) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", unknown)
+    assert driver_and_clock("GPU-1") == ("", 0)
+    assert running == []
+
+
+@pytest.mark.gpu
+def test_driver_and_clock_of_this_gpu() -> None:
+    environment = describe(torch.device("cuda", 0))
+    assert environment.driver.split(".")[0].isdigit()
+    assert 500 < environment.max_clock_mhz < 5000
 
 
 def test_json_round_trip(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,31 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import BackendError, attention, attention_varlen, explain, kernels, rows
+from cute_attention import BackendError, attention, attention_varlen, explain, rows
 from cute_attention.reference import attention_reference, attention_varlen_reference
+from every_row import DTYPES, LIMIT, ONLY, fixture_of, run_alone, run_on_small_chip
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FORWARD = [row for row in rows.table() if row.direction == "forward"]
-# Rows whose names end in _99kb serve chips where the others do not fit; here, in a process that
-# takes the GPU for one.
-LIMIT, SMALL_CHIP = "CUTE_ATTENTION_SHARED_MEMORY", str(99 * 1024)
+row = fixture_of(FORWARD)
 SOFTCAP = 2.5  # bends scores of a standard deviation of 1, and flattens huge ones
-
-
-@pytest.fixture(params=FORWARD, ids=lambda row: row.name)
-def row(request: pytest.FixtureRequest) -> rows.TableRow:
-    """A row of the table that is built and that this GPU can run."""
-    row = request.param
-    if row.name not in {kernel.name for kernel in kernels()}:
-        pytest.skip(f"{row.name} is not built")
-    if row.name.endswith("_99kb") != (os.environ.get(LIMIT) == SMALL_CHIP):
-        pytest.skip(f"{row.name} is not for this size of shared memory")
-    if row.arch == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{row.name} needs a GPU of compute capability 9.0")
-    return row
 
 
 @dataclass(frozen=True)
@@ -124,36 +107,21 @@ def plain_pytorch(
     return out, scores.float().logsumexp(-1)
 
 
-@pytest.mark.skipif("CUTE_ATTENTION_ROWS" in os.environ, reason="rows are chosen from outside")
+@pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
 def test_rows_that_share_a_key_with_another(row: rows.TableRow) -> None:
     """All of this file once more for a row that is not chosen for every shape, as the only one."""
     sharing = [other for other in FORWARD if other.key_name() == row.key_name()]
     if sum(not other.name.endswith("_99kb") for other in sharing) < 2:
         pytest.skip("no other row has its key")
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", __file__, "-k", row.name]
-    environment = dict(os.environ, CUTE_ATTENTION_ROWS=f"^{row.name}$")
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]
-
-
-def run_again_on_small_chip(table: list[rows.TableRow], file: str) -> None:
-    """The 99 KB tests of a file, on a GPU that is taken for a smaller one."""
-    built = {kernel.name for kernel in kernels()}
-    if not any(row.name.endswith("_99kb") and row.name in built for row in table):
-        pytest.skip("no such row is built")
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", "99kb", file]
-    environment = dict(os.environ, **{LIMIT: SMALL_CHIP})
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert " passed" in result.stdout
+    run_alone([__file__], row.name, {ONLY: f"^{row.name}$"})
 
 
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
 def test_rows_for_chips_of_99_kb() -> None:
-    run_again_on_small_chip(FORWARD, __file__)
+    run_on_small_chip(FORWARD, [__file__])
 
 
-@pytest.mark.skipif("CUTE_ATTENTION_ROWS" in os.environ, reason="rows are chosen from outside")
+@pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
 def test_the_row_is_chosen(row: rows.TableRow) -> None:
     """For short sequences or for long ones: several rows may share a key."""
     chosen = []

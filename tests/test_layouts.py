@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cute_attention import rows
+from cute_attention.cli.layouts import main
 from cute_attention.layouts import checks, hardware
-from cute_attention.layouts.__main__ import main
 from cute_attention.layouts.export import Request, described, edited, find_row
 from cute_attention.layouts.model import kernels
 from layout_mutations import BACKWARD, FORWARD, HOPPER_FORWARD
@@ -175,18 +173,6 @@ def test_without_a_compiler_it_says_what_to_do(monkeypatch, tmp_path, capsys):
     finally:
         export._compiler.cache_clear()
     assert "no C++ compiler was found: install g++ or set CXX" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("module", ["matplotlib", "numpy", "pycute"])
-def test_without_the_extra_it_says_what_to_install(module):
-    program = (
-        f"import runpy, sys; sys.modules['{module}'] = None; sys.argv = ['layouts', 'check']; "
-        "runpy.run_module('cute_attention.layouts', run_name='__main__')"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert "pip install cute-attention[layouts]" in result.stderr
-    assert "nvidia-cutlass==4.2.0.0" in result.stderr
 
 
 @pytest.mark.parametrize(

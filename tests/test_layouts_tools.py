@@ -10,8 +10,8 @@ import subprocess
 
 import pytest
 
+from cute_attention.cli.layouts import main
 from cute_attention.layouts import diff, launch, ncu
-from cute_attention.layouts.__main__ import main
 from cute_attention.layouts.export import Request, edited, find_row
 from cute_attention.layouts.model import Kernel, kernels
 from cute_attention.layouts.path import Element, words

@@ -15,8 +15,7 @@ from torch import Tensor
 from cute_attention import attention, attention_varlen, rows
 from cute_attention.bench.adversarial import ADVERSARIAL
 from cute_attention.bench.roundings import NAMES
-from every_row import ALL, backend_of, options_of, skip_unless_it_runs
-from test_kernels import DTYPES
+from every_row import ALL, DTYPES, backend_of, fixture_of, options_of, skip_unless_it_is_chosen
 from tolerances import assert_same_bits
 
 MASKS: dict[str, dict[str, Any]] = {
@@ -112,10 +111,7 @@ def test_reference_does_not_feel_neighbours(
     check_neighbours("reference", (16, 8), heads, torch.bfloat16, options, "cpu")
 
 
-@pytest.fixture(params=ALL, ids=lambda row: row.name)
-def row(request: pytest.FixtureRequest) -> rows.TableRow:
-    skip_unless_it_runs(request.param)
-    return request.param
+row = fixture_of(ALL, skip_unless_it_is_chosen)
 
 
 @pytest.mark.gpu

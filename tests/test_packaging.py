@@ -69,7 +69,7 @@ def test_wheel_has_what_it_should_and_no_more(wheel):
     expected |= {f"{package}/{path}" for path in map(str, relative("include", "*.h"))}
     expected |= {f"{package}/kernels/{path.name}" for path in sources("src/kernels", "*.def")}
     expected |= {f"{package}/src/layouts/{path.name}" for path in sources("src/layouts", "*.h")}
-    expected |= {f"{package}/py.typed", f"{package}/layouts/page.html"}
+    expected |= {f"{package}/src/json.h", f"{package}/py.typed", f"{package}/layouts/page.html"}
     expected |= {f"{package}/lib/libcute_attention{part}.so" for part in ("", "_torch")}
     assert expected <= names
     metadata = {name for name in names if ".dist-info/" in name}

@@ -11,7 +11,7 @@
 #include <cute/atom/mma_atom.hpp>
 
 #include "cute_attention/config.h"
-#include "layouts/json.h"
+#include "layouts/layout_json.h"
 
 namespace cute_attention::layouts {
 
@@ -47,11 +47,11 @@ using NumbersOf =
 // (THREAD, (VALUES, INSTRUCTIONS), (REST_ROWS, REST_COLS)) of a tiled copy: the elements of a tile
 // that each instruction reads, and those that it writes.
 template <class TiledCopy, class Numbers>
-std::string source_json() {
+Json source_json() {
   return layout_json<decltype(TiledCopy::tidfrg_S(Numbers{}))>();
 }
 template <class TiledCopy, class Numbers>
-std::string target_json() {
+Json target_json() {
   if constexpr (std::is_same_v<typename TiledCopy::AtomLayoutSrc,
                                typename TiledCopy::AtomLayoutDst>) {
     return source_json<TiledCopy, Numbers>();
@@ -62,10 +62,10 @@ std::string target_json() {
 
 // A tensor in shared memory, or its transpose: a view of the buffer that `tensor` was loaded into.
 template <class Layout>
-std::string smem_json(char const* tensor, bool transposed = false) {
-  return object()
-      .set("tensor", quoted(tensor))
-      .set("transposed", transposed ? "true" : "false")
+Json smem_json(char const* tensor, bool transposed = false) {
+  return Json::object()
+      .set("tensor", tensor)
+      .set("transposed", transposed)
       .set("swizzle", Swizzled<Layout>::swizzle())
       .set("layout", layout_json<Linear<Layout>>());
 }
@@ -74,11 +74,11 @@ std::string smem_json(char const* tensor, bool transposed = false) {
 template <class TiledCopy, class Smem>
 Json tile_copy_json(char const* tensor, bool load) {
   using Numbers = NumbersOf<Smem>;
-  return object()
-      .set("instruction", quoted(Instruction<typename TiledCopy::Traits>::kName))
+  return Json::object()
+      .set("instruction", Instruction<typename TiledCopy::Traits>::kName)
       .set("values", int(TiledCopy::NumValSrc))
-      .set("tensor", quoted(tensor))
-      .set("kind", quoted(load ? "load" : "store"))
+      .set("tensor", tensor)
+      .set("kind", load ? "load" : "store")
       .set("source", source_json<TiledCopy, Numbers>())
       .set("target", target_json<TiledCopy, Numbers>())
       .set("smem", smem_json<Smem>(tensor));
@@ -104,8 +104,8 @@ struct ColumnsOf<cute::ComposedLayout<Swizzle, Offset, LinearLayout>, kCols>
 // Threads of a tiled MMA as (V, M, N, K), and a tile's elements as ((V, (M, K)), (VALUES, (REST_M,
 // REST_K))) of them.
 template <class TiledMma, class Partition>
-std::string mma_partition_json() {
-  return object()
+Json mma_partition_json() {
+  return Json::object()
       .set("threads", layout_json<typename TiledMma::ThrLayoutVMNK>())
       .set("layout", layout_json<Partition>());
 }
@@ -114,11 +114,11 @@ std::string mma_partition_json() {
 // memory.
 template <class TiledMma, class Smem, class Fragment>
 Json fragment_store_json(char const* tensor, char const* accumulator) {
-  return object()
-      .set("instruction", quoted("vector"))
-      .set("tensor", quoted(tensor))
-      .set("kind", quoted("fragment"))
-      .set("accumulator", quoted(accumulator))
+  return Json::object()
+      .set("instruction", "vector")
+      .set("tensor", tensor)
+      .set("kind", "fragment")
+      .set("accumulator", accumulator)
       .set("registers", layout_json<Fragment>())
       .set("target",
            mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(NumbersOf<Smem>{}))>())
@@ -128,11 +128,11 @@ Json fragment_store_json(char const* tensor, char const* accumulator) {
 // A number in shared memory for each column of an accumulator, of 32 bits, read where the MMA has
 // the column. `Layout` (ROWS, COLS) has the same number in all rows.
 template <class Layout>
-std::string row_numbers_json(char const* tensor, char const* accumulator) {
-  return object()
-      .set("kind", quoted("numbers"))
-      .set("tensor", quoted(tensor))
-      .set("accumulator", quoted(accumulator))
+Json row_numbers_json(char const* tensor, char const* accumulator) {
+  return Json::object()
+      .set("kind", "numbers")
+      .set("tensor", tensor)
+      .set("accumulator", accumulator)
       .set("layout", layout_json<Layout>());
 }
 
@@ -142,8 +142,8 @@ using AccumulatorLayout = typename decltype(cute::partition_fragment_C(
 
 // The accumulator of a tile of kM x kN: which element each register is.
 template <class TiledMma, int kM, int kN>
-std::string accumulator_json() {
-  return object()
+Json accumulator_json() {
+  return Json::object()
       .set("registers", layout_json<AccumulatorLayout<TiledMma, kM, kN>>())
       .set("expected",
            mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(Numbers<kM, kN>{}))>());
@@ -151,23 +151,23 @@ std::string accumulator_json() {
 
 // An operand that is an accumulator of before, seen through a layout (MMA, MMA_M, MMA_K).
 template <class Layout>
-std::string register_operand_json(char const* accumulator) {
-  return object()
-      .set("from", quoted("registers"))
-      .set("accumulator", quoted(accumulator))
+Json register_operand_json(char const* accumulator) {
+  return Json::object()
+      .set("from", "registers")
+      .set("accumulator", accumulator)
       .set("fragment", layout_json<Layout>());
 }
 
 // C = A B of a tile of m x n x k, the rows shared out among `warpgroups` that each see the rows of
 // their own.
-inline std::string product_json(char const* name, char const* formula, char const* instruction,
-                                int m, int n, int k, std::string const& a, std::string const& b,
-                                std::string const& c, int warpgroups = 1) {
-  return object()
-      .set("name", quoted(name))
-      .set("formula", quoted(formula))
-      .set("instruction", quoted(instruction))
-      .set("tile", array().add(m).add(n).add(k))
+inline Json product_json(char const* name, char const* formula, char const* instruction, int m,
+                         int n, int k, Json const& a, Json const& b, Json const& c,
+                         int warpgroups = 1) {
+  return Json::object()
+      .set("name", name)
+      .set("formula", formula)
+      .set("instruction", instruction)
+      .set("tile", Json::array().add(m).add(n).add(k))
       .set("warpgroups", warpgroups)
       .set("a", a)
       .set("b", b)
@@ -176,10 +176,10 @@ inline std::string product_json(char const* name, char const* formula, char cons
 
 // A buffer of the shared-memory plan. It is alive from phase `first` to phase `last`, both
 // included; `alignment` is what its readers need, in bytes.
-inline std::string buffer_json(char const* name, int offset, int bytes, int alignment, int first,
-                               int last) {
-  return object()
-      .set("name", quoted(name))
+inline Json buffer_json(char const* name, int offset, int bytes, int alignment, int first,
+                        int last) {
+  return Json::object()
+      .set("name", name)
       .set("offset", offset)
       .set("bytes", bytes)
       .set("needs_alignment", alignment)
@@ -188,21 +188,21 @@ inline std::string buffer_json(char const* name, int offset, int bytes, int alig
 }
 // A member of the plan.
 template <class SharedMemory, class Member>
-std::string buffer_json(char const* name, SharedMemory const& plan, Member const& member,
-                        int alignment, int first, int last) {
+Json buffer_json(char const* name, SharedMemory const& plan, Member const& member, int alignment,
+                 int first, int last) {
   auto const offset = reinterpret_cast<char const*>(&member) - reinterpret_cast<char const*>(&plan);
   return buffer_json(name, int(offset), int(sizeof(member)), alignment, first, last);
 }
 
 // Threads that do the same work. `together`: accumulators alive at once, the one being computed
 // last. `fixed`: setmaxnreg gives them this number of registers.
-inline std::string role_json(char const* name, int threads, int registers, bool fixed,
-                             std::string const& together) {
-  return object()
-      .set("name", quoted(name))
+inline Json role_json(char const* name, int threads, int registers, bool fixed,
+                      Json const& together) {
+  return Json::object()
+      .set("name", name)
       .set("threads", threads)
       .set("registers", registers)
-      .set("fixed", fixed ? "true" : "false")
+      .set("fixed", fixed)
       .set("together", together);
 }
 

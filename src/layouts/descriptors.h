@@ -35,17 +35,17 @@ constexpr int swizzle_alignment() {
 // The descriptors of an operand (MMA, MMA_MN, MMA_K, GROUP), of a tensor that begins at address 0.
 // PTX ISA, "Matrix Descriptor Format"; addresses in elements of 16 bits.
 template <class Descriptors>
-std::string descriptors_json(char const* tensor, bool transposed, char const* major, int rows,
-                             int groups, Descriptors const& descriptors) {
+Json descriptors_json(char const* tensor, bool transposed, char const* major, int rows, int groups,
+                      Descriptors const& descriptors) {
   using namespace cute;
   auto const fields = [](auto const& descriptor) { return descriptor.bitfield; };
   auto const first = fields(*descriptors.data());
   int const swizzle_bits = first.layout_type_ == 0 ? 0 : 4 - first.layout_type_;
-  Json starts = array();
+  Json starts = Json::array();
   for (int group = 0; group < groups; ++group) {
-    Json of_group = array();
+    Json of_group = Json::array();
     for (int rest = 0; rest < size<1>(descriptors); ++rest) {
-      Json blocks = array();
+      Json blocks = Json::array();
       for (int k = 0; k < size<2>(descriptors); ++k) {
         auto const descriptor =
             fields(*(descriptors.data() + descriptors.layout()(0, rest, k, group)));
@@ -55,11 +55,11 @@ std::string descriptors_json(char const* tensor, bool transposed, char const* ma
     }
     starts.add(of_group);
   }
-  return object()
-      .set("from", quoted("descriptors"))
-      .set("tensor", quoted(tensor))
-      .set("transposed", transposed ? "true" : "false")
-      .set("major", quoted(major))
+  return Json::object()
+      .set("from", "descriptors")
+      .set("tensor", tensor)
+      .set("transposed", transposed)
+      .set("major", major)
       .set("rows", rows)
       .set("swizzle_bits", swizzle_bits)
       .set("leading_bytes", int(first.leading_byte_offset_) * 16)

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-#include "layouts/json.h"
+#include "json.h"
 
 namespace cute_attention::layouts {
 
@@ -15,11 +15,12 @@ namespace cute_attention::layouts {
 template <class Description>
 void export_row(std::string const& folder, char const* name) {
   std::ofstream file(folder + "/" + name + ".json");
-  file << std::string(object()
-                          .set("plan", Description::plan())
-                          .set("roles", Description::roles())
-                          .set("copies", Description::copies())
-                          .set("products", Description::products()))
+  file << Json::object()
+              .set("plan", Description::plan())
+              .set("roles", Description::roles())
+              .set("copies", Description::copies())
+              .set("products", Description::products())
+              .text()
        << "\n";
 }
 

@@ -76,7 +76,7 @@ constexpr int kVector = 8;  // elements that a thread gives the address of, and 
 // first vector of `First` lies and how far thread 0's vectors are from its first, the operand's own
 // arithmetic the rest. The tile begins `starts` bytes from the buffer, of each warp.
 template <class Operand, class First>
-std::string addresses_json(std::vector<int> const& starts) {
+Json addresses_json(std::vector<int> const& starts) {
   using Parts = PartsOf<Operand>;
   using Smem = Swizzled<typename Parts::SmemLayout>;
   using SmemFirst = Swizzled<typename PartsOf<First>::SmemLayout>;
@@ -87,11 +87,11 @@ std::string addresses_json(std::vector<int> const& starts) {
       decltype(PartsOf<First>::TiledCopy::tidfrg_S(typename SmemFirst::Linear{})){});
   auto const values = mode_offsets<1>(layout);
   auto const rests = mode_offsets<2>(layout);
-  Json addresses = array();
+  Json addresses = Json::array();
   for (size_t thread = 0; thread < threads.size(); ++thread) {
     int const first = kBytes * SmemFirst::apply(threads[thread]);
     Operand const operand(uint32_t(first + starts[thread / 32 % starts.size()]), 0);
-    Json own = array();
+    Json own = Json::array();
     for (size_t rest = 0; rest < rests.size() * Parts::kK / kCols; ++rest) {
       for (size_t value = 0; value < values.size(); value += kVector) {
         int const offset = kBytes * Smem::apply(values[value] + rests[rest]);
@@ -109,17 +109,17 @@ std::string addresses_json(std::vector<int> const& starts) {
 // addresses it shares.
 template <class Operand, class Side, class TiledMma, class First = Operand,
           class View = typename PartsOf<Operand>::SmemLayout>
-std::string smem_operand_json(char const* tensor, std::vector<int> const& cuts = {0},
-                              std::vector<int> const& starts = {0}) {
+Json smem_operand_json(char const* tensor, std::vector<int> const& cuts = {0},
+                       std::vector<int> const& starts = {0}) {
   using Parts = PartsOf<Operand>;
   using Fragment = typename Side::template Fragment<TiledMma, decltype(Operand::shape_tensor())>;
-  return object()
-      .set("from", quoted("shared"))
-      .set("instruction", quoted(Parts::kTransposed ? "ldmatrix.x4.trans" : "ldmatrix.x4"))
+  return Json::object()
+      .set("from", "shared")
+      .set("instruction", Parts::kTransposed ? "ldmatrix.x4.trans" : "ldmatrix.x4")
       .set("values", kVector)
       .set("address", source_json<typename Parts::TiledCopy, Linear<View>>())
       .set("smem", smem_json<View>(tensor, Parts::kTransposed))
-      .set("warp_offsets", list_json(cuts))
+      .set("warp_offsets", json_array(cuts))
       .set("given", addresses_json<Operand, First>(starts))
       .set("registers", layout_json<decltype(Parts::TiledCopy::retile(Fragment{}))>())
       .set("fragment", layout_json<Fragment>());
@@ -128,7 +128,7 @@ std::string smem_operand_json(char const* tensor, std::vector<int> const& cuts =
 // Where each thread writes the pairs of an accumulator: bytes from the buffer, by the arithmetic of
 // `Place`, an sm80::SmemAccumulator of TiledMma and Smem. Pairs of rows first, then (MMA_M, MMA_N).
 template <class Place, class TiledMma, class Smem>
-std::string pair_addresses_json() {
+Json pair_addresses_json() {
   constexpr int kBytes = Place::kElementBytes;
   decltype(TiledMma{}.thrfrg_C(Linear<Smem>{})) const layout;
   auto const threads = mode_offsets<>(typename TiledMma::ThrLayoutVMNK{});
@@ -136,10 +136,10 @@ std::string pair_addresses_json() {
   auto const values = mode_offsets<1, 0>(layout);
   auto const blocks_m = mode_offsets<1, 1, 0>(layout);
   auto const blocks_n = mode_offsets<1, 1, 1>(layout);
-  std::vector<std::string> addresses(threads.size());
+  std::vector<Json> addresses(threads.size(), Json::array());
   for (size_t i = 0; i < threads.size(); ++i) {
     Place const place(uint32_t(kBytes * Swizzled<Smem>::apply(firsts[i])));
-    Json own = array();
+    Json own = Json::array();
     for (size_t pair = 0; pair < values.size(); pair += 2) {
       for (int const m : blocks_m) {
         for (int const n : blocks_n) {
@@ -150,27 +150,23 @@ std::string pair_addresses_json() {
     }
     addresses[threads[i]] = own;
   }
-  Json json = array();
-  for (auto const& own : addresses) {
-    json.add(own);
-  }
-  return json;
+  return json_array(addresses);
 }
 
 // A tile that `Walk`, an sm80::TileWalk, loads: for each thread where its vectors go, in bytes from
 // the buffer, and which elements of the tile they begin with. CuTe says where a thread begins.
 template <class TiledCopy, class Smem>
-std::string walked_copy_json(char const* tensor) {
+Json walked_copy_json(char const* tensor) {
   using Walk = sm80::TileWalk<TiledCopy, Smem>;
   using Numbers = NumbersOf<Smem>;
   constexpr int kBytes = sizeof(typename Walk::Element);
   auto const targets = mode_offsets<0>(decltype(TiledCopy::tidfrg_D(Linear<Smem>{})){});
   auto const sources = mode_offsets<0>(decltype(TiledCopy::tidfrg_S(Numbers{})){});
-  Json given = array();
-  Json given_source = array();
+  Json given = Json::array();
+  Json given_source = Json::array();
   for (size_t thread = 0; thread < targets.size(); ++thread) {
-    Json places = array();
-    Json elements = array();
+    Json places = Json::array();
+    Json elements = Json::array();
     for (int step = 0; step < Walk::kSteps; ++step) {
       for (int pass = 0; pass < Walk::kPasses; ++pass) {
         places.add(kBytes * Swizzled<Smem>::apply(targets[thread]) + int(Walk::offset(pass, step)));
@@ -187,7 +183,7 @@ std::string walked_copy_json(char const* tensor) {
 
 // An accumulator that goes to shared memory through a `Place` as above.
 template <class Place, class TiledMma, class Smem, class Fragment>
-std::string placed_fragment_json(char const* tensor, char const* accumulator) {
+Json placed_fragment_json(char const* tensor, char const* accumulator) {
   return fragment_store_json<TiledMma, Smem, Fragment>(tensor, accumulator)
       .set("given", pair_addresses_json<Place, TiledMma, Smem>());
 }

@@ -33,9 +33,9 @@ struct Sm80Backward {
   using LayoutP = typename Traits::SmemLayoutP;
   using Scores = AccumulatorLayout<MmaS, kTileN, kTileM>;
 
-  static std::string plan() {
+  static Json plan() {
     static SharedMemory const plan{};
-    Json buffers = array();
+    Json buffers = Json::array();
     buffers.add(buffer_json("k", plan, plan.k, kBankRow, 0, 0))
         .add(buffer_json("v", plan, plan.v, kBankRow, 0, 0))
         .add(buffer_json("q", plan, plan.q, kBankRow, 0, 0))
@@ -47,19 +47,20 @@ struct Sm80Backward {
         .add(buffer_json("grad_k", plan, plan.k, kBankRow, 1, 1))
         .add(buffer_json("grad_v", plan, plan.v, kBankRow, 1, 1))
         .add(buffer_json("grad_q", 0, Traits::kSmemBytesGradQ, kBankRow, 2, 2));
-    return object()
-        .set("phases", R"(["tiles of queries", "write dK, dV", "write dQ, a kernel of its own"])")
+    return Json::object()
+        .set("phases",
+             json_array({"tiles of queries", "write dK, dV", "write dQ, a kernel of its own"}))
         .set("bytes", int(sizeof(SharedMemory)))
         .set("buffers", buffers);
   }
 
-  static std::string copies() {
+  static Json copies() {
     using GradK = AccumulatorLayout<MmaKV, kTileN, kHeadDim>;
     using GradV = AccumulatorLayout<MmaKV, kTileN, kHeadDimV>;
     using GradQ = AccumulatorLayout<MmaQ, kTileM, kHeadDim>;
     using LayoutQ = typename Traits::SmemLayoutQ;
     using LayoutRow = typename Traits::SmemLayoutRow;
-    Json copies = array();
+    Json copies = Json::array();
     copies.add(tile_copy_json<typename Traits::GmemCopyQK, LayoutK>("k", true))
         .add(tile_copy_json<typename Traits::GmemCopyV, LayoutV>("v", true))
         .add(tile_copy_json<typename Traits::GmemCopyQK, LayoutQ>("q", true))
@@ -84,7 +85,7 @@ struct Sm80Backward {
   }
 
   // Addresses are shared as BackwardAddresses says.
-  static std::string products() {
+  static Json products() {
     auto const scores = accumulator_json<MmaS, kTileN, kTileM>();
     auto const k = smem_operand_json<typename Operands::K, OperandA, MmaS>("k");
     auto const q = smem_operand_json<typename Operands::Q, OperandB, MmaS>("q");
@@ -94,7 +95,7 @@ struct Sm80Backward {
         smem_operand_json<typename Operands::GradO, OperandB, MmaS, typename Operands::Q>("grad_o");
     auto const st = smem_operand_json<typename Operands::Pt, OperandA, MmaQ>("grad_s");
     auto const kt = smem_operand_json<typename Operands::Kt, OperandB, MmaQ>("k");
-    return array()
+    return Json::array()
         .add(product_json("S", "S^T = K Q^T", kMma, kTileN, kTileM, kHeadDim, k, q, scores))
         .add(
             product_json("dP", "dP^T = V dO^T", kMma, kTileN, kTileM, kHeadDimV, v, grad_o, scores))
@@ -109,11 +110,11 @@ struct Sm80Backward {
   // dV or dK: a warp's own part of the queries from registers, then those of its neighbours from
   // shared memory.
   template <class PartOfB, class LayoutB, int kCols>
-  static std::string key_product(char const* name, char const* formula, char const* accumulator,
-                                 char const* a, char const* b) {
+  static Json key_product(char const* name, char const* formula, char const* accumulator,
+                          char const* a, char const* b) {
     using ViewA = ColumnsOf<LayoutP, kPartM>;
     using ViewB = ColumnsOf<LayoutB, kPartM>;
-    Json parts = array();
+    Json parts = Json::array();
     for (int i = 0; i < kWarpsM; ++i) {
       auto const part_a = i == 0
                               ? register_operand_json<decltype(as_a_operand(Scores{}))>(accumulator)
@@ -123,13 +124,13 @@ struct Sm80Backward {
       auto const part_b = smem_operand_json<PartOfB, OperandB, MmaKV, typename Operands::Qt,
                                             typename ViewB::Layout>(
           b, cuts<ViewB>(i), starts(i, Operands::template part_of_t<kCols>));
-      parts.add(object().set("a", part_a).set("b", part_b));
+      parts.add(Json::object().set("a", part_a).set("b", part_b));
     }
-    return object()
-        .set("name", quoted(name))
-        .set("formula", quoted(formula))
-        .set("instruction", quoted(kMma))
-        .set("tile", array().add(kTileN).add(kCols).add(kTileM))
+    return Json::object()
+        .set("name", name)
+        .set("formula", formula)
+        .set("instruction", kMma)
+        .set("tile", Json::array().add(kTileN).add(kCols).add(kTileM))
         .set("warpgroups", 1)
         .set("parts", parts)
         .set("c", accumulator_json<MmaKV, kTileN, kCols>());
@@ -157,10 +158,11 @@ struct Sm80Backward {
     return starts;
   }
 
-  static std::string roles() {
-    return array().add(
-        role_json("all", Traits::kThreads, kMaxRegisters, false,
-                  R"([["dV", "dK", "dQ", "S"], ["dV", "dK", "S", "dP"], ["dV", "dK", "dQ"]])"));
+  static Json roles() {
+    return Json::array().add(role_json(
+        "all", Traits::kThreads, kMaxRegisters, false,
+        json_array({json_array({"dV", "dK", "dQ", "S"}), json_array({"dV", "dK", "S", "dP"}),
+                    json_array({"dV", "dK", "dQ"})})));
   }
 
   static constexpr char const* kMma = "mma.m16n8k16";

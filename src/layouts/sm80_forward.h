@@ -24,9 +24,9 @@ struct Sm80Forward {
   using SharedMemory = typename Traits::SharedMemory;
   using Operands = sm80::ForwardOperands<Traits>;
 
-  static std::string plan() {
+  static Json plan() {
     static SharedMemory const plan{};
-    Json buffers = array();
+    Json buffers = Json::array();
     buffers.add(buffer_json("q", plan, plan.q, kBankRow, 0, 1))
         .add(buffer_json("o", plan, plan.o, kBankRow, 2, 2))
         .add(buffer_json("k", plan, plan.k, kBankRow, 0, 1))
@@ -35,8 +35,8 @@ struct Sm80Forward {
       buffers.add(buffer_json("p", plan, plan.p, kBankRow, 0, 1))
           .add(buffer_json("rows", plan, plan.rows, 16, 0, 2));
     }
-    return object()
-        .set("phases", R"(["S = Q K^T", "O += P V", "write O"])")
+    return Json::object()
+        .set("phases", json_array({"S = Q K^T", "O += P V", "write O"}))
         .set("bytes", int(sizeof(SharedMemory)))
         .set("buffers", buffers);
   }
@@ -45,9 +45,9 @@ struct Sm80Forward {
   using Scores = AccumulatorLayout<TiledMma, kTileM, kTileN>;
   using Output = AccumulatorLayout<TiledMma, kTileM, kHeadDimV>;
 
-  static std::string copies() {
+  static Json copies() {
     using LayoutO = typename Traits::SmemLayoutO;
-    Json copies = array();
+    Json copies = Json::array();
     copies.add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
         .add(walked_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>("k"))
         .add(walked_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v"));
@@ -64,19 +64,19 @@ struct Sm80Forward {
   }
 
   // Maxima and sums of the rows of S that warps share: the column of each warp.
-  static std::string row_exchange_json() {
+  static Json row_exchange_json() {
     std::vector<int> columns;
     for (int warp = 0; warp < Traits::kThreads / 32; ++warp) {
       columns.push_back(decltype(SharedMemory::rows)::column(32 * warp));
     }
-    return object()
-        .set("kind", quoted("exchange"))
-        .set("tensor", quoted("rows"))
-        .set("accumulator", quoted("S"))
-        .set("columns", list_json(columns));
+    return Json::object()
+        .set("kind", "exchange")
+        .set("tensor", "rows")
+        .set("accumulator", "S")
+        .set("columns", json_array(columns));
   }
 
-  static std::string products() {
+  static Json products() {
     auto const q = smem_operand_json<typename Operands::Q, OperandA, TiledMma>("q");
     auto const k = smem_operand_json<typename Operands::K, OperandB, TiledMma>("k");
     auto const v = smem_operand_json<typename Operands::V, OperandB, TiledMma>("v");
@@ -87,16 +87,17 @@ struct Sm80Forward {
         return register_operand_json<decltype(as_a_operand(Scores{}))>("S");
       }
     }();
-    return array()
+    return Json::array()
         .add(product_json("S", "S = Q K^T", "mma.m16n8k16", kTileM, kTileN, kHeadDim, q, k,
                           accumulator_json<TiledMma, kTileM, kTileN>()))
         .add(product_json("O", "O += P V", "mma.m16n8k16", kTileM, kHeadDimV, kTileN, p, v,
                           accumulator_json<TiledMma, kTileM, kHeadDimV>()));
   }
 
-  static std::string roles() {
-    return array().add(role_json("load, multiply, store", Traits::kThreads, kMaxRegisters, false,
-                                 R"([["O", "S"], ["O"]])"));
+  static Json roles() {
+    return Json::array().add(role_json("load, multiply, store", Traits::kThreads, kMaxRegisters,
+                                       false,
+                                       json_array({json_array({"O", "S"}), json_array({"O"})})));
   }
 };
 

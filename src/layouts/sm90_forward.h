@@ -28,14 +28,14 @@ struct Sm90Forward {
   using TileK = RowsOfGroups<typename Traits::SmemLayoutK, 1>;
   using TileV = RowsOfGroups<typename Traits::SmemLayoutV, 1>;
 
-  static std::string plan() {
+  static Json plan() {
     static SharedMemory const plan{};
     constexpr int kAlignmentQK = swizzle_alignment<typename Traits::SmemLayoutQ>();
     constexpr int kAlignmentV = swizzle_alignment<typename Traits::SmemLayoutV>();
-    return object()
-        .set("phases", R"(["all tiles"])")
+    return Json::object()
+        .set("phases", json_array({"all tiles"}))
         .set("bytes", int(sizeof(SharedMemory)))
-        .set("buffers", array()
+        .set("buffers", Json::array()
                             .add(buffer_json("q", plan, plan.q, kAlignmentQK, 0, 0))
                             .add(buffer_json("k", plan, plan.k, kAlignmentQK, 0, 0))
                             .add(buffer_json("v", plan, plan.v, kAlignmentV, 0, 0))
@@ -44,34 +44,34 @@ struct Sm90Forward {
 
   // The boxes of `groups` tiles, one below the other.
   template <class Tile, class Boxes>
-  static std::string boxes_json(char const* tensor, int groups) {
-    Json boxes = array();
+  static Json boxes_json(char const* tensor, int groups) {
+    Json boxes = Json::array();
     for (int group = 0; group < groups; ++group) {
       for (int box = 0; box < Boxes::kCount; ++box) {
-        boxes.add(object()
+        boxes.add(Json::object()
                       .set("row", group * Boxes::kRows)
                       .set("col", Boxes::col(box))
                       .set("address", Boxes::offset(group * Boxes::kCount + box)));
       }
     }
-    return object()
-        .set("kind", quoted("boxes"))
-        .set("tensor", quoted(tensor))
+    return Json::object()
+        .set("kind", "boxes")
+        .set("tensor", tensor)
         .set("rows", groups * Boxes::kRows)
-        .set("box", array().add(Boxes::kRows).add(Boxes::kCols))
+        .set("box", Json::array().add(Boxes::kRows).add(Boxes::kCols))
         .set("swizzle_bits", Boxes::kSwizzleBits)
         .set("boxes", boxes)
         .set("smem", smem_json<Tile>(tensor));
   }
 
-  static std::string copies() {
-    return array()
+  static Json copies() {
+    return Json::array()
         .add(boxes_json<TileQ, sm90::TmaBoxes<kWarpgroupM, kHeadDim>>("q", kConsumers))
         .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim>>("k", 1))
         .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV>>("v", 1));
   }
 
-  static std::string products() {
+  static Json products() {
     using namespace cute;
     auto* const memory = reinterpret_cast<Element*>(shared_memory_window);
     auto const tensor = [&](auto layout) { return make_tensor(make_smem_ptr(memory), layout); };
@@ -87,7 +87,7 @@ struct Sm90Forward {
         "v", true, "mn", size<1>(typename MmaPV::AtomShape_MNK{}), 1,
         mma_pv.get_slice(0).partition_fragment_B(tensor(typename Traits::SmemLayoutVt{})));
     auto const p = register_operand_json<decltype(as_a_operand(Scores{}))>("S");
-    return array()
+    return Json::array()
         .add(product<MmaQK>("S", "S = Q K^T", kTileN, kHeadDim, q, k,
                             accumulator_json<MmaQK, kWarpgroupM, kTileN>()))
         .add(product<MmaPV>("O", "O += P V", kHeadDimV, kTileN, p, v,
@@ -95,18 +95,19 @@ struct Sm90Forward {
   }
 
   template <class Mma>
-  static std::string product(char const* name, char const* formula, int n, int k,
-                             std::string const& a, std::string const& b, std::string const& c) {
+  static Json product(char const* name, char const* formula, int n, int k, Json const& a,
+                      Json const& b, Json const& c) {
     int const atom_n = cute::size<1>(typename Mma::AtomShape_MNK{});
     std::string const instruction = "wgmma.m64n" + std::to_string(atom_n) + "k16";
     return product_json(name, formula, instruction.c_str(), kTileM, n, k, a, b, c, kConsumers);
   }
 
-  static std::string roles() {
-    return array()
-        .add(role_json("producer", sm90::kWarpgroupThreads, Traits::kProducerRegisters, true, "[]"))
+  static Json roles() {
+    return Json::array()
+        .add(role_json("producer", sm90::kWarpgroupThreads, Traits::kProducerRegisters, true,
+                       Json::array()))
         .add(role_json("consumers", kConsumers * sm90::kWarpgroupThreads,
-                       Traits::kConsumerRegisters, true, R"([["S", "O"]])"));
+                       Traits::kConsumerRegisters, true, json_array({json_array({"S", "O"})})));
   }
 };
 

@@ -1,4 +1,4 @@
-"""Measures attention side by side with its peers: `python -m cute_attention.bench --help`.
+"""Measures attention side by side with its peers: `python -m cute_attention bench --help`.
 
 The modules, in the order in which a measurement flows through them:
 
@@ -7,8 +7,10 @@ The modules, in the order in which a measurement flows through them:
     contenders/  who is measured: our backends, PyTorch's, other packages
     steps        what is called: forward, backward, both
     timing       how long it takes;  memory: how much it holds;  flops: how much work it is
-    results      rows, the environment, JSON and CSV
+    results      rows of figures, the machine they were measured on, JSON and CSV
     tables plots what a person sees
 
-`speed`, `ladder`, `accuracy`, `memory_curve`, `overhead` and `compare` are the subcommands.
+`speed`, `ladder`, `accuracy`, `robustness`, `memory_curve`, `overhead` and `compare` hold what one
+subcommand each measures or shows. `commands` runs the subcommands, and `cute_attention.cli.bench`
+reads their options.
 """

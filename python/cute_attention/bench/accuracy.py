@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..reference import attention_reference, attention_varlen_reference
+from .again import again
 from .contenders import Contender
 from .contenders.base import Attention
 from .inputs import TORCH_DTYPES, Inputs, make_inputs
@@ -57,7 +58,8 @@ def errors(result: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
 
 
 def rounding(point: Point, expected: Tensors) -> dict[str, dict[str, float]]:
-    """The errors of the exact results merely rounded to the dtype; the LSE stays fp32."""
+    """The errors that remain where a result is exact and only rounded to the dtype. The LSE is
+    rounded to fp32."""
     dtype = TORCH_DTYPES[point.dtype]
     return {name: errors(expected[name].to(dtype), expected[name]) for name in GRADED}
 
@@ -105,7 +107,8 @@ def measure(
     done: Callable[[list[Row]], None],
     draws: int = 1,
 ) -> None:
-    """Rows of one point and distribution at a time, for every contender and tensor."""
+    """Measures every point with every distribution of inputs; `done` receives the rows of one point
+    and distribution at a time, one for each contender and tensor."""
     for point in points:
         for distribution in distributions:
             results = {contender.name: _Draws() for contender in contenders}
@@ -144,8 +147,8 @@ def _measure_draw(
 def _contender_errors(
     contender: Contender, point: Point, inputs: Inputs, expected: Tensors, device: torch.device
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """(errors by tensor, reasons by tensor) of one contender; output, LSE and gradients fail
-    apart."""
+    """The errors of one contender by tensor, and the reasons why tensors have none: the output, the
+    LSE and the gradients are computed apart, and each may fail."""
     found: dict[str, dict[str, float]] = {}
     reasons: dict[str, str] = {}
 
@@ -191,11 +194,6 @@ def _rows(
     late: str,
     device: torch.device,
 ) -> list[Row]:
-    place = " --device cpu" if device.type == "cpu" else ""
-    command = (
-        f"python -m cute_attention.bench accuracy {' '.join(point.arguments())} "
-        f"--inputs {distribution}{place}"
-    )
     rows = []
     for name in TENSORS:
         metrics = results.metrics(name)
@@ -210,7 +208,7 @@ def _rows(
                 samples=results.samples(name, "rms_error") if metrics else (),
                 max_samples=results.samples(name, "max_error") if metrics else (),
                 reason="" if metrics else results.reasons.get(name) or late,
-                command=command,
+                command=again("accuracy", point, device, inputs=distribution),
             )
         )
     return rows

@@ -2,9 +2,10 @@
 
 The rule: the root mean square and the largest error of our output and gradients are at most
 PEER_LIMIT times those of the better of FLASH and cuDNN on the same inputs, and at most twice those
-of plain PyTorch in the same dtype. The first ratio is taken draw by draw; it breaks the rule where
-its mean is above the limit by more than what its draws leave open, SLACK standard errors of that
-mean. The LSE, which few peers return, is held to the second part alone.
+of plain PyTorch in the same dtype. The first ratio is computed for each draw of the inputs. It
+breaks the rule if its mean over the draws is above the limit by more than SLACK standard errors of
+that mean: a smaller excess may be chance. Few peers return an LSE, so ours is only compared with
+plain PyTorch.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _draws(row: Row, kind: str) -> tuple[float, ...]:
 
 
 def ratio(row: Row, peers: Sequence[Row], kind: str) -> Ratio | None:
-    """Against the peer with the smaller mean error, draw by draw; None where it has no error."""
+    """Our error over that of the peer with the smaller mean error, computed for each draw; None if
+    that peer has no error at all."""
     peer = min(peers, key=lambda other: other.metrics[f"{kind}_error"], default=None)
     if peer is None or not all(_draws(peer, kind)):
         return None
@@ -131,7 +133,8 @@ def accuracy_table(point: Point, case: str, rows: Sequence[Row]) -> Table:
 
 
 def worst_table(judged: Sequence[Verdict]) -> Table | None:
-    """For each contender of ours and kind of inputs: the largest ratios over all points."""
+    """A table with a line for each contender of ours and kind of inputs: the largest ratios over
+    all points."""
     table = make_table(
         "worst over all points: error over the better of FLASH and cuDNN, rms; largest"
     )
@@ -165,7 +168,7 @@ def worst_table(judged: Sequence[Verdict]) -> Table | None:
 
 
 def print_accuracy(console: Console, rows: Sequence[Row]) -> bool:
-    """Tables and verdicts; True where nothing of ours breaks the rule."""
+    """Prints tables and verdicts; returns whether all rows of ours keep the rule."""
     for point in dict.fromkeys(row.point for row in rows):
         for case in dict.fromkeys(row.case for row in rows):
             part = [row for row in rows if row.point == point and row.case == case]

@@ -1,16 +1,16 @@
 """Inputs made to break an online softmax: scores that a kernel's running maximum does not expect.
 
 Each is an entry of ADVERSARIAL: a change to standard normal q and k that puts the scores where its
-description says. What v and the gradient hold does not matter to a softmax and is left to the
-caller. Kernels walk over the keys in tiles, most of them from the last key to the first: "first"
-and "last" below are in that order, "left" is key 0.
+description says. The softmax does not depend on v and on the gradient of the output, so the caller
+chooses them. Kernels walk over the keys in tiles, most of them from the last key to the first.
+Below, "first" and "last" mean this order of the walk, and "left" means towards key 0.
 
-A wanted score comes in through two channels that hold a constant in q and the score in k, in two
-parts: bf16 keeps 8 bits of the first and 8 more of the second. All other channels stay random, with
-scores of a standard deviation of about 1 around what is wanted, unless an entry says otherwise.
-Every query has a finite score at some key that it sees, under a causal mask as well, so that the
-exact output and LSE are finite; the gradient of q is not where a key holds -infinity, since 0 times
-infinity is no number.
+An entry puts a wanted score into two channels, which hold a constant in q and the score in k. The
+score needs two channels because bf16 keeps only 8 bits of it in the first; the second holds 8 bits
+of the rest. All other channels stay random: unless an entry says otherwise, they add scores with a
+standard deviation of about 1 to the wanted ones. Under a causal mask as well, every query has a
+finite score at some key that it sees, so that the exact output and LSE are finite. The gradient of
+q is not finite where a key holds -infinity, since 0 times infinity is no number.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import torch
 from torch import Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
-SINK = 90.0  # exp(90) overflows fp32: the rest is as nothing beside it
-SPAN = 192  # keys in a row that surely hold a whole tile of every kernel
+SINK = 90.0  # exp(90) overflows fp32, and all other keys together weigh nothing beside this one
+SPAN = 192  # so many neighbouring keys hold a whole tile of every kernel, wherever tiles begin
 TILES = (64, 128)
 STEPS = (20, 80, 300)
 GAINS = (1, 3, 10, 30, 100, 300)
 
 
 class Draft:
-    """q and k of one input while they are made: float32, rounded at the end.
+    """q and k while an entry changes them: float32, rounded to the dtype at the end.
 
     q is [..., seqlen_q, heads, head_dim] and k [..., seqlen_k, heads_kv, head_dim].
     """
@@ -61,7 +61,7 @@ class Draft:
             self.q[..., ~rows, :, :2] = 0.0
 
     def put_channel(self, keys: Tensor, value: float) -> None:
-        """`value` in channel 0 of `keys` (bool [seqlen_k]), which every query takes as it is."""
+        """Puts `value` into channel 0 of `keys` (bool [seqlen_k]), where every query has a 1."""
         self.q[..., 0] = 1.0
         self.k[..., 0] = torch.where(keys, value, 0.0)[:, None]
 
@@ -71,7 +71,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Adversarial:
-    """One kind of input; `change` makes it of a draft that holds standard normal values."""
+    """One kind of input: `change` turns a draft of standard normal values into it."""
 
     name: str
     description: str
@@ -153,7 +153,7 @@ def _slope(draft: Draft, to_left: bool) -> None:
 
 def _steps(draft: Draft, tile: int, step: float, direction: str) -> None:
     index = draft.key // tile
-    walked = index.max() - index  # tiles that a walk from the right has behind it
+    walked = index.max() - index  # how many groups of keys a walk from the right has passed before
     level = {
         "left": walked,
         "right": index,

@@ -3,8 +3,8 @@
 Two forms are read. Results of this tool: every measured row joins the same point. A list of
 records: {head_dim, mask, seqlen, direction, contender, tflops} with optional dtype, batch, heads,
 heads_kv, head_dim_v; short names (d, s, causal: true/false) and wide records ("fa3:fwd": 520.0) are
-understood as well. A record without batch or heads speaks of 16k tokens and hidden size 2048, and
-of bf16 where it names no dtype.
+understood as well. A record without batch or heads is about 16k tokens and a hidden size of 2048,
+and a record without a dtype is about bf16.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _ALIASES = {"d": "head_dim", "s": "seqlen", "seqlen_q": "seqlen", "what": "direc
 
 
 def read_recorded(path: Path) -> list[Row]:
-    """Rows of a file for --against; what is no figure of a contender is refused with its place."""
+    """The rows of a file for --against. Raises ValueError with the place in the file where
+    something is not the figure of a contender."""
     data = json.loads(path.read_text())
     if isinstance(data, dict) and data.get("schema") == SCHEMA:
         rows = [Row.from_dict(row) for row in data["rows"]]

@@ -1,9 +1,9 @@
-"""The subcommands: what each does with its options. Returns the exit code."""
+"""The subcommands of the benchmark: what each does with its options."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import torch
@@ -15,12 +15,13 @@ from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
 from .compare import compare, print_comparison
 from .contenders import CONTENDERS, Contender, default_names, select
+from .limits import Limits
 from .machine import Environment, describe, pick_device
 from .options import Defaults, build_points
 from .points import MASKS, POWERS, Point
 from .report import Report, speed_lines
 from .results import Row, read_json
-from .robustness_verdict import Limits, print_robustness
+from .robustness_verdict import print_robustness
 from .speed import Bench, Settings, command
 from .steps import Deadline
 from .tables import make_console, make_table, print_speed, titled
@@ -48,7 +49,7 @@ def _absent(
     args: argparse.Namespace,
     console: Console,
 ) -> dict[str, str]:
-    """Contenders that this machine cannot run at all, told once: name -> why."""
+    """The contenders that this machine cannot run at all, by name with the reason; prints them."""
     absent = {c.name: why for c in contenders if (why := c.missing(device))}
     if not args.quiet:
         for reason in dict.fromkeys(absent.values()):
@@ -152,6 +153,17 @@ def _plot_growth(
         console.print(f"plot: {path}")
 
 
+def _progress(
+    report: Report, row: Row, what: str, metric: str, unit: str, absent: Container[str]
+) -> list[str]:
+    """The line to print about a finished row. Contenders that this machine lacks have none:
+    `_absent` has printed them at the start."""
+    if row.contender in absent:
+        return []
+    figure = f"{row.metrics[metric]:.1f} {unit}" if row.metrics else f"- {row.reason}"
+    return [f"{report.heading()} {what} {titled(row.contender)}: {figure}"]
+
+
 def run_memory(args: argparse.Namespace) -> int:
     console = make_console()
     device, environment = _machine(args, console)
@@ -169,9 +181,8 @@ def run_memory(args: argparse.Namespace) -> int:
     with Report("memory", args, environment, console, total) as report:
 
         def done(row: Row) -> None:
-            figure = f"{row.metrics['memory_mib']:.1f} MiB" if row.metrics else f"- {row.reason}"
-            text = f"{row.what:7} {row.point.text()}  {titled(row.contender)}: {figure}"
-            report.add([row], [] if row.contender in absent else [f"{report.heading()} {text}"])
+            what = f"{row.what:7} {row.point.text()} "
+            report.add([row], _progress(report, row, what, "memory_mib", "MiB", absent))
 
         memory_curve.measure(points, contenders, args.direction, device, deadline, done)
     memory_curve.print_memory(console, report.rows)
@@ -190,7 +201,7 @@ def run_accuracy(args: argparse.Namespace) -> int:
     points = build_points(args, defaults)
     if args.draws < 1:
         raise ValueError(f"--draws is {args.draws}, expected at least 1")
-    # FlexAttention compiles for every point, and nobody is held to it.
+    # FlexAttention compiles for every point, which takes long, and no rule compares with it.
     names = args.contenders or ",".join(name for name in CONTENDERS if name != "flex")
     contenders = select(names, device)
     total = len(points) * len(args.inputs)
@@ -267,9 +278,8 @@ def run_overhead(args: argparse.Namespace) -> int:
     with Report("overhead", args, environment, console, total) as report:
 
         def done(row: Row) -> None:
-            figure = f"{row.metrics['host_us']:.1f} us" if row.metrics else f"- {row.reason}"
-            text = f"{row.case:8} {overhead.KINDS[row.what]:27} {titled(row.contender)}: {figure}"
-            report.add([row], [] if row.contender in absent else [f"{report.heading()} {text}"])
+            what = f"{row.case:8} {overhead.KINDS[row.what]:27}"
+            report.add([row], _progress(report, row, what, "host_us", "us", absent))
 
         for each in points:
             overhead.measure(
@@ -300,7 +310,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def run_contenders(args: argparse.Namespace) -> int:
-    """Who could be measured here, and why not."""
+    """Prints every contender, and why those that cannot run here cannot."""
     console = make_console()
     device = pick_device(args.device)
     chosen = default_names(device)
@@ -319,3 +329,15 @@ def run_contenders(args: argparse.Namespace) -> int:
         )
     console.print(table)
     return 0
+
+
+RUN = {
+    "speed": run_speed,
+    "ladder": run_ladder,
+    "accuracy": run_accuracy,
+    "robustness": run_robustness,
+    "memory": run_memory,
+    "overhead": run_overhead,
+    "compare": run_compare,
+    "contenders": run_contenders,
+}

@@ -36,7 +36,7 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """None where either file has no figure."""
+        """Old / new; None if either file lacks the figure."""
         if self.metric not in self.old.metrics or self.metric not in self.new.metrics:
             return None
         old, new = self.old.metrics[self.metric], self.new.metrics[self.metric]
@@ -46,7 +46,7 @@ class Change:
 
     @property
     def noise(self) -> float:
-        """The larger of the two spreads: a change inside it was not measured."""
+        """The larger of the two spreads: a smaller change may be chance."""
         return max(row.metrics.get("spread", 0.0) for row in (self.old, self.new))
 
     @property
@@ -55,7 +55,7 @@ class Change:
 
     @property
     def moved(self) -> bool:
-        """Beyond both the threshold and the spread."""
+        """Whether the row changed by more than the threshold and by more than the spread."""
         if self.ratio is None:
             return self.lost
         grown = 1 / self.ratio - 1 if self.ratio else float("inf")
@@ -74,8 +74,8 @@ class Comparison:
     different_machines: list[str]  # "name: old -> new" for what makes ratios doubtful
 
     def regressions(self, everybody: bool = False) -> list[Change]:
-        """What is worse: of ours, or of everybody. A row that the new file lacks the figure for is
-        worse."""
+        """The rows that are worse: ours, or everybody's. A row without a figure in the new file is
+        worse too."""
         return [c for c in self.changes if c.worse and (everybody or c.old.role == OURS)]
 
 
@@ -131,7 +131,7 @@ def _table(changes: Sequence[Change], title: str) -> Table:
 
 
 def print_comparison(console: Console, comparison: Comparison, everything: bool) -> None:
-    """What moved, or all rows; then one line per contender."""
+    """Prints the rows that moved, or all rows, and then one line per contender."""
     for doubt in comparison.different_machines:
         console.print(Text(f"measured on different machines: {doubt}", style="bold yellow"))
     shown = [c for c in comparison.changes if everything or c.moved]

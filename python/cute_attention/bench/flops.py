@@ -1,14 +1,13 @@
-"""Operations of attention: the two conventions that make TFLOP/s comparable, and exact counts
-elsewhere.
+"""The floating-point operations that attention counts as, by the conventions of published figures.
 
 forward   2 · pairs · (head_dim + head_dim_v) per query head: the products q·k and p·v
 backward  2 · pairs · (3 head_dim + 2 head_dim_v): q·k again, dq, dk, and the two with v;
           2.5 times the forward where both dims agree
 
-`pairs` counts the (query, key) pairs that the mask shows. A causal square counts as exactly half of
-the full square, not s(s+1)/2, as the FlashAttention papers do; windows and ragged causal masks are
-counted exactly. Packed documents count each document by itself: nothing is credited for pairs
-between documents.
+`pairs` counts the (query, key) pairs that the mask shows. As in the FlashAttention papers, a causal
+mask over as many keys as queries counts as half of the full square instead of s(s+1)/2. Windows,
+and causal masks over other numbers of keys, are counted pair by pair. In packed sequences only the
+pairs within a document count.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from .results import Row
 
-# Exponent up to which growth counts as linear: a constant share only lowers it, so the slack covers
-# rounding to whole tiles and allocator blocks.
+# Growth with an exponent up to this counts as linear. A constant part of a figure only lowers the
+# exponent; what can raise it a little is rounding to whole tiles and to blocks of the allocator.
 LINEAR = 1.1
 
 

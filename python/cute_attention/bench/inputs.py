@@ -15,7 +15,8 @@ TORCH_DTYPES = {
     "fp64": torch.float64,
 }
 
-AMPLITUDES = {f"q-x{factor}": float(factor) for factor in (3, 5, 10)}  # of q, in inputs by name
+# What q is multiplied by, by the name of the inputs.
+AMPLITUDES = {f"q-x{factor}": float(factor) for factor in (3, 5, 10)}
 
 DISTRIBUTIONS = {
     "normal": "standard normal q, k, v: what layer norms produce",
@@ -30,8 +31,8 @@ DISTRIBUTIONS = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v are leaves that require gradients; contenders transpose views of them, none gets
-    copies."""
+    """q, k, v are leaves that require gradients. A contender with another layout takes transposed
+    views of them, not copies."""
 
     q: torch.Tensor  # [batch, seqlen_q, heads, head_dim], packed [total, heads, head_dim]
     k: torch.Tensor  # [batch, seqlen_k, heads_kv, head_dim]

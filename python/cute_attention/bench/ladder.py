@@ -18,7 +18,7 @@ STEPS = "plain,reference,flex,sm80,sm90"
 
 
 def ladder_table(what: str, rows: Sequence[Row]) -> Table | None:
-    """The steps at the longest sequence that the first of them could do."""
+    """All steps at the longest sequence that the first step, the plain formula, could do."""
     rows = [row for row in rows if row.what == what and row.metrics]
     if not rows:
         return None

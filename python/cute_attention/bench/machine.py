@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-# Dense bf16 multiply-adds with fp32 accumulation, counted as two operations, per SM and clock. From
-# NVIDIA's architecture whitepapers; checked against published peaks, as A100: 108 SMs * 2048 * 1.41
-# GHz = 312 TFLOP/s.
+# Operations of the tensor cores per SM and clock: dense bf16 with fp32 accumulation, a multiply-add
+# counted as two. The numbers are from NVIDIA's architecture whitepapers and agree with the
+# published peaks: an A100 has 108 SMs * 2048 * 1.41 GHz = 312 TFLOP/s.
 _FLOPS_PER_SM_AND_CLOCK = {
     (8, 0): 2048,
     (8, 6): 1024,
@@ -29,7 +29,7 @@ _FLOPS_PER_SM_AND_CLOCK = {
 
 
 def flops_per_sm_and_clock(capability: tuple[int, int], name: str) -> int | None:
-    """None for a compute capability that is not in the table."""
+    """Operations per SM and clock; None for a compute capability that is not in the table."""
     rate = _FLOPS_PER_SM_AND_CLOCK.get(capability)
     if rate and "GeForce" in name:  # GeForce halves the rate of fp32 accumulation
         return rate // 2
@@ -100,6 +100,23 @@ def _peers() -> dict[str, str]:
     return {name: version for name in names if (version := _version(name))}
 
 
+def driver_and_clock(uuid: str) -> tuple[str, int]:
+    """The driver's version and the highest clock of a GPU's SMs in MHz; ("", 0) where NVIDIA's
+    management library does not tell."""
+    import pynvml  # here, so that `--help` works without the extra
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            clock = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+            return pynvml.nvmlSystemGetDriverVersion(), clock
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return "", 0
+
+
 def _cpu_name() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -117,13 +134,8 @@ def describe(device: torch.device) -> Environment:
         name, sms = properties.name, properties.multi_processor_count
         major, minor = properties.major, properties.minor
         capability = f"{major}.{minor}"
-        query = "--query-gpu=driver_version,clocks.max.sm"
-        which = f"--id=GPU-{properties.uuid}"
-        fields = _output("nvidia-smi", which, query, "--format=csv,noheader,nounits").split(", ")
-        if len(fields) == 2 and fields[1].isdigit():
-            driver, clock = fields[0], int(fields[1])
-        else:
-            clock = getattr(properties, "clock_rate", 0) // 1000
+        driver, clock = driver_and_clock(f"GPU-{properties.uuid}")
+        clock = clock or getattr(properties, "clock_rate", 0) // 1000
         rate = flops_per_sm_and_clock((major, minor), name)
         peak = sms * rate * clock / 1e6 if rate and clock else None
         cudnn = str(torch.backends.cudnn.version() or "")

@@ -14,10 +14,13 @@ from torch.profiler import ProfilerActivity, profile
 from .steps import free_memory
 
 MIB = 2.0**20
+# There is no "bwd": a backward holds what its forward saved, so it is measured with it.
+DIRECTIONS = ("fwd", "fwdbwd")
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
-    """Bytes that PyTorch's allocator holds at most during a step, its outputs included."""
+    """The most bytes that PyTorch's allocator holds during a step, beyond those it held before. The
+    step's outputs count."""
     step()  # compiles, and fills caches that later calls keep
     return _cuda_peak(step, device) if device.type == "cuda" else _cpu_peak(step)
 
@@ -36,7 +39,8 @@ def _cuda_peak(step: Callable[[], object], device: torch.device) -> int:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Standard error closed at its file descriptor: the profiler announces itself on every use."""
+    """Sends the process's standard error nowhere: the profiler's C++ code prints there on each
+    use."""
     sys.stderr.flush()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
@@ -49,7 +53,8 @@ def _silenced() -> Iterator[None]:
 
 
 def _cpu_peak(step: Callable[[], object]) -> int:
-    """The CPU allocator keeps no statistics, but the profiler sees each allocation and release."""
+    """The same on a CPU, from the profiler's record of each allocation and release: the CPU
+    allocator keeps no statistics."""
     with _silenced(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = step()
     del kept

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .again import again
 from .contenders import CONTENDERS, OURS, Contender
 from .growth import LINEAR, exponent, series
 from .inputs import make_inputs
@@ -18,8 +19,6 @@ from .points import Point
 from .results import Row
 from .steps import Deadline, attempt, cannot_run, free_memory, make_step, measuring
 from .tables import WHAT, make_table, measured_columns, number, print_reasons, titled
-
-DIRECTIONS = ("fwd", "fwdbwd")
 
 
 def measure(
@@ -30,7 +29,8 @@ def measure(
     deadline: Deadline,
     done: Callable[[Row], None],
 ) -> None:
-    """One row per point, direction and contender; nobody else's tensors are alive meanwhile."""
+    """Measures one row per point, direction and contender. While a contender is measured, no
+    tensors of another one exist."""
     for point in points:
         for direction in directions:
             for contender in contenders:
@@ -47,17 +47,15 @@ def measure(
                         what=direction,
                         metrics={} if peak is None else {"memory_mib": peak},
                         reason=reason,
-                        command=command(point, direction, contender.name, device),
+                        command=again(
+                            "memory",
+                            point,
+                            device,
+                            direction=direction,
+                            contenders=contender.name,
+                        ),
                     )
                 )
-
-
-def command(point: Point, direction: str, contender: str, device: torch.device) -> str:
-    place = " --device cpu" if device.type == "cpu" else ""
-    return (
-        f"python -m cute_attention.bench memory {' '.join(point.arguments())} "
-        f"--direction {direction} --contenders {contender}{place}"
-    )
 
 
 def _peak_mib(point: Point, direction: str, contender: Contender, device: torch.device) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from .contenders import CONTENDERS
 from .points import DTYPES, MASKS, SETS, Bounds, Grid, Point, lengths_point, named_set, packed_point
 
-# Options that a named set settles itself.
+# A named set decides these itself, so they cannot be given beside --set.
 FIXED: tuple[str, ...] = (
     "batch",
     "heads",
@@ -26,7 +26,7 @@ FIXED += ("packed", "lengths")
 
 @dataclass(frozen=True)
 class Defaults:
-    """The shapes of a subcommand where the command line leaves them open."""
+    """The shapes that a subcommand measures where the command line does not say."""
 
     head_dims: tuple[int, ...]
     masks: tuple[str, ...]
@@ -39,32 +39,43 @@ class Defaults:
     named: str | None = None  # the set measured when no shape is given at all
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """The words of a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _integers(text: str) -> list[int]:
-    return [int(word) for word in _words(text)]
+    return [int(word) for word in words(text)]
 
 
 def choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     """A parser of comma-separated words out of `allowed`."""
 
     def parse(text: str) -> list[str]:
-        words = _words(text)
-        for word in words:
+        given = words(text)
+        for word in given:
             if word not in allowed:
                 raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(allowed)}")
-        return words
+        return given
 
     return parse
 
 
+def add_all_of(
+    parser: argparse._ActionsContainer, flag: str, allowed: Sequence[str], help: str | None = None
+) -> None:
+    """An option that takes a comma-separated list out of `allowed`, and all of it by default."""
+    metavar = ",".join(allowed)
+    parser.add_argument(
+        flag, type=choices(allowed), default=list(allowed), metavar=metavar, help=help
+    )
+
+
 def _bounds(text: str) -> Bounds:
-    words = _words(text)
-    if len(words) != 2 or not all(w == "inf" or w.isdigit() for w in words):
+    sides = words(text)
+    if len(sides) != 2 or not all(side == "inf" or side.isdigit() for side in sides):
         raise argparse.ArgumentTypeError(f"{text!r} is not LEFT,RIGHT, each a number or inf")
-    left, right = (None if word == "inf" else int(word) for word in words)
+    left, right = (None if side == "inf" else int(side) for side in sides)
     return Bounds(left, right)
 
 
@@ -166,7 +177,7 @@ def _shaped(args: argparse.Namespace) -> bool:
 
 
 def _with_options(point: Point, args: argparse.Namespace) -> Point:
-    """A point of the grid with what applies to all of them."""
+    """A point of the grid with the options that apply to all points."""
     extra = {
         "heads_kv": args.heads_kv or point.heads,
         "head_dim_v": args.head_dim_v or point.head_dim,
@@ -183,7 +194,8 @@ def _with_options(point: Point, args: argparse.Namespace) -> Point:
 
 
 def _filtered(points: list[Point], args: argparse.Namespace, defaults: Defaults) -> list[Point]:
-    """Named sets keep their shapes: lists filter, and dtype and determinism apply to all."""
+    """The points of named sets that the lists on the command line select, in each dtype asked for.
+    Named sets keep their shapes."""
     given = [name for name in FIXED if getattr(args, name) is not None]
     if given or args.softcap:
         flags = ", ".join("--" + name.replace("_", "-") for name in given or ["softcap"])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from .again import again
 from .contenders import Contender
 from .contenders.base import Attention, CannotRun
 from .inputs import Inputs, make_inputs
@@ -23,7 +24,6 @@ from .steps import Deadline, Step, attempt, cannot_run, free_memory, measuring
 from .tables import make_table, measured_columns, number, print_reasons, titled
 from .timing import median, spread
 
-MODES = ("eager", "compiled", "graph")
 KINDS = {
     "fwd": "forward, no gradient",
     "fwd+tape": "forward, gradient recorded",
@@ -134,7 +134,6 @@ def measure(
                     settings = Settings(kind, mode, calls, rounds, device)
                     rates, reason = attempt(_rates, contender, point, inputs, settings)
                 metrics = {"host_us": median(rates), "spread": spread(rates)} if rates else {}
-                place = " --device cpu" if device.type == "cpu" else ""
                 done(
                     Row(
                         point=point,
@@ -145,9 +144,9 @@ def measure(
                         metrics=metrics,
                         samples=tuple(rates or ()),
                         reason=reason,
-                        command="python -m cute_attention.bench overhead "
-                        f"{' '.join(point.arguments())} --contenders {contender.name} "
-                        f"--modes {mode}{place}",
+                        command=again(
+                            "overhead", point, device, contenders=contender.name, modes=mode
+                        ),
                     )
                 )
     free_memory()

@@ -20,7 +20,7 @@ from .ratios import best, by_point, geometric_mean
 from .results import Row
 from .tables import WHAT, titled
 
-# Ours warm, peers cool or neutral; each contender keeps its colour and marker in every plot.
+# Ours have warm colours, peers cool or neutral ones. A contender has the same in every plot.
 _STYLES = {
     "sm90": ("#d62728", "o"),
     "sm80": ("#ff7f0e", "s"),
@@ -94,7 +94,7 @@ def _roles(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def _against(rows: Sequence[Row]) -> tuple[str, str]:
-    """What a panel says about our best against the best peer, and its colour."""
+    """The text of a panel that compares our best with the best peer, and the text's colour."""
     ratios = []
     for group in by_point(rows).values():
         ours, peer = best(group, OURS), best(group, PEER)
@@ -108,7 +108,7 @@ def _against(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def plot_speed(path: Path, rows: Sequence[Row], machine: str) -> None:
-    """TFLOP/s against the sequence length, a panel per direction, mask and head dim.
+    """Plots TFLOP/s against the sequence length, with a panel per direction, mask and head dim.
 
     Points that do not form such lines (named models, packed documents) become bars.
     """
@@ -116,7 +116,7 @@ def plot_speed(path: Path, rows: Sequence[Row], machine: str) -> None:
     lengths = {row.point.seqlen_q for row in measured}
     named = any(row.point.varlen or row.point.label for row in measured)
     panels = _panels(measured)
-    tangled = any(  # several heads at one length, say
+    tangled = any(  # a line would pass twice through one length, with other heads for example
         len({(row.contender, row.point.seqlen_q) for row in part}) < len(part)
         for part in panels.values()
     )
@@ -205,7 +205,7 @@ def _plot_bars(path: Path, rows: Sequence[Row], machine: str) -> None:
 
 
 def _bars(axis: Any, points: Sequence[Point], rows: Sequence[Row], roles: dict[str, str]) -> None:
-    """A group of bars per point; those of ours say how they stand to the best peer."""
+    """Draws a group of bars per point. On our bars stands their speed over the best peer's."""
     thick = 0.86 / len(roles)
     found = {(row.point, row.contender): row.metrics["tflops"] for row in rows}
     peers = {point: best(group, PEER) for (_, point), group in by_point(rows).items()}

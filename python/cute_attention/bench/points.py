@@ -37,7 +37,7 @@ class Point:
     deterministic: bool = False
     lengths: tuple[int, ...] = ()  # packed documents: batch is 1, seqlen_q is their sum
     packing: str = ""  # "total:mean:seed" where `lengths` came from pack_documents
-    label: str = ""  # a person's name for it, no part of its identity
+    label: str = ""  # a name for people; points that differ in it alone are the same
 
     def __post_init__(self) -> None:
         for name, default in (
@@ -175,8 +175,8 @@ def lengths_point(lengths: Sequence[int], **shape: object) -> Point:
 
 @dataclass(frozen=True)
 class Grid:
-    """Every combination of the sequences given. Where batch or heads is None it follows from the
-    budget: batch = tokens / seqlen, heads = hidden / head_dim, as in the FlashAttention papers."""
+    """Every combination of the given values. A batch of None becomes tokens / seqlen, and heads of
+    None become hidden / head_dim, as in the FlashAttention papers."""
 
     head_dims: Sequence[int]
     masks: Sequence[str]
@@ -207,7 +207,7 @@ MASKS = ("full", "causal")
 
 
 def _gqa() -> list[Point]:
-    """The attention of released models, causal: their published heads, kv heads and head dims."""
+    """Causal attention with the heads, KV heads and head dims that released models have."""
     shapes = [
         ("Llama 3 8B", 1, 8192, 32, 8, 128, 128),
         ("Llama 3 70B", 1, 8192, 64, 8, 128, 128),

@@ -67,7 +67,7 @@ def versus(rows: Iterable[Row]) -> list[Versus]:
 
 
 def summaries(rows: Iterable[Row]) -> list[Summary]:
-    """One line per direction and backend of ours."""
+    """A summary of each backend of ours in each direction."""
     groups: dict[tuple[str, str], list[Versus]] = {}
     for pair in versus(rows):
         groups.setdefault((pair.what, pair.ours.contender), []).append(pair)

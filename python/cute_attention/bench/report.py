@@ -1,5 +1,5 @@
-"""What a run tells while it measures, and the files it leaves: rewritten after every point, so that
-a run that is cut off loses nothing it measured."""
+"""What a run prints while it measures, and the files that it writes. It rewrites them after every
+point, so that nothing is lost where a run is cut off."""
 
 from __future__ import annotations
 

@@ -29,16 +29,16 @@ class Row:
     point: Point
     contender: str
     role: str
-    what: str  # speed, memory: fwd, bwd, fwdbwd; accuracy: out, lse, dq, dk, dv
-    case: str = ""  # accuracy: the distribution of the inputs; overhead: eager, compiled, graph
+    what: str  # fwd, bwd, fwdbwd; of accuracy out, lse, dq, dk, dv; of robustness both
+    case: str = ""  # of accuracy and robustness the inputs; of overhead eager, compiled, graph
     metrics: dict[str, float] = field(default_factory=dict)
-    samples: tuple[float, ...] = ()  # one per round; accuracy: rms error of each draw
-    max_samples: tuple[float, ...] = ()  # accuracy: largest error of each draw
+    samples: tuple[float, ...] = ()  # one per round; of accuracy the rms error of each draw
+    max_samples: tuple[float, ...] = ()  # of accuracy: the largest error of each draw
     reason: str = ""  # why there are no metrics
     command: str = ""
 
     def key(self) -> tuple[Point, str, str, str]:
-        """What two files are matched by."""
+        """What identifies a row when two files are compared."""
         return self.point.key(), self.contender, self.what, self.case
 
     def to_dict(self) -> dict[str, Any]:

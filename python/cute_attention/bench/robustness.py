@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .adversarial import ADVERSARIAL, Adversarial, select
+from .again import again
 from .contenders import OURS, Contender
 from .inputs import TORCH_DTYPES, Inputs, make_inputs
 from .points import Point
@@ -20,14 +21,14 @@ from .timing import Plan, Timer, make_timer, median, spread
 TENSORS = {"fwd": ("out", "lse"), "bwd": ("dq", "dk", "dv")}
 DIRECTIONS = tuple(TENSORS)
 BASELINE_INPUT = "random_x1"
-FAILED = "failed: "  # of reasons: this contender should have served the input
+FAILED = "failed: "  # begins the reason of a row that should have figures
 
 Results = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How, as opposed to what, is measured."""
+    """How points are measured; which points is not part of it."""
 
     device: torch.device
     contenders: Sequence[Contender]
@@ -47,7 +48,7 @@ class _Timed:
 
 
 def check_words(words: Sequence[str]) -> list[str]:
-    """Names and groups of inputs, all known."""
+    """The names and groups of inputs as given; raises ValueError where one is unknown."""
     known = {"all", *ADVERSARIAL, *(entry.group for entry in ADVERSARIAL.values())}
     unknown = [word for word in words if word not in known]
     if unknown:
@@ -60,7 +61,8 @@ def check_words(words: Sequence[str]) -> list[str]:
 
 
 def check_points(points: Iterable[Point]) -> None:
-    """Raises where the inputs do not keep their word: a window may show hidden keys alone."""
+    """Raises ValueError for points at which the inputs are not what their descriptions say: where a
+    window shows a query nothing but hidden keys, for example."""
     for point in points:
         if point.varlen or point.window:
             raise ValueError("robustness measures dense calls without a window")
@@ -131,7 +133,8 @@ class Robustness:
     def _time(
         self, place: tuple[Point, Contender, str, Adversarial], normal: Inputs, inputs: Inputs
     ) -> Row:
-        """Rounds of the baseline and of these inputs, one right after the other."""
+        """The time row of one input. Normal inputs and these are measured in turn, so that both see
+        the same clock rate of the GPU."""
         point, contender, direction, _ = place
         key = (contender.name, direction)
         if key not in self._normal:
@@ -161,7 +164,8 @@ class Robustness:
         return _Timed(step, self.timer.plan(step))
 
     def _rounds(self, base: _Timed, timed: _Timed) -> list[tuple[float, float]]:
-        """(milliseconds on normal inputs, on these) of each round; who goes first changes."""
+        """(milliseconds on normal inputs, milliseconds on these) of each round. They take turns at
+        going first."""
         pairs = []
         for index in range(self.settings.rounds):
             order = (base, timed) if index % 2 == 0 else (timed, base)
@@ -179,10 +183,7 @@ class Robustness:
         metrics: dict[str, float],
         reason: str,
     ) -> Row:
-        command = (
-            f"python -m cute_attention.bench robustness {' '.join(point.arguments())} "
-            f"--inputs {entry.name} --direction {direction}"
-        )
+        device, inputs = self.settings.device, entry.name
         return Row(
             point=point,
             contender=contender.name,
@@ -191,17 +192,18 @@ class Robustness:
             case=entry.name,
             metrics=metrics,
             reason=reason,
-            command=command + (" --device cpu" if self.settings.device.type == "cpu" else ""),
+            command=again("robustness", point, device, inputs=inputs, direction=direction),
         )
 
 
 def _whats(direction: str) -> tuple[str, ...]:
-    """What the rows of a direction hold: its tensors, and its time."""
+    """The `what` of the rows of a direction: its tensors, and the direction itself for the time."""
     return (*TENSORS[direction], direction)
 
 
 def redundant(contender: Contender, direction: str, settings: Settings) -> bool:
-    """`auto` is the gradient of sm90's output; its forward is sm90's, measured by that name."""
+    """Whether a row would repeat another: on a Hopper GPU `auto` differs from sm90 in the backward
+    alone, so its forward is left out where sm90 is measured."""
     named = {each.name: each for each in settings.contenders}
     if contender.name != "auto" or direction != "fwd" or "sm90" not in named:
         return False
@@ -219,7 +221,8 @@ def change(normal: Inputs, entry: Adversarial, point: Point) -> Inputs:
 
 
 def _truth(point: Point, inputs: Inputs) -> Exact:
-    """float64 results of the first batch entry: the others hold inputs of the same kind."""
+    """The float64 results of the first batch entry. One entry is enough: all hold inputs of the
+    same kind."""
     q, k, v, grad_out = (x.detach()[:1] for x in (*inputs.leaves, inputs.grad_out))
     return exact(q, k, v, grad_out, causal=point.causal, softcap=point.softcap or None)
 
@@ -241,8 +244,8 @@ def errors(truth: Exact, name: str, result: torch.Tensor) -> dict[str, float]:
     """Errors where float64 is finite: root mean square and largest, relative to the same of the
     truth; root mean square and largest in roundings; or how many values are not finite.
 
-    `stored_lse` is the relative error of a gradient that half an ulp of an LSE kept in fp32 brings:
-    where scores are huge no backward that reads one can promise less.
+    `stored_lse` is the relative error that a gradient gets from rounding the LSE to fp32, half an
+    ulp. Where scores are huge, no backward that reads such an LSE can promise less.
     """
     expected = truth.values[name]
     if result.shape != expected.shape:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .contenders import OURS, PEER
+from .limits import Limits
 from .points import Point
 from .results import Row
 from .robustness import DIRECTIONS, FAILED, TENSORS
 from .roundings import LIMITS
 from .tables import make_table, number, print_reasons, titled
 
-# Time over that of standard normal inputs; the reference backend, which is not about speed, has no
-# limit.
-TIME_LIMITS = {"sm90": 1.15, "sm80": 1.25}
-ERROR_LIMIT = 1.10  # rms error over that of the better peer
-# An rms error of less than this many roundings is exact for all that 16 bits can tell: where a
-# softmax is 1 at one key and 0 elsewhere, every error is this small, and their ratio says nothing.
+# An rms error of less than this many roundings counts as exact. Where a softmax is 1 at one key and
+# 0 elsewhere, the errors of all contenders are this small, and their ratio says nothing.
 EXACT = 0.01
-
-
-@dataclass(frozen=True)
-class Limits:
-    time: dict[str, float] = field(default_factory=lambda: dict(TIME_LIMITS))
-    error: float = ERROR_LIMIT
-
-    def time_of(self, contender: str) -> float:
-        """That of `auto` is sm90's: on a Hopper GPU this is whose output its gradient is of."""
-        if contender == "reference":
-            return math.inf
-        return self.time["sm90" if contender == "auto" else contender]
 
 
 @dataclass(frozen=True)
@@ -46,7 +30,7 @@ class Line:
     contender: str
     direction: str
     case: str
-    rows: dict[str, Row]  # by tensor, and by the direction for the time
+    rows: dict[str, Row]  # by tensor; under the direction's name, the row with the time
     to_peer: dict[str, float]  # rms error over that of the better peer, by tensor
     peers: dict[str, str]  # who that is
     broken: tuple[str, ...]
@@ -61,7 +45,7 @@ class Line:
 
 
 def lines(rows: Sequence[Row], limits: Limits) -> list[Line]:
-    """Every input that a contender of ours was measured on, judged."""
+    """The rows of our contenders, gathered into lines and judged."""
     groups: dict[tuple[Point, str, str, str], dict[str, Row]] = {}
     best: dict[tuple[Point, str, str], Row] = {}
     for row in rows:
@@ -161,7 +145,7 @@ def _summary(found: Sequence[Line]) -> str:
 
 
 def print_robustness(console: Console, rows: Sequence[Row], limits: Limits) -> bool:
-    """Tables and verdicts; True where nothing of ours breaks the rule."""
+    """Prints tables and verdicts; returns whether all lines of ours keep the rule."""
     judged = lines(rows, limits)
     places = dict.fromkeys((line.point, line.contender, line.direction) for line in judged)
     for place in places:

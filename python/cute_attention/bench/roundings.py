@@ -1,10 +1,10 @@
-"""Exact attention in float64, and how much of an error roundings to 16 bits account for.
+"""Exact attention in float64, and how large an error the roundings to 16 bits can explain.
 
 A fused kernel rounds to the dtype in few places: the probabilities before they multiply v, the
 derivatives of the scores before they multiply k and q, the output that the backward reads, and each
-result. For every element of every result `exact` also gives its `size`: the root of the sum of the
-squares of all terms that are rounded on the way to it, beside the element itself. An error of a few
-eps(dtype) * size is rounding; a wrong row, tile or factor is hundreds.
+result. For every element of every result, `exact` also computes a `size`: the root of the sum of
+the squares of the element itself and of all terms that a kernel rounds on the way to it. An error
+of a few eps(dtype) * size is rounding; a wrong row, tile or factor makes an error of hundreds.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import torch
 from torch import Tensor
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
-# How many roundings an error may be. Kernels emulated on thousands of inputs stay below 1.4, and
-# below 9 ulps of fp32 for the LSE; tensor cores add up in an order and a width of their own.
+# How many roundings an error may be. Emulated on thousands of inputs, kernels stay below 1.4, and
+# below 9 ulps of fp32 for the LSE. Tensor cores may need more: they add in an order and a precision
+# that an emulation does not know.
 LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
-# Relative error of a probability, in ulps of fp32 for each unit of its score: the score's own sum,
-# its product with the scale, the maximum or the LSE that is subtracted.
+# The relative error of a probability, in ulps of fp32 for each unit of its score. It comes from the
+# sum that makes the score, its product with the scale, and the subtraction of the maximum or LSE.
 SCORE_ULPS = 4.0
-# Probabilities below this may be 0: an fp32 exponential that is not normal often is.
+# Probabilities below this may be 0: hardware often flushes denormal fp32 numbers to zero.
 NOTHING = 2.0**-100
 
 
 @dataclass(frozen=True)
 class Exact:
-    """float64 results by name, and their sizes: what one rounding of eps(dtype) is measured in."""
+    """The float64 results by name, and their sizes: one rounding is an error of eps(dtype) *
+    size."""
 
     values: dict[str, Tensor]
     sizes: dict[str, Tensor]
@@ -51,7 +53,7 @@ class Exact:
 def visible(
     seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int | None, int | None] | None
 ) -> Tensor:
-    """bool [seqlen_q, seqlen_k]: the masks of docs/design.md."""
+    """bool [seqlen_q, seqlen_k], True where a query sees a key, as docs/design.md defines it."""
     left, right = window or (None, None)
     right = (0 if right is None else min(right, 0)) if causal else right
     position = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
@@ -74,7 +76,8 @@ def exact(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
 ) -> Exact:
-    """Output, LSE and gradients of the formula, from inputs as they are rounded, and sizes."""
+    """The formula's output, LSE and gradients in float64, from inputs that are rounded already, and
+    the size of each."""
     dtype, heads, heads_kv = q.dtype, q.shape[2], k.shape[2]
     group, scale = heads // heads_kv, q.shape[3] ** -0.5
     eps, eps32 = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
@@ -111,7 +114,7 @@ def exact(
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
     p2 = ((p * factor + floor) * counts).square()
-    # 1 - tanh^2 of fp32 numbers is off by some of their ulps.
+    # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1.
     ds_size = ds.abs() * factor + unbent.abs() * (SCORE_ULPS * eps32 / eps if softcap else 0.0)
     ds2 = ((ds_size + floor) * counts).square()
     # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
@@ -120,7 +123,7 @@ def exact(
     del terms
     out_size = (p2 @ v.square()).sqrt() + factor * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
-    slipped = p * bend  # what an error of delta is multiplied by
+    slipped = p * bend  # the factor by which an error of delta goes into dS
     dq_size = scale * (ds2 @ k.square()).sqrt() + dq.abs()
     dq_size = dq_size + scale * delta_size * (slipped @ k).abs()
     dk2 = scale**2 * (ds2 + (slipped * delta_size).square()).mT @ q.square()

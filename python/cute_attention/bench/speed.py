@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from .again import again
 from .contenders import OURS, Contender
 from .contenders.base import Attention, CannotRun
 from .flops import flops
@@ -18,14 +18,14 @@ from .results import Row
 from .steps import Deadline, Step, attempt, cannot_run, free_memory, make_step, measuring
 from .timing import Plan, Timer, make_timer, median, spread, turns
 
-# Two contenders that compute the same thing differ by rounding, far below this; a wrong mask or
-# scale is far above. As rms(difference) / rms(value).
+# The limit of rms(difference) / rms(value) between two contenders. The roundings of two right
+# results stay far below it; a wrong mask or scale is far above it.
 DISAGREEMENT = 0.05
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How, as opposed to what, is measured."""
+    """How points are measured; which points is not part of it."""
 
     device: torch.device
     contenders: Sequence[Contender]
@@ -40,12 +40,15 @@ class Settings:
 
 def command(point: Point, direction: str, settings: Settings, contenders: Iterable[str]) -> str:
     """The command line that measures one row, or all rows of a point, again."""
-    args = ["python", "-m", "cute_attention.bench", "speed", *point.arguments()]
-    args += ["--direction", direction, "--contenders", ",".join(contenders)]
-    args += ["--rounds", str(settings.rounds), "--time-ms", f"{settings.time_ms:g}"]
-    if settings.device.type == "cpu":
-        args += ["--device", "cpu"]
-    return shlex.join(args)
+    return again(
+        "speed",
+        point,
+        settings.device,
+        direction=direction,
+        contenders=",".join(contenders),
+        rounds=str(settings.rounds),
+        time_ms=f"{settings.time_ms:g}",
+    )
 
 
 @dataclass
@@ -89,7 +92,7 @@ class Bench:
         entries: dict[str, _Entry] = {}
         reasons: dict[str, str] = {}
         self._agreed = None
-        # Ours last: they are held to the result of somebody else, not the other way round.
+        # Ours run last, so that they are compared with the result of somebody else.
         for contender in sorted(self.settings.contenders, key=lambda c: c.role == OURS):
             entry = None
             reason = self.deadline.passed()
@@ -117,8 +120,8 @@ class Bench:
         return _Entry(contender, step, self.timer.plan(step), memory)
 
     def _check_agreement(self, name: str, result: object) -> None:
-        """Nobody is fast by computing something else: compares with the first contender that
-        ran."""
+        """Compares a result with that of the first contender that ran: nobody may be fast by
+        computing something else."""
         if self._agreed is None:
             self._agreed = name, result
             return

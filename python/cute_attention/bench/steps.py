@@ -17,6 +17,7 @@ from .inputs import Inputs
 from .points import Point
 
 DIRECTIONS = ("fwd", "bwd", "fwdbwd")
+MODES = ("eager", "compiled", "graph")  # as it is, by torch.compile, as a CUDA graph
 
 Step = Callable[[], object]
 P = ParamSpec("P")
@@ -41,8 +42,9 @@ def make_step(call: Attention, direction: str, inputs: Inputs) -> Step:
 
 @contextlib.contextmanager
 def measuring(contender: Contender, point: Point) -> Iterator[None]:
-    """Everything that must hold while a contender runs: its backend pinned, determinism if asked
-    for, without PyTorch's NaN in all memory that is allocated then."""
+    """While this is entered, a contender runs under the conditions of its measurement: its backend
+    is forced, and PyTorch is deterministic if the point asks for it. PyTorch then also fills all
+    new memory with NaN by default, which would cost time; this is switched off."""
     was = torch.are_deterministic_algorithms_enabled()
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
@@ -60,23 +62,24 @@ def measuring(contender: Contender, point: Point) -> Iterator[None]:
 def attempt(
     function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> tuple[T, Literal[""]] | tuple[None, str]:
-    """Calls what may fail in any way on some machine: (its value, "") or (None, the reason)."""
+    """Calls a function that may fail in any way on some machine. Returns its value and "", or None
+    and the reason."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             return function(*args, **kwargs), ""
         except Exception as error:
             reason = reason_for(error)
-    if "No available kernel" in reason:  # why not is in PyTorch's warnings
+    if "No available kernel" in reason:  # PyTorch says why in its warnings
         texts = [str(warning.message).split(" (Triggered internally")[0] for warning in warned]
         reasons = [text for text in texts if not text.endswith("because:")]
         reason = "; ".join(dict.fromkeys(reasons)) or reason
-    free_memory()  # here, where the failed call's frames are gone
+    free_memory()  # only here are the frames of the failed call gone, and the tensors they held
     return None, reason
 
 
 class Deadline:
-    """Ends a run in good order: once the limit is over nothing new is started."""
+    """A time limit for a whole run: when it has passed, nothing new is started."""
 
     def __init__(self, limit_s: float | None) -> None:
         self.limit_s = limit_s
@@ -90,7 +93,7 @@ class Deadline:
 
 
 def free_memory() -> None:
-    """Gives back what the allocator caches, so that contenders do not starve each other."""
+    """Returns the allocator's cached memory to the GPU, so that the next contender can have it."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

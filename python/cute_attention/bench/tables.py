@@ -19,12 +19,13 @@ WHAT = {"fwd": "forward", "bwd": "backward", "fwdbwd": "forward + backward"}
 
 
 def make_table(title: str) -> Table:
-    """The one style of table: a bold title at the left, rules but no boxes."""
+    """An empty table in the style of all: a bold title at the left, rules but no boxes."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
 
 
 def make_console() -> Console:
-    """Standard output; where it is no terminal, wide enough that no table is folded."""
+    """A console on standard output. Where that is no terminal, it is wide enough for every
+    table."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, width=200)
@@ -39,7 +40,8 @@ def titled(name: str) -> str:
 
 
 def ratio_text(ratio: float) -> Text:
-    """Green ahead, red behind, plain within 2 %, which no single run resolves."""
+    """A ratio in green where ours is ahead and in red where it is behind. Within 2 % it has no
+    colour: one run cannot tell such a difference from noise."""
     style = "bold green" if ratio >= 1.02 else "bold red" if ratio <= 0.98 else ""
     return Text(f"{ratio:.2f}x", style=style)
 
@@ -129,7 +131,7 @@ def print_speed(console: Console, rows: Sequence[Row]) -> None:
 
 
 def print_reasons(console: Console, rows: Sequence[Row]) -> None:
-    """Every contender and reason once, with the number of rows it stands for."""
+    """Prints why rows have no figures: each contender and reason once, with the number of rows."""
     counts: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.reason:

@@ -16,10 +16,10 @@ MAX_REPEATS = 1000
 
 @dataclass(frozen=True)
 class Plan:
-    """How one step is timed, found out while it warms up."""
+    """How one step is timed. `Timer.plan` finds this out while it warms the step up."""
 
     repeats: int
-    head_start_cycles: int = 0  # GPU idles so long before each repeat, for the host to get ahead
+    head_start_cycles: int = 0  # so long the GPU waits before each repeat, while the host launches
 
 
 class Timer(Protocol):
@@ -69,9 +69,9 @@ class CudaTimer:
     """CUDA events around each call, the L2 cache overwritten before it: the method of
     triton.testing.do_bench, so that figures compare with those published.
 
-    One thing is added. Where the host needs longer to launch a step than the GPU to run it, events
-    measure the host; the GPU then spins before the first event until the launches are queued. What
-    the host costs is what `overhead` measures.
+    One thing is added. Where the host needs longer to launch a step than the GPU needs to run it,
+    events would measure the host. The GPU then spins before the first event until the host has
+    queued all launches. `overhead` measures what the host costs.
     """
 
     FLUSH_BYTES = 256 * 2**20
@@ -86,14 +86,15 @@ class CudaTimer:
     def plan(self, step: Callable[[], object]) -> Plan:
         step()  # compiles, allocates
         one_ms, host_ms = self._trial(step, 1)
-        if 5 * one_ms < self.time_ms:  # a slow step is known well enough by now
+        if 5 * one_ms < self.time_ms:  # a step this slow needs no further trial
             one_ms, host_ms = self._trial(step, 5)
             for _ in range(min(MAX_REPEATS, int(WARMUP_MS / one_ms))):
                 step()
             torch.cuda.synchronize()
         cycles = 0
         if host_ms > 0.5 * one_ms:
-            cycles = int(1.5 * host_ms * 2e6)  # at up to 2 GHz; a slower clock only spins longer
+            # For a GPU at 2 GHz; one with a slower clock spins longer.
+            cycles = int(1.5 * host_ms * 2e6)
         return Plan(repeats_for(one_ms, self.time_ms), cycles)
 
     def _trial(self, step: Callable[[], object], count: int) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""The proofs: each a rule, a verdict and a number. docs/layouts.md says what each rule means."""
+"""The proofs. Each has a rule, says whether it holds, and gives a number; docs/layouts.md explains
+the rules."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def check(kernel: Kernel) -> list[Result]:
 
 
 def _check_tiles(kernel: Kernel) -> Iterator[Result]:
-    """Each element of a tile has an address of its own, inside the buffer."""
+    """The rule `layout`: each element of a tile has an address of its own, inside the buffer."""
     buffers = {buffer["name"]: buffer for buffer in kernel.plan["buffers"]}
     for tile in kernel.tiles().values():
         size = tile.address.size
@@ -66,20 +67,21 @@ def _check_copies(kernel: Kernel, trace: Trace) -> Iterator[Result]:
 
 
 def _copied_once(kernel: Kernel, trace: Trace, copy: TileCopy) -> Result:
-    """Every element of the tile moves exactly once, to or from where the layout has it."""
+    """The rule `copied once`: every element of the tile moves exactly once, to or from the address
+    that the layout gives it."""
     tile = copy.tile
     rows, cols = tile.address.shape
     assert copy.target is not None
     if copy.kind == "load":
         assert copy.source is not None
-        moved, layout_place = copy.source, tile.address
+        moved = copy.source
     else:
-        moved, layout_place = copy.target, tile.address
+        moved = copy.target
     inside = (moved >= 0) & (moved < rows * cols)
     times = np.bincount(moved[inside].reshape(-1), minlength=rows * cols)
     once = int((times == 1).sum())
     outside = int((~inside).sum())
-    expected = layout_place.reshape(-1, order="F")[np.where(inside, moved, 0)]
+    expected = tile.address.reshape(-1, order="F")[np.where(inside, moved, 0)]
     placed = int((inside & (expected == copy.address)).sum())
     if copy.kind == "accumulator":
         registers = trace.stored[tile.tensor]
@@ -93,7 +95,8 @@ def _copied_once(kernel: Kernel, trace: Trace, copy: TileCopy) -> Result:
 
 
 def _vectors(kernel: Kernel, copy: TileCopy) -> Result:
-    """What one instruction moves for a thread lies together, aligned to its own size."""
+    """The rule `vectors`: what one instruction moves for one thread is contiguous, and aligned to
+    its size."""
     size = copy.values * ELEMENT_BYTES
     together = (np.diff(copy.address, axis=2) == 1).all(axis=2)
     aligned = copy.address[:, :, 0] % copy.values == 0
@@ -112,7 +115,8 @@ def _vectors(kernel: Kernel, copy: TileCopy) -> Result:
 
 
 def _addresses(copy: TileCopy, given: Array) -> Result:
-    """The kernel's own arithmetic gives each instruction the address that the layout has."""
+    """The rule `addresses`: the kernel's own arithmetic computes the address that the layout
+    has."""
     expected = copy.address[:, :, 0] * ELEMENT_BYTES
     right = int((given == expected).sum()) if given.shape == expected.shape else 0
     number = f"{right} of {expected.size} addresses that the kernel computes are the layout's"
@@ -120,7 +124,8 @@ def _addresses(copy: TileCopy, given: Array) -> Result:
 
 
 def _elements(copy: TileCopy, given: Array) -> Result:
-    """The kernel's own walk through global memory takes the elements that the layout names."""
+    """The rule `addresses` in global memory: the kernel walks to the elements that the layout
+    names."""
     assert copy.source is not None
     expected = copy.source[:, :, 0]
     right = int((given == expected).sum()) if given.shape == expected.shape else 0
@@ -129,7 +134,8 @@ def _elements(copy: TileCopy, given: Array) -> Result:
 
 
 def bank_phases(copy: TileCopy) -> Array:
-    """Passes of each phase, [warp, instruction, phase]; 1 is free of conflicts."""
+    """The passes over the banks that each phase needs, [warp, instruction, phase]. Without
+    conflicts a phase needs one."""
     first = copy.warps[..., 0] * ELEMENT_BYTES  # [warp, lane, instruction]
     size = copy.values * ELEMENT_BYTES
     groups = hardware.phases(copy.instruction, size)
@@ -140,7 +146,7 @@ def bank_phases(copy: TileCopy) -> Array:
 
 
 def banks(copy: TileCopy) -> Result:
-    """No two lanes of a phase want different words of one bank."""
+    """The rule `banks`: no two lanes of a phase want different words of the same bank."""
     passes = bank_phases(copy)
     conflicts = int((passes - 1).sum())
     instructions = passes.shape[0] * passes.shape[1]
@@ -151,7 +157,8 @@ def banks(copy: TileCopy) -> Result:
 
 
 def _sectors(kernel: Kernel, copy: TileCopy) -> Result:
-    """A warp's global access touches no more 32-byte sectors than its bytes fill."""
+    """The rule `sectors`: a warp's access to global memory touches no more sectors of 32 bytes than
+    its bytes fill."""
     elements = copy.source if copy.kind == "load" else copy.target
     assert elements is not None
     rows = copy.tile.address.shape[0]
@@ -165,7 +172,8 @@ def _sectors(kernel: Kernel, copy: TileCopy) -> Result:
 
 
 def _check_boxes(kernel: Kernel) -> Iterator[Result]:
-    """TMA boxes fill each tile once, as its layout says, within the limits of a descriptor."""
+    """The rules `copied once` and `swizzle` for TMA: boxes fill each tile once, each element goes
+    where the layout has it, and a descriptor can describe the box."""
     for exported in kernel.copies:
         if exported["kind"] != "boxes":
             continue
@@ -200,7 +208,7 @@ class Report:
 
     @property
     def violations(self) -> list[Result]:
-        """What does not hold."""
+        """The results of the proofs that do not hold."""
         return [result for result in self.results if not result.ok]
 
 
@@ -219,7 +227,7 @@ def as_json(reports: Iterable[Report]) -> list[dict[str, object]]:
 
 
 def report(reports: Sequence[Report], verbose: bool) -> str:
-    """All results as text: what does not hold, and with `verbose` what does."""
+    """All results as text. Proofs that hold are listed with `verbose` alone."""
     lines = []
     for each in reports:
         verdict = f"{len(each.violations)} VIOLATED" if each.violations else "ok"

@@ -14,7 +14,7 @@ from cute_attention.layouts.trace import operand_copies, tile_copies
 
 
 def metrics(kernel: Kernel) -> dict[str, str]:
-    """Numbers of a kernel, by what they count."""
+    """The numbers that two kernels are compared by, each with its name."""
     found = {
         "tile (queries x keys)": f"{kernel.row.tile_m} x {kernel.row.tile_n}",
         "head dim (q and k, v)": f"{kernel.row.head_dim}, {kernel.row.head_dim_v}",
@@ -42,7 +42,7 @@ def metrics(kernel: Kernel) -> dict[str, str]:
 
 
 def numbers(first: Kernel, second: Kernel) -> str:
-    """A line for each number that differs."""
+    """A table with a line for each number that differs."""
     old, new = metrics(first), metrics(second)
     changed = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     if not changed:
@@ -57,7 +57,7 @@ def numbers(first: Kernel, second: Kernel) -> str:
 
 
 def picture(first: Kernel, second: Kernel, folder: Path) -> Path:
-    """Each tile of both in shared memory, side by side; returns the PNG."""
+    """Draws the shared memory of each tile of both kernels, side by side; returns the PNG."""
     old, new = first.tiles(), second.tiles()
     both = [tensor for tensor in old if tensor in new]
     tensors = [tensor for tensor in both if old[tensor].layout != new[tensor].layout] or both

@@ -1,4 +1,4 @@
-"""What stops the layout lab, with what to do about it."""
+"""The error that ends a command of the layout lab; its message says what to do."""
 
 from __future__ import annotations
 

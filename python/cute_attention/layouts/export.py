@@ -1,7 +1,7 @@
 """The layouts of rows as JSON, written by a C++ program that includes the kernels' own headers.
 
-The program is built on demand. What it wrote is kept in a cache folder under a hash of everything
-that it was made of, so an edited header or row is compiled again and nothing else is.
+The program is built on demand. Its output is kept in a cache folder under a hash of all it was
+built from, so that only an edited header or row is compiled again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cute_attention.rows import TableRow
 
 @dataclass(frozen=True)
 class Family:
-    """Kernels that one adapter describes."""
+    """The kernels of one architecture and direction, which one adapter describes."""
 
     adapter: str  # a template over traits, in src/layouts
     traits: str  # a template over rows
@@ -47,7 +47,8 @@ _NAMES = {"fp16": "Float16", "bf16": "BFloat16"}
 
 @dataclass(frozen=True)
 class Request:
-    """A row whose layouts are wanted, maybe edited, maybe with other traits or other headers."""
+    """A row whose layouts are wanted. The row may be edited, and the traits and headers may be
+    others than the project's."""
 
     row: TableRow
     traits: str = ""  # a template over rows, declared in `preamble`; default: the kernel's own
@@ -64,8 +65,9 @@ class Request:
         return f"layouts::{family.adapter}<{self.traits or family.traits}<{tag}>>"
 
     def shape(self) -> tuple[object, ...]:
-        """What its layouts are made of. Compiled together, rows of one shape cost little more than
-        one: dtype, mask and score modifier change no layout, and C++ derives it once."""
+        """Requests with the same shape have the same layouts: dtype, mask and score modifier change
+        none. Compiled in one program they take little longer than one of them, as C++ derives the
+        layouts once."""
         row = self.row
         tile = (row.tile_m, row.tile_n, row.stages, row.warps)
         return (*self._headers(), row.head_dim, row.head_dim_v, *tile, self.traits)
@@ -75,7 +77,7 @@ class Request:
 
 
 def described(row: TableRow) -> bool:
-    """Whether the row's family has an adapter."""
+    """Whether there is an adapter for the row's architecture and direction."""
     return (row.arch, row.direction) in FAMILIES and (
         sources() / "src" / "layouts" / f"{row.arch}_{row.direction}.h"
     ).is_file()
@@ -175,8 +177,8 @@ def _jobs() -> int:
 
 
 def _memory_flags() -> list[str]:
-    """Half of the machine's memory for all jobs before GCC collects garbage, which takes a third of
-    the time otherwise."""
+    """Options that let GCC use half of the machine's memory, shared by all jobs, before it collects
+    garbage. By default that collection takes a third of the time."""
     if "Free Software Foundation" not in _version():
         return []
     kilobytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
@@ -185,7 +187,7 @@ def _memory_flags() -> list[str]:
 
 @functools.cache
 def _sources_hash(include: Path | None) -> str:
-    state = hashlib.sha256()
+    state = hashlib.sha256((sources() / "src" / "json.h").read_bytes())
     folders = [sources() / "include", sources() / "src" / "layouts"]
     for folder in folders + ([include] if include else []):
         for file in sorted(folder.rglob("*.h")):
@@ -253,7 +255,8 @@ def _build(requests: Sequence[Request]) -> str:
         own = [requests[0].include] if requests[0].include else []
         own += [sources() / "include", sources() / "src"]
         flags = ["-std=c++17", "-O0", "-w", *_memory_flags(), *(f"-I{path}" for path in own)]
-        # WGMMAs of all N: cmake/kernels.cmake asks for them where a row has others than the usual.
+        # WGMMAs of all N. For kernels, cmake/kernels.cmake asks for them where a row has unusual
+        # ones.
         flags.append("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
         command = [_compiler(), *flags, *_include_flags(), str(source), "-o", f"{folder}/export"]
         compiled = subprocess.run(command, capture_output=True, text=True)
@@ -269,7 +272,8 @@ def _build(requests: Sequence[Request]) -> str:
 
 
 def _build_each(requests: Sequence[Request]) -> None:
-    """Builds all at once; where C++ refuses, half of them at a time, to say which row it is."""
+    """Builds all rows in one program. If C++ refuses it, builds each half by itself, until it is
+    known which row C++ refuses."""
     refused = _build(requests)
     if refused and len(requests) > 1:
         _build_each(requests[: len(requests) // 2])
@@ -295,9 +299,9 @@ def export(requests: Iterable[Request]) -> list[dict[str, Any]]:
 
 
 def _batches(requests: Iterable[Request], jobs: int) -> list[list[Request]]:
-    """Programs to compile: at most `jobs` for each folder of headers, of about equal time. A
-    family's shapes have parts in common that C++ derives once: they are one program unless jobs
-    would be idle."""
+    """Shares the requests out among programs that take about the same time to compile, at most
+    `jobs` for each folder of headers. The shapes of a family have parts in common, which C++
+    derives once in a program; a family is only split where jobs would be idle."""
     families: dict[tuple[object, ...], dict[tuple[object, ...], list[Request]]] = {}
     for request in requests:
         shapes = families.setdefault((request.include, request.adapter()), {})

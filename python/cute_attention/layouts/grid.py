@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-# Eight that differ in lightness and hue, readable under black or white text.
+# They differ in lightness and hue, and black or white text is readable on each.
 COLOURS = (
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#dd9955", "#bbbbbb",
 )  # fmt: skip
@@ -21,7 +21,7 @@ CELL = 0.34  # inches
 
 
 def colour(index: int) -> str:
-    """The colour of a group."""
+    """One of eight colours."""
     return COLOURS[index % len(COLOURS)]
 
 
@@ -43,7 +43,8 @@ def _ink(fill: str | tuple[float, float, float]) -> str:
 
 
 def figure(width: float, height: float) -> Figure:
-    """A figure of so many inches, away from pyplot's global state."""
+    """A figure of this size in inches that pyplot does not know of, so that no global state
+    changes."""
     created = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(created)
     return created
@@ -56,7 +57,8 @@ def draw_grid(
     text: Callable[[int, int], str],
     size: float = 6.0,
 ) -> None:
-    """Cells (row, col), row 0 at the top."""
+    """Draws a grid of cells with the colour `fill(row, col)` and the text `text(row, col)`; row 0
+    is at the top."""
     rows, cols = shape
     boxes, fills = [], []
     for row in range(rows):
@@ -85,7 +87,8 @@ def draw_grid(
 
 
 def ticks(axes: Axes, row_labels: Sequence[str], col_labels: Sequence[str]) -> None:
-    """Labels in the middle of cells; few enough to read."""
+    """Labels rows and columns in the middle of their cells, and leaves out labels that would not
+    fit."""
     for labels, axis in ((row_labels, axes.yaxis), (col_labels, axes.xaxis)):
         every = -(-len(labels) // 32)
         places = range(0, len(labels), every)
@@ -93,7 +96,7 @@ def ticks(axes: Axes, row_labels: Sequence[str], col_labels: Sequence[str]) -> N
 
 
 def legend(axes: Axes, entries: Sequence[tuple[str | tuple[float, float, float], str]]) -> None:
-    """Beside the axes, a patch a colour."""
+    """Draws a legend beside the axes: for each colour a patch and its text."""
     axes.legend(
         handles=[Patch(facecolor=fill, label=label) for fill, label in entries],
         loc="upper left",
@@ -105,18 +108,18 @@ def legend(axes: Axes, entries: Sequence[tuple[str | tuple[float, float, float],
 
 
 def mark(axes: Axes, row: float, col: float, rows: float = 1, cols: float = 1) -> None:
-    """A frame around cells."""
+    """Draws a frame around cells."""
     axes.add_patch(
         Rectangle((col, row), cols, rows, fill=False, edgecolor="#cc3311", lw=2.5, clip_on=False)
     )
 
 
 def save(created: Figure, folder: Path, name: str) -> list[Path]:
-    """As SVG and PNG."""
+    """Writes a figure as SVG and PNG; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.svg", folder / f"{name}.png"]
     created.draw_without_rendering()
-    created.set_layout_engine("none")  # laid out once, not once a file
+    created.set_layout_engine("none")  # the layout is computed above, once for both files
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         created.savefig(files[0], metadata={"Date": None})
     created.savefig(files[1], dpi=110)

@@ -1,4 +1,4 @@
-"""What the hardware does with addresses and registers, as the PTX ISA has it."""
+"""What the hardware does with addresses and registers, written from the PTX ISA alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Chip:
     """Limits of one SM (CUDA C++ Programming Guide, "Technical Specifications")."""
 
     name: str
-    shared_memory: int  # of an SM; a CTA takes 1 KB more than it asks for
+    shared_memory: int  # bytes of an SM; each CTA takes 1 KB more than it asks for
     cta_shared_memory: int  # the most that a CTA may ask for
     threads: int = 2048
     registers: int = 65536
@@ -33,10 +33,10 @@ CHIPS = {
 
 
 def phases(instruction: str, vector_bytes: int) -> list[range]:
-    """Lanes that a shared-memory instruction serves together, one group after the other.
+    """The lanes of a warp in groups: a shared-memory instruction serves one group after the other.
 
-    ldmatrix takes the 8 row addresses of a matrix at a time; vectors of 16 bytes go by a quarter of
-    a warp, of 8 bytes by half a warp.
+    ldmatrix serves the 8 lanes that give the row addresses of one matrix. Vectors of 16 bytes are
+    served by quarters of a warp, vectors of 8 bytes by halves, smaller ones by the whole warp.
     """
     if instruction.startswith("ldmatrix"):
         return [range(8 * matrix, 8 * matrix + 8) for matrix in range(int(instruction[10]))]
@@ -45,7 +45,8 @@ def phases(instruction: str, vector_bytes: int) -> list[range]:
 
 
 def wavefronts(addresses: Array, vector_bytes: int) -> Array:
-    """Passes that lanes need together: the most different words that any one bank has to give.
+    """How many passes over the banks the lanes of a group need: the bank that has to give the most
+    different words decides.
 
     addresses: [..., lane], in bytes. Returns [...].
     """
@@ -80,7 +81,7 @@ def ldmatrix(instruction: str, rows: Array) -> Array:
 
 @dataclass(frozen=True)
 class Fragments:
-    """Row and column of each value that a thread has of an MMA's operands, [thread, value]."""
+    """The row and column in an MMA's operand of each value that a thread holds, [thread, value]."""
 
     threads: int
     a: tuple[Array, Array]  # (m, k)
@@ -112,7 +113,7 @@ def wgmma_m64k16(n: int) -> Fragments:
 
 
 def sectors(rows: Array, cols: Array, values: int) -> tuple[int, int]:
-    """32-byte sectors that lanes touch, and the fewest that could hold what they move.
+    """How many sectors of 32 bytes the lanes touch, and the fewest that could hold what they move.
 
     rows, cols: [lane], where each lane's vector of `values` elements begins. Rows begin at sectors.
     """

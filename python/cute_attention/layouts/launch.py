@@ -1,6 +1,7 @@
 """Runs each named row once, on whole tiles: what `check --ncu` measures.
 
-Rows whose calls others would serve are launched by a process that has none of those.
+Dispatch may take another row for the same call. A row that it does not take is launched by a new
+process in which dispatch cannot choose the other rows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def is_chosen(row: TableRow) -> bool | None:
-    """Whether the call of `launch` is the row's; None where the row cannot serve it here."""
+    """Whether dispatch takes this row for the call that `launch` makes; None where the row cannot
+    serve the call on this GPU."""
     problem = _core.Problem(
         direction=row.direction,
         dtype=row.dtype,
@@ -65,7 +67,7 @@ def launch(row: TableRow) -> None:
 
 
 def _launch_backward(row: TableRow, tensors: Tensors, causal: bool, softcap: float) -> None:
-    """The backward alone, of an output and LSE that no forward row has computed."""
+    """Calls the backward with a random output and LSE, so that no forward kernel runs."""
     q, k, v = tensors[:3]
     call = Call(
         backend=row.arch,
@@ -87,18 +89,18 @@ def _launch_backward(row: TableRow, tensors: Tensors, causal: bool, softcap: flo
 
 
 def _only(names: Sequence[str]) -> str:
-    """CUTE_ATTENTION_ROWS that leaves these rows to choose from."""
+    """The value of CUTE_ATTENTION_ROWS with which dispatch chooses among these rows alone."""
     return f"^({'|'.join(names)})$"
 
 
 def main(names: Sequence[str]) -> None:
-    """Launches rows by name, those that are not chosen in a process that has no others."""
+    """Launches the named rows: those that dispatch takes here, the others in new processes."""
     passed = [name for name in names if _launch_if_chosen(find_row(name)) is False]
     pattern = os.environ.get("CUTE_ATTENTION_ROWS")
     if not passed or pattern not in (None, _only(names)):
         return
     groups = [passed]
-    if pattern is not None and passed == list(names):  # each serves the other's call
+    if pattern is not None and passed == list(names):  # they take each other's calls: part them
         half = len(passed) // 2
         groups = [passed[:half], passed[half:]] if half else []
     for group in groups:

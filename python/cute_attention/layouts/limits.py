@@ -14,7 +14,7 @@ from cute_attention.layouts.model import Kernel, table
 from cute_attention.layouts.result import Result
 from cute_attention.layouts.trace import parts_of
 
-SMALL_CHIP = 99 * 1024  # of a CTA where the compute capability is 8.6, 8.9 or 12.0
+SMALL_CHIP = 99 * 1024  # bytes that a CTA may have at compute capability 8.6, 8.9 and 12.0
 
 
 def check_limits(kernel: Kernel) -> Iterator[Result]:
@@ -66,8 +66,8 @@ def _count(layout: dict[str, Any]) -> int:
 
 
 def _operand_registers(product: dict[str, Any]) -> int:
-    """32-bit registers that the operands take at least: those of one MMA where they come from
-    shared memory, all of what was an accumulator."""
+    """A lower bound of the 32-bit registers that a product's operands take: those of one MMA for an
+    operand from shared memory, all registers for one that was an accumulator."""
     total = 0
     for side in "ab":
         operand = parts_of(product)[0][side]
@@ -79,7 +79,8 @@ def _operand_registers(product: dict[str, Any]) -> int:
 
 
 def registers(kernel: Kernel, role: dict[str, Any]) -> int:
-    """The most registers that a thread's accumulators and operands take at once, at least."""
+    """A lower bound of the registers that a thread needs: the most that its accumulators and
+    operands take at the same time."""
     most = 0
     for names in role["together"]:  # accumulators alive together, the last being computed
         product = kernel.product(names[-1])
@@ -90,7 +91,7 @@ def registers(kernel: Kernel, role: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """CTAs of an SM, as each resource has room for them."""
+    """How many CTAs each resource of an SM has room for."""
 
     shared_memory: int
     threads: int
@@ -98,13 +99,14 @@ class Occupancy:
 
     @property
     def ctas(self) -> int:
-        """What the scarcest resource has room for."""
+        """How many CTAs the scarcest resource has room for."""
         return min(self.shared_memory, self.threads, self.registers)
 
 
 def occupancy(kernel: Kernel) -> Occupancy:
-    """CTAs of an SM. By registers: at least the accumulators and operands, in steps of 8, or what
-    setmaxnreg shares out."""
+    """How many CTAs an SM has room for. A thread takes the registers that setmaxnreg gives it;
+    without setmaxnreg at least those of its accumulators and operands, rounded up to a multiple of
+    8."""
     chip = CHIPS[kernel.row.arch]
     used = 0
     for role in kernel.roles:

@@ -1,4 +1,4 @@
-"""Exported layouts as tables: which thread, value and instruction has which element where.
+"""Exported layouts as tables of numbers: which thread moves or holds which element, and where.
 
 Element (r, c) of an R x C tile is number r + R c. Tables of a copy are [thread, instruction,
 value], those of a fragment [thread, register]. Addresses are in elements from a buffer's start.
@@ -27,12 +27,12 @@ def _nested(value: Any) -> Any:
 
 
 def layout_of(exported: dict[str, Any]) -> pycute.Layout:
-    """A CuTe layout."""
+    """The pycute layout of an exported one."""
     return pycute.Layout(_nested(exported["shape"]), _nested(exported["stride"]))
 
 
 def mode_offsets(shape: Any, stride: Any) -> Array:
-    """Offsets of a mode's elements, the first of nested modes fastest."""
+    """The offsets of all elements of a mode; the first of nested modes varies fastest."""
     sizes, steps = pycute.flatten(shape), pycute.flatten(stride)
     offsets = np.zeros(1, np.int64)
     for size, step in zip(sizes, steps, strict=True):
@@ -41,14 +41,14 @@ def mode_offsets(shape: Any, stride: Any) -> Array:
 
 
 def table(exported: dict[str, Any]) -> Array:
-    """A layout's offsets, one axis a top-level mode."""
+    """The offsets of a layout as an array with one axis for each top-level mode."""
     layout = layout_of(exported)
     modes = [mode_offsets(s, d) for s, d in zip(layout.shape, layout.stride, strict=True)]
     return functools.reduce(np.add.outer, modes)
 
 
 def swizzled(offsets: Array, swizzle: Iterable[int]) -> Array:
-    """Where a swizzle moves addresses to."""
+    """The addresses to which a swizzle moves the given ones."""
     bits, base, shift = swizzle
     return offsets ^ ((offsets >> shift) & (((1 << bits) - 1) << base))
 
@@ -68,14 +68,14 @@ class SharedTile:
         return swizzled(table(self.layout), self.swizzle)
 
     def of_element(self, elements: Array) -> Array:
-        """Addresses of elements; of those outside the tile some outside it."""
+        """The addresses of elements. An element outside the tile gets some address outside it."""
         inside = (elements >= 0) & (elements < self.address.size)
         address = self.address.reshape(-1, order="F")[np.where(inside, elements, 0)]
         return np.where(inside, address, self.address.size + np.abs(elements))
 
     @property
     def notation(self) -> str:
-        """As CuTe prints it."""
+        """The layout as CuTe prints it."""
         bits, base, shift = self.swizzle
         layout = str(layout_of(self.layout)).replace(" ", "")
         return f"Sw<{bits},{base},{shift}> o {layout}" if bits else layout
@@ -127,7 +127,7 @@ def mma_elements(exported: dict[str, Any], operand: str) -> Array:
     return elements
 
 
-@dataclass(frozen=True, eq=False)  # hashed as the object it is
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity
 class Kernel:
     """Everything exported about one row."""
 
@@ -139,12 +139,12 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """The row's name; an edited one says what was changed."""
+        """The row's name, for an edited row with the changes."""
         return self.row.name
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """How many threads a CTA has."""
         return self.row.warps * 32
 
     def product(self, name: str) -> dict[str, Any]:
@@ -152,7 +152,8 @@ class Kernel:
         return next(product for product in self.products if product["name"] == name)
 
     def tiles(self) -> dict[str, SharedTile]:
-        """Each tensor's tile in shared memory, the way round it is in global memory."""
+        """Each tensor's tile in shared memory, with the rows and columns that it has in global
+        memory."""
         tiles = [shared_tile(copy["smem"]) for copy in self.copies if "smem" in copy]
         return {tile.tensor: tile for tile in tiles}
 

@@ -1,8 +1,9 @@
 """Proves a product: every a[m, k] * b[n, k] is added to c[m, n] exactly once.
 
-The fragments of each MMA are laid out as the PTX ISA has them: a row of A must be one m, a row of B
-one n, column k of both the same k, and the accumulator's (row, col) the c[m, n] that the rest of
-the kernel takes it for. Nothing here asks CuTe.
+The PTX ISA says which value of which thread is which place of an MMA's operands. With it, and
+without CuTe, this proves for each MMA: the values in a row of A belong to one m, the values in a
+row of B to one n, those in the same column of both to the same k, and what the accumulator has at
+(row, col) is the c[m, n] that the rest of the kernel takes it for.
 """
 
 from __future__ import annotations
@@ -78,14 +79,14 @@ def _matrices(
 
 
 def mma_count(product: dict[str, Any]) -> int:
-    """MMAs of one tile, over all warps or warpgroups."""
+    """How many MMAs all warps or warpgroups issue for one tile."""
     elements = accumulator_elements(product)
     groups = elements.shape[0] // _fragments(product["instruction"]).threads
     return groups * elements.shape[2] * elements.shape[3] * (product["tile"][2] // 16)
 
 
 def check_product(trace: Trace, product: dict[str, Any]) -> Result:
-    """The rule `fragments`."""
+    """The rule `fragments` for one product."""
     m, n, k = product["tile"]
     fragments = _fragments(product["instruction"])
     elements = accumulator_elements(product)

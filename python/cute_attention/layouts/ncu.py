@@ -20,8 +20,8 @@ from cute_attention.layouts.numbers import number_passes, row_exchanges, row_num
 from cute_attention.layouts.trace import TileCopy, operand_copies, tile_copies
 
 _WAVEFRONTS = "sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op"
-# What is counted, by the name it has in the table. Nsight Compute takes these from the addresses of
-# each instruction, so that they are the same at every launch.
+# The counters of Nsight Compute, by their names in the table. It computes them from the addresses
+# of each instruction, so they are the same at every launch.
 METRICS = {
     "ldmatrix": "smsp__inst_executed_op_ldsm.sum",
     "ldmatrix conflicts": "smsp__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm.sum",
@@ -30,26 +30,26 @@ METRICS = {
     "store wavefronts": f"smsp__{_WAVEFRONTS}_st.sum",
     "WGMMA wavefronts": f"sm__{_WAVEFRONTS}_gmma.sum",
 }
-# Conflicts as the hardware counts them: also with what arrives from global memory, which no layout
-# decides. Printed, not compared.
+# Conflicts as the hardware counts them. These include conflicts with data that arrives from global
+# memory, which no layout decides: they are printed and not compared.
 COLLISIONS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 WAVEFRONT_BYTES = 128
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Predicted and measured, as a table."""
+    """The table of predicted and measured counters, and whether they agree."""
 
     text: str
     agrees: bool
 
 
-# What is written once a tile of queries or of keys; all else is done once a tile of scores.
+# Copies that run once for each tile of queries or of keys. All others run for each tile of scores.
 _ONCE_A_TILE = {"o": TILES_M, "grad_q": TILES_M, "grad_k": TILES_N, "grad_v": TILES_N}
 
 
 def _times(kernel: Kernel, copy: TileCopy) -> int:
-    """How often the launch of launch.py runs a copy of a tile."""
+    """How often the call of launch.py runs a copy of a tile."""
     each = HEADS * TILES_M * TILES_N
     return (
         each
@@ -59,8 +59,8 @@ def _times(kernel: Kernel, copy: TileCopy) -> int:
 
 
 def predicted(kernel: Kernel) -> dict[str, int]:
-    """The counters of one launch, by the layouts, over all kernels of the row. What cp.async and
-    TMA write is not among them."""
+    """The counters of one launch that follow from the layouts, summed over all kernels of the row.
+    They do not count what cp.async and TMA write."""
     counts = dict.fromkeys(METRICS, 0)
     for copy in [*tile_copies(kernel), *operand_copies(kernel)]:
         passes = bank_phases(copy)
@@ -84,7 +84,8 @@ def predicted(kernel: Kernel) -> dict[str, int]:
 
 
 def _descriptor_wavefronts(kernel: Kernel) -> int:
-    """What WGMMA reads from shared memory for a tile of scores: A once, B by each warpgroup."""
+    """The wavefronts with which WGMMA reads shared memory for a tile of scores: A once, and B once
+    for each warpgroup."""
     total = 0
     for product in kernel.products:
         m, n, k = product["tile"]
@@ -96,8 +97,9 @@ def _descriptor_wavefronts(kernel: Kernel) -> int:
 
 
 def _compared(kernel: Kernel) -> list[str]:
-    """The counters that layouts decide. In an sm90 kernel the tiles that the producer announces are
-    loads and stores too; elsewhere there is no WGMMA."""
+    """The counters of a row that its layouts decide. In an sm90 kernel loads and stores are not
+    among them, because the producer announces tiles with them; in an sm80 kernel there is no
+    WGMMA."""
     ldmatrix = [key for key in METRICS if key.startswith("ldmatrix")]
     if kernel.row.arch == "sm90":
         return [*ldmatrix, "WGMMA wavefronts"]
@@ -115,13 +117,13 @@ def find_ncu() -> str:
 
 
 def _metrics(names: Sequence[str]) -> list[str]:
-    """Of these rows; chips before 9.0 do not know WGMMA's."""
+    """The counters to ask for. Chips before 9.0 do not know those of WGMMA."""
     wgmma = any(name.startswith("sm90") for name in names)
     return [*(m for m in METRICS.values() if wgmma or "gmma" not in m), COLLISIONS]
 
 
 def command(names: Sequence[str], ncu: str = "ncu") -> list[str]:
-    """What measures these rows: it prints the counters as CSV."""
+    """The command line that measures these rows and prints the counters as CSV."""
     return [
         *(ncu, "--csv", "--clock-control", "none", "--target-processes", "all"),
         *("--kernel-name-base", "mangled", "--kernel-name", "regex:sm[0-9]+_(fwd|bwd)_"),
@@ -131,7 +133,7 @@ def command(names: Sequence[str], ncu: str = "ncu") -> list[str]:
 
 
 def measure(names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Counters of each row's launch."""
+    """The counters of each row, measured on this GPU."""
     result = subprocess.run(command(names, find_ncu()), capture_output=True, text=True)
     if result.returncode != 0 or "==ERROR==" in result.stdout + result.stderr:
         raise LayoutError(f"check --ncu: {(result.stdout + result.stderr)[-1500:]}")
@@ -139,7 +141,8 @@ def measure(names: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def _is_row(kernel: str, row: str) -> bool:
-    """Whether a kernel has the name of a row; mangled, a type is its length and its letters."""
+    """Whether a kernel's mangled name holds that of the row: the length of the name and the
+    name."""
     return re.search(rf"(\b|{len(row)}){row}(E|\b)", kernel) is not None
 
 

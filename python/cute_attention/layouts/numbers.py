@@ -1,5 +1,5 @@
-"""One number a query in shared memory: read by all threads that hold a part of its scores, or
-exchanged by the warps that do."""
+"""Shared memory with one number for each query, such as its LSE. All threads that hold scores of
+the query read it, or the warps that do exchange it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RowNumbers:
     """LSE or delta in shared memory, as an accumulator's threads read it."""
 
     name: str
-    address: Array  # number that goes with each element of the accumulator, [thread, element]
-    column: Array  # the query that the element is of, [thread, element]
+    address: Array  # of the number for each element of the accumulator, [thread, element]
+    column: Array  # the query that each element belongs to, [thread, element]
 
     @property
     def pairs(self) -> Array:
@@ -56,13 +56,13 @@ def number_passes(numbers: RowNumbers) -> Array:
 
 @dataclass(frozen=True)
 class RowExchange:
-    """Numbers of rows that warps of several columns exchange: each writes its own and reads those
-    of the others."""
+    """Numbers of rows of S whose columns several warps share. Each warp writes its own numbers and
+    reads those of the others."""
 
     name: str
     written: Array  # [thread, row]
     read: Array  # [thread, row of another column]
-    numbers: int  # of all queries and columns
+    numbers: int  # how many there are, of all queries and columns
 
     @property
     def store_passes(self) -> Array:

@@ -31,7 +31,8 @@ class Picture:
 
 
 def _inline(picture: Picture) -> str:
-    """An SVG as part of a page: identifiers of its own, no XML header."""
+    """An SVG as part of a page: without its XML header, and with identifiers that no other one
+    has."""
     svg = picture.svg[picture.svg.index("<svg") :]
     for pattern, replacement in (
         (r'id="([^"]+)"', rf'id="{picture.name}-\1"'),
@@ -43,7 +44,8 @@ def _inline(picture: Picture) -> str:
 
 
 def _tiles(kernel: Kernel) -> dict[str, Any]:
-    """What the page's script needs: a byte address for each 16-byte vector, its path in words."""
+    """What the page's script needs: for each 16-byte vector its byte address and its path in
+    words."""
     found = {}
     for tensor, tile in kernel.tiles().items():
         rows, cols = tile.address.shape
@@ -58,7 +60,8 @@ def _tiles(kernel: Kernel) -> dict[str, Any]:
 
 
 def _paths(kernel: Kernel, tensor: str, rows: int, cols: int) -> list[list[list[str]]]:
-    """Steps of the first element of each vector; of 16 rows: later ones repeat them."""
+    """The steps of the first element of each vector, of the first 16 rows: later rows repeat
+    them."""
     return [
         [list(steps(kernel, Element(tensor, row, col))) for col in range(0, cols, VECTOR)]
         for row in range(min(rows, 16))
@@ -76,7 +79,7 @@ def _proofs(kernel: Kernel) -> str:
 
 
 def page(kernel: Kernel, pictures: Sequence[Picture]) -> str:
-    """The page."""
+    """The HTML of the page."""
     row = kernel.row
     summary = (
         f"{row.arch} {row.direction}, {row.dtype}, head dim {row.head_dim}/{row.head_dim_v}, "

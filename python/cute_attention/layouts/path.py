@@ -1,4 +1,4 @@
-"""`explain ROW`: the way of an element from global memory to the MMAs, and of a result back out."""
+"""`explain ROW`: follows an element from global memory to the MMAs, and a result back out."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ _GLOBAL = {
     "grad_v": "dv[b, n_block * {n} + {row}, h_kv, {col}]",
 }
 _SHORT = {"do": "grad_o", "dq": "grad_q", "dk": "grad_k", "dv": "grad_v", "ds": "grad_s"}
-# Where an element's result leaves a kernel: the output of its row, or its gradient.
+# The results that leave a kernel, with the accumulators that hold them, and the gradient of each
+# input.
 _SUMS = {"o": "O", "grad_q": "dQ", "grad_k": "dK", "grad_v": "dV"}
 _GRADIENTS = {"q": "grad_q", "k": "grad_k", "v": "grad_v"}
 
 
 @dataclass(frozen=True)
 class Element:
-    """Of a tensor's tile."""
+    """An element of a tensor's tile."""
 
     tensor: str
     row: int
@@ -52,7 +53,8 @@ class Element:
 
 
 def element_of(tensor: str, row: int, col: int) -> Element:
-    """An element as asked for: the gradients have short names too."""
+    """The element that the command line asks for, which may call a gradient dq instead of
+    grad_q."""
     return Element(_SHORT.get(tensor, tensor), row, col)
 
 
@@ -171,7 +173,7 @@ def _accumulated(kernel: Kernel, name: str, row: int, col: int) -> str:
 
 
 def _written(kernel: Kernel, tensor: str, row: int, col: int) -> Iterator[str]:
-    """The way of an element of an output."""
+    """The steps of an element of an output."""
     name = _SUMS[tensor]
     number = row + kernel.product(name)["tile"][0] * col
     yield f"{name}[{row}, {col}] is summed in {_accumulated(kernel, name, row, col)}"
@@ -201,7 +203,7 @@ def _written(kernel: Kernel, tensor: str, row: int, col: int) -> Iterator[str]:
 
 
 def _from_accumulator(kernel: Kernel, element: Element) -> Iterator[str]:
-    """P and dS, which other warps read from shared memory."""
+    """The steps of an element of P or dS, which other warps read from shared memory."""
     for copy in tile_copies(kernel):
         if copy.tile.tensor == element.tensor and copy.kind == "accumulator":
             name = copy.accumulator
@@ -214,7 +216,7 @@ def _from_accumulator(kernel: Kernel, element: Element) -> Iterator[str]:
 
 
 def steps(kernel: Kernel, element: Element) -> Iterator[str]:
-    """The way of an element, one step after the other."""
+    """All steps of an element, in order."""
     _checked(kernel, element)
     if element.tensor in _SUMS:
         yield from _written(kernel, element.tensor, element.row, element.col)
@@ -245,14 +247,14 @@ def steps(kernel: Kernel, element: Element) -> Iterator[str]:
 
 
 def words(kernel: Kernel, element: Element) -> str:
-    """The steps, numbered."""
+    """The steps as numbered lines of text."""
     lines = [f"{kernel.name}: {element.tensor} tile, row {element.row}, column {element.col}"]
     lines += [f"{number}. {step}" for number, step in enumerate(steps(kernel, element), 1)]
     return "\n".join(lines)
 
 
 def _sum_of(kernel: Kernel, element: Element) -> tuple[dict[str, Any], tuple[int, int]]:
-    """A product, and the row and column of a sum in it that the element is or goes into."""
+    """A product, and the row and column of the sum in it that the element is or is added to."""
     for copy in tile_copies(kernel):
         if copy.tile.tensor == element.tensor and copy.kind == "accumulator":
             return kernel.product(copy.accumulator), (element.row, element.col)
@@ -263,7 +265,7 @@ def _sum_of(kernel: Kernel, element: Element) -> tuple[dict[str, Any], tuple[int
 
 
 def pictures(kernel: Kernel, element: Element, folder: Path) -> list[Path]:
-    """The element in shared memory and in the accumulator of O."""
+    """Draws the element in shared memory and in the accumulator of O; returns the files."""
     _checked(kernel, element)
     tile = kernel.tiles()[element.tensor]
     first = element.row // 8 * 8

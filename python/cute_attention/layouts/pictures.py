@@ -35,28 +35,28 @@ from cute_attention.layouts.trace import (
 )
 
 VECTOR = 8  # elements: 16 bytes, 4 banks
-SHOWN_ROWS = 16  # of a tile in shared memory: a swizzle repeats after 8
-COPY_ROWS = 32  # of a tile that threads copy
-GROUPS = 8  # of 4 banks
+SHOWN_ROWS = 16  # rows shown of a tile in shared memory; a swizzle repeats after 8
+COPY_ROWS = 32  # rows shown of a tile that threads copy
+GROUPS = 8  # of banks, 4 in each: as many as a vector needs
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """A picture not yet drawn, and the parts of the kernel that look like it."""
+    """A picture that is not drawn yet, and the parts of the kernel that it shows."""
 
-    name: str  # of a file
-    about: str  # what is said of the subjects: "{} in shared memory"
+    name: str  # of the file
+    about: str  # the title, with {} for the subjects: "{} in shared memory"
     subjects: list[str]
     draw: Callable[[str], Figure]  # given the title
 
     @property
     def title(self) -> str:
-        """All it shows."""
+        """The title, with all subjects."""
         return self.about.format(", ".join(dict.fromkeys(self.subjects)))
 
 
 def sketches(kernel: Kernel) -> list[Sketch]:
-    """Every picture of a kernel. What looks the same is one picture with several subjects."""
+    """Every picture of a kernel. Parts that look the same share one picture, as its subjects."""
     found: dict[Any, Sketch] = {}
 
     def add(key: Any, name: str, about: str, subject: str, draw: Callable[[str], Figure]) -> None:
@@ -97,7 +97,7 @@ def _wrapped(text: str, width: float) -> str:
 
 
 def plan(kernel: Kernel) -> Figure:
-    """The buffers as bars, a line a phase."""
+    """The plan of shared memory: a line for each phase, with the buffers alive then as bars."""
     phases = kernel.plan["phases"]
     limit = hardware.CHIPS[kernel.row.arch].cta_shared_memory
     created = figure(10, 1.6 + 0.45 * len(phases))
@@ -142,7 +142,7 @@ def _vector_labels(cols: int) -> list[str]:
 
 
 def draw_tile(axes: Axes, tile: SharedTile, first: int = 0) -> None:
-    """Rows of a tile from `first` on: where each 16-byte vector lies."""
+    """Draws the rows of a tile from `first` on, with the address of each 16-byte vector."""
     rows, cols = _vectors(tile)
     address = tile.address[first : first + rows, ::VECTOR] * ELEMENT_BYTES
     draw_grid(
@@ -158,12 +158,13 @@ def draw_tile(axes: Axes, tile: SharedTile, first: int = 0) -> None:
 
 
 def bank_legend(axes: Axes) -> None:
-    """What the colours of draw_tile are."""
+    """Draws the legend of the colours that draw_tile uses."""
     legend(axes, [(colour(i), f"banks {4 * i}-{4 * i + 3}") for i in range(GROUPS)])
 
 
 def shared_memory(kernel: Kernel, tile: SharedTile, subjects: str) -> Figure:
-    """Left: the tile, where each 16-byte vector lies. Right: the memory, what lies there."""
+    """Left: the tile, with the address of each 16-byte vector. Right: the memory, with the row and
+    column of the vector at each address."""
     rows, cols = _vectors(tile)
     address = tile.address[:rows, ::VECTOR] * ELEMENT_BYTES
     lines = np.unique(address // 128)[:SHOWN_ROWS]
@@ -243,7 +244,7 @@ def threads(kernel: Kernel, copy: TileCopy, subjects: str) -> Figure:
 
 
 def banks(kernel: Kernel, copy: TileCopy, subjects: str) -> Figure:
-    """The first instruction of warp 0: which lane uses which bank in which pass of which phase."""
+    """The first instruction of warp 0: for each phase and pass, which lane uses which bank."""
     size = copy.values * ELEMENT_BYTES
     groups = hardware.phases(copy.instruction, size)
     address = copy.warps[0, :, 0, 0] * ELEMENT_BYTES
@@ -281,7 +282,8 @@ def banks(kernel: Kernel, copy: TileCopy, subjects: str) -> Figure:
 
 
 def fragments(kernel: Kernel, product: dict[str, Any], subjects: str) -> Figure:
-    """A corner of the accumulator: thread and register of each element; and the tile by warps."""
+    """A corner of the accumulator with the thread and register of each element, and the whole tile
+    with the warp of each part."""
     m, n, _ = product["tile"]
     elements = accumulator_elements(product)
     held = accumulator(product)

@@ -1,4 +1,4 @@
-"""One proof's outcome."""
+"""The outcome of one proof."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Result:
-    """A rule applied to a part of a kernel: does it hold, and by what number."""
+    """A rule applied to a part of a kernel: whether it holds, and the number that shows it."""
 
     rule: str
     subject: str
     ok: bool
     number: str
-    conflicts: int = 0  # bank conflicts a tile, for comparison with a GPU's counters
+    conflicts: int = 0  # of banks in a tile, to compare with the counters of a GPU

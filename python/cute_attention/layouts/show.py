@@ -12,7 +12,7 @@ from cute_attention.layouts.model import Kernel
 from cute_attention.layouts.page import Picture, page
 from cute_attention.layouts.pictures import Sketch, sketches
 
-_work: list[tuple[Sketch, Path, str]] = []  # what a worker process inherits
+_work: list[tuple[Sketch, Path, str]] = []  # worker processes inherit this when they fork
 
 
 def _draw(index: int) -> list[Path]:
@@ -35,7 +35,8 @@ def show(kernel: Kernel, folder: Path, jobs: int | None = None) -> list[Path]:
 
 
 def _saved(jobs: int) -> Iterator[list[Path]]:
-    """The files of each picture, drawn by processes that share this one's memory."""
+    """Draws the pictures in several processes, which are forks of this one; returns the files of
+    each."""
     if jobs > 1 and "fork" in multiprocessing.get_all_start_methods():
         with multiprocessing.get_context("fork").Pool(jobs) as pool:
             yield from pool.imap(_draw, range(len(_work)))

@@ -1,7 +1,7 @@
 """Follows every element: global memory, shared memory, registers, MMA and back.
 
-What an address or a register holds is the number of the element (r, c) that was put there, -1 where
-nothing was.
+An address or a register holds the number of the element (r, c) that the kernel puts there, and -1
+where it puts nothing.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ class TileCopy:
     accumulator: str = ""
     registers: Array | None = None  # [instruction, value]
     key: tuple[str, str, int] = ("", "", 0)  # of an operand: product, side, part
-    # What the kernel computes where it does so itself, [thread, instruction]: addresses in shared
-    # memory, in bytes, and the first element of each vector of the global tile.
+    # What the kernel's own arithmetic gives, where it has some, [thread, instruction]: addresses in
+    # shared memory, in bytes, and the first element of each vector in the global tile.
     given: Array | None = None
     given_source: Array | None = None
 
     @property
     def values(self) -> int:
-        """Elements that a thread moves or gives the address of."""
+        """How many elements an instruction moves for a thread, or takes by the address that it
+        gives."""
         return self.address.shape[2]
 
     @property
@@ -93,7 +94,7 @@ def _given(exported: dict[str, Any], key: str) -> Array | None:
 
 
 def _fragment_store(exported: dict[str, Any]) -> TileCopy:
-    """Pairs of an accumulator written where the MMA has them, without a tiled copy."""
+    """A copy that writes pairs of an accumulator where the MMA has them, without a tiled copy."""
     tile = shared_tile(exported["smem"])
 
     def pairs(values: Array) -> Array:  # [..., 2 x rows, rest, rest] -> [..., instruction, 2]
@@ -161,7 +162,7 @@ def received(copy: TileCopy) -> Array:
 
 
 def contents(kernel: Kernel) -> dict[str, Array]:
-    """What the loads leave at each address of each tensor's buffer."""
+    """The element that the loads leave at each address of each tensor's buffer."""
     held = {}
     for copy in tile_copies(kernel):
         if copy.kind == "load":
@@ -197,7 +198,7 @@ def _put(address: Array, elements: Array) -> Array:
 
 
 def at(held: Array, address: Array) -> Array:
-    """What lies at addresses; -1 outside the buffer."""
+    """The elements at these addresses; -1 outside the buffer."""
     inside = (address >= 0) & (address < held.size)
     return np.where(inside, held[np.where(inside, address, 0)], -1)
 
@@ -244,7 +245,7 @@ class Trace:
         self._copies = {copy.key: copy for copy in operand_copies(kernel)}
 
     def operand(self, product: dict[str, Any], side: str, part: int = 0) -> Operand:
-        """What the registers of an operand hold when its MMAs run."""
+        """The elements in the registers of an operand when its MMAs run."""
         key = product["name"], side, part
         if key not in self._operands:
             self._operands[key] = self._operand(parts_of(product)[part][side], key)
@@ -267,7 +268,8 @@ class Trace:
 
     @functools.cached_property
     def stored(self) -> dict[str, Array]:
-        """What the kernel leaves in the shared memory of each tensor that it writes."""
+        """The element that the kernel leaves at each address of the tensors that it writes to
+        shared memory."""
         held = {}
         for copy in tile_copies(self.kernel):
             if copy.kind == "accumulator":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,7 +24,7 @@ BASELINE = "baseline"  # what one would write without a fused kernel
 
 
 class CannotRun(Exception):
-    """A contender cannot do this point; the message says why and becomes the row."""
+    """A contender cannot do this point. The message says why, and becomes the reason in the row."""
 
 
 class Contender:
@@ -49,16 +49,32 @@ class Contender:
         raise NotImplementedError
 
     def native(self, point: Point, inputs: Inputs) -> tuple[Attention, Inputs]:
-        """The call as its own interface has it and inputs in its own layout, so that the host
-        spends its time on nothing else."""
+        """The contender's own function, and the inputs in its own layout: `overhead` measures the
+        host's time of this call and must not measure a conversion."""
         return self.build(point, inputs), inputs
 
     def build_with_lse(self, point: Point, inputs: Inputs) -> AttentionWithLse:
         raise CannotRun("its interface returns no LSE")
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Entered around everything that calls it, outside the clock: pins a backend."""
+        """A context that is entered around all calls and outside the clock; it forces a backend."""
         return contextlib.nullcontext()
+
+
+class LseOnRequest(Contender):
+    """A contender with one function, which also returns the LSE if it is asked to."""
+
+    def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
+        """The callable for a point: an Attention, or an AttentionWithLse."""
+        raise NotImplementedError
+
+    def build(self, point: Point, inputs: Inputs) -> Attention:
+        call: Attention = self._build(point, inputs, want_lse=False)
+        return call
+
+    def build_with_lse(self, point: Point, inputs: Inputs) -> AttentionWithLse:
+        call: AttentionWithLse = self._build(point, inputs, want_lse=True)
+        return call
 
 
 def needs_gpu(device: torch.device) -> str | None:

@@ -35,7 +35,8 @@ class Flex(Contender):
         return self._build(point, inputs, want_lse=True)
 
     def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
-        torch.compiler.reset()  # one graph per point, or the recompile limit turns compilation off
+        # Each point is a new graph, and torch.compile gives up after a number of graphs.
+        torch.compiler.reset()
         compiled: Any = torch.compile(flex_attention, dynamic=False)
         options: dict[str, Any] = {
             "block_mask": _block_mask(point, inputs),

@@ -10,21 +10,13 @@ import cute_attention
 
 from ..inputs import TORCH_DTYPES, Inputs
 from ..points import Point
-from .base import OURS, Attention, AttentionWithLse, Contender, needs_gpu, reason_for
+from .base import OURS, LseOnRequest, needs_gpu, reason_for
 
 
-class Ours(Contender):
+class Ours(LseOnRequest):
     """`attention(..., backend=name)` and `attention_varlen`."""
 
     role = OURS
-
-    def build(self, point: Point, inputs: Inputs) -> Attention:
-        call: Attention = self._build(point, inputs, want_lse=False)
-        return call
-
-    def build_with_lse(self, point: Point, inputs: Inputs) -> AttentionWithLse:
-        call: AttentionWithLse = self._build(point, inputs, want_lse=True)
-        return call
 
     def _options(self, point: Point, **extra: Any) -> dict[str, Any]:
         return {
@@ -53,7 +45,7 @@ class Reference(Ours):
 
 
 class Auto(Ours):
-    """What a caller gets who asks for no backend: on a Hopper GPU, the forward of sm90 and the
+    """What a caller gets who names no backend. On a Hopper GPU that is the forward of sm90 and the
     fastest backward there is."""
 
     name = "auto"
@@ -70,15 +62,15 @@ class KernelBackend(Ours):
             return gpu
         try:
             rows = cute_attention.kernels()
-        except Exception as error:  # a kernel library that does not load is a reason like any other
+        except Exception as error:  # such as a kernel library that does not load
             return f"the kernel libraries cannot be read: {reason_for(error)}"
         if any(row.arch == self.name for row in rows):
             return None
         return f"no {self.name} kernel is loaded"
 
     def refuses(self, point: Point, direction: str) -> str | None:
-        """What `explain` says of the call, and of the backend its gradient would run on: a figure
-        under the name of a backend is the figure of that backend alone."""
+        """The reason that `explain` gives. It also refuses a call whose gradient would run on
+        another backend, so that a figure under the name of a backend is of that backend alone."""
         try:
             answer = self._explain(point)
         except Exception as error:
@@ -95,7 +87,7 @@ class KernelBackend(Ours):
         lead_k = (point.seqlen_k,) if point.varlen else (point.batch, point.seqlen_k)
         dtype = TORCH_DTYPES[point.dtype]
 
-        def hollow(*shape: int) -> torch.Tensor:  # the shape, without memory for it
+        def hollow(*shape: int) -> torch.Tensor:  # a tensor of this shape that takes no memory
             row = torch.empty(shape[-1], dtype=dtype, device="cuda")
             return row.expand(shape).requires_grad_()
 

@@ -11,7 +11,7 @@ import torch
 
 from ..inputs import Inputs
 from ..points import Point
-from .base import Attention, AttentionWithLse, CannotRun, Contender, needs_gpu, reason_for
+from .base import Attention, CannotRun, Contender, LseOnRequest, needs_gpu, reason_for
 
 
 class PackageContender(Contender):
@@ -28,21 +28,21 @@ class PackageContender(Contender):
             getattr(importlib.import_module(self.module), self.attribute)
         except (ModuleNotFoundError, AttributeError) as error:
             return f"not installed ({error})"
-        except (
-            Exception
-        ) as error:  # a package built for another CUDA or torch fails in any way it likes
+        except Exception as error:  # a package built for another CUDA or torch may raise anything
             return f"installed, but its import fails: {reason_for(error)}"
         return None
 
 
-class FlashAttn(PackageContender):
-    """The functions of the flash-attn packages, which agree on names but not on every argument."""
+class FlashAttn(LseOnRequest, PackageContender):
+    """The functions of the flash-attn packages. They have the same names, but not all arguments are
+    the same."""
 
     attribute = "flash_attn_func"
-    unbounded: ClassVar[int | None] = -1  # what an open side of a window is written as
+    unbounded: ClassVar[int | None] = -1  # how the package writes an open side of a window
 
     def _options(self, function: Any, point: Point) -> dict[str, Any]:
-        """Arguments that differ from the defaults; refused where this version does not take one."""
+        """The arguments of a point that differ from the defaults. Raises CannotRun where the
+        installed version does not take one of them."""
         left, right = point.bounds
         causal = right == 0
         options: dict[str, Any] = {}
@@ -81,14 +81,6 @@ class FlashAttn(PackageContender):
                 return result[0], result[1]
             return result[0] if isinstance(result, tuple) else result
 
-        return call
-
-    def build(self, point: Point, inputs: Inputs) -> Attention:
-        call: Attention = self._build(point, inputs, want_lse=False)
-        return call
-
-    def build_with_lse(self, point: Point, inputs: Inputs) -> AttentionWithLse:
-        call: AttentionWithLse = self._build(point, inputs, want_lse=True)
         return call
 
 
@@ -138,7 +130,8 @@ class Xformers(PackageContender):
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             if point.varlen:
                 q, k, v = q[None], k[None], v[None]
-            if group > 1:  # grouped heads are a fifth dimension, k and v expanded without a copy
+            # xformers takes grouped heads as a fifth dimension, with k and v expanded.
+            if group > 1:
                 q = q.unflatten(2, (-1, group))
                 k, v = (x.unsqueeze(3).expand(-1, -1, -1, group, -1) for x in (k, v))
             out: torch.Tensor = ops.memory_efficient_attention(q, k, v, attn_bias=bias)

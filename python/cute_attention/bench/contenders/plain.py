@@ -1,4 +1,4 @@
-"""The plain formula, written out in PyTorch: what everything else is an improvement on."""
+"""The plain formula, written out in PyTorch: what all other contenders improve."""
 
 from __future__ import annotations
 

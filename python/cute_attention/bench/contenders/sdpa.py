@@ -20,8 +20,8 @@ from .plain import visible
 
 
 class Sdpa(Contender):
-    """scaled_dot_product_attention over transposed views of [batch, seqlen, heads, head_dim], as a
-    model whose projections write that layout calls it."""
+    """scaled_dot_product_attention over transposed views of [batch, seqlen, heads, head_dim]. A
+    model whose projections write that layout calls it like this."""
 
     backend: SDPBackend
     dense_mask = True  # takes a window as a dense boolean mask
@@ -55,7 +55,8 @@ class Sdpa(Contender):
     def _heads_first(self, point: Point, inputs: Inputs) -> Attention:
         """The call on [batch, heads, seqlen, dim]."""
         square = point.seqlen_q == point.seqlen_k
-        causal = point.mask == "causal" and square  # is_causal is aligned to the top left
+        # PyTorch aligns is_causal to the top left, ours to the bottom right: the same in a square.
+        causal = point.mask == "causal" and square
         mask: Any = None
         if point.mask == "causal" and not square:
             if self.dense_mask:
@@ -91,7 +92,7 @@ class Efficient(Sdpa):
 
 
 class Math(Sdpa):
-    """Upcasts fp16 and bf16, so it is a baseline of accuracy too and not a peer."""
+    """It computes fp16 and bf16 in fp32, so it is no peer: it serves as a baseline."""
 
     name = "math"
     title = "MATH (SDPA)"

@@ -1,71 +1,25 @@
-// json.h: integers, text and CuTe layouts as JSON.
+// layout_json.h: CuTe layouts as JSON.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include <string>
-#include <type_traits>
-#include <vector>
+
+#include "json.h"
 
 namespace cute_attention::layouts {
-
-inline std::string quoted(std::string const& text) { return '"' + text + '"'; }
-
-// A JSON object or array, as text. Values are JSON already, but for integers.
-class Json {
- public:
-  explicit Json(char const* brackets) : close_(1, brackets[1]), text_(1, brackets[0]) {}
-
-  template <class Value>
-  Json& add(Value const& value) {
-    text_ += text_.size() > 1 ? "," : "";
-    if constexpr (std::is_arithmetic_v<Value>) {
-      text_ += std::to_string(value);
-    } else {
-      text_ += value;
-    }
-    return *this;
-  }
-
-  template <class Value>
-  Json& set(char const* key, Value const& value) {
-    add(quoted(key) + ":");
-    if constexpr (std::is_arithmetic_v<Value>) {
-      text_ += std::to_string(value);
-    } else {
-      text_ += value;
-    }
-    return *this;
-  }
-
-  operator std::string() const { return text_ + close_; }
-
- private:
-  std::string close_;
-  std::string text_;
-};
-
-inline Json object() { return Json("{}"); }
-inline Json array() { return Json("[]"); }
-inline std::string list_json(std::vector<int> const& list) {
-  Json json = array();
-  for (int const item : list) {
-    json.add(item);
-  }
-  return json;
-}
 
 // Nested static integers: (2,(4,8)) -> [2,[4,8]]. Types alone, here and below: no code is generated
 // for CuTe's algebra.
 template <class IntTuple>
 struct TupleJson {
-  static std::string text() { return std::to_string(IntTuple::value); }
+  static int json() { return IntTuple::value; }
 };
 template <class... Elements>
 struct TupleJson<cute::tuple<Elements...>> {
-  static std::string text() {
-    Json json = array();
-    (json.add(TupleJson<Elements>::text()), ...);
+  static Json json() {
+    Json json = Json::array();
+    (json.add(TupleJson<Elements>::json()), ...);
     return json;
   }
 };
@@ -78,7 +32,7 @@ template <class Shape, class Stride>
 struct Swizzled<cute::Layout<Shape, Stride>> {
   using Linear = cute::Layout<Shape, Stride>;
   static constexpr int kBits = 0;
-  static std::string swizzle() { return "[0,0,0]"; }
+  static Json swizzle() { return json_array({0, 0, 0}); }
   static int apply(int offset) { return offset; }
 };
 template <int kSwizzleBits, int kBase, int kShift, class LinearPart>
@@ -86,7 +40,7 @@ struct Swizzled<
     cute::ComposedLayout<cute::Swizzle<kSwizzleBits, kBase, kShift>, cute::C<0>, LinearPart>> {
   using Linear = LinearPart;
   static constexpr int kBits = kSwizzleBits;
-  static std::string swizzle() { return array().add(kBits).add(kBase).add(kShift); }
+  static Json swizzle() { return json_array({kBits, kBase, kShift}); }
   static int apply(int offset) { return cute::Swizzle<kSwizzleBits, kBase, kShift>::apply(offset); }
 };
 // CuTe counts a swizzle of pointers in bytes; elements here have two.
@@ -102,13 +56,15 @@ template <class Layout>
 struct LayoutJson;
 template <class Shape, class Stride>
 struct LayoutJson<cute::Layout<Shape, Stride>> {
-  static std::string text() {
-    return object().set("shape", TupleJson<Shape>::text()).set("stride", TupleJson<Stride>::text());
+  static Json json() {
+    return Json::object()
+        .set("shape", TupleJson<Shape>::json())
+        .set("stride", TupleJson<Stride>::json());
   }
 };
 template <class Layout>
-std::string layout_json() {
-  return LayoutJson<Layout>::text();
+Json layout_json() {
+  return LayoutJson<Layout>::json();
 }
 
 }  // namespace cute_attention::layouts

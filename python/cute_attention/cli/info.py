@@ -1,0 +1,144 @@
+"""`info`: what is installed, and which backend serves what."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Iterator, Sequence
+
+import torch
+
+import cute_attention
+
+from .. import _core
+from .._binding import binding_error
+from ..backend import ENVIRONMENT
+from ..survey import DTYPE_NAMES, Features, Question, survey
+
+HEAD_DIMS = (64, 96, 128, 192, 256)
+FEATURES = {
+    "full": Features(),
+    "causal": Features(window_right=True),
+    "window": Features(window_left=True, window_right=True),
+    "varlen": Features(varlen=True),
+    "softcap": Features(softcap=True),
+    "bias": Features(bias=True),
+    "ALiBi": Features(alibi=True),
+    "sink": Features(sink=True),
+    "dropout": Features(dropout=True),
+}
+
+
+def info() -> Iterator[str]:
+    """The lines of the report. Initialises CUDA where there is a GPU."""
+    yield from _packages()
+    yield from _libraries()
+    yield from _rows()
+    devices = [torch.device("cpu")]
+    devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    yield from _devices(devices)
+    for device in devices:
+        yield from serving(device)
+
+
+def _packages() -> Iterator[str]:
+    folder = os.path.dirname(os.path.abspath(cute_attention.__file__))
+    yield f"cute_attention {cute_attention.__version__}, {folder}"
+    yield f"Python {platform.python_version()}, torch {torch.__version__}, {platform.platform()}"
+    for name in (
+        ENVIRONMENT,
+        "CUTE_ATTENTION_KERNEL_PATH",
+        "CUTE_ATTENTION_ROWS",
+        "CUTE_ATTENTION_SHARED_MEMORY",
+        "CUDA_VISIBLE_DEVICES",
+    ):
+        if name in os.environ:
+            yield f"{name}={os.environ[name]}"
+
+
+def _libraries() -> Iterator[str]:
+    yield "\nLibraries"
+    if not _core.available():
+        yield "  none: the package was built without them, or is imported from its sources"
+        return
+    build = ", ".join(f"{key} {value}" for key, value in _core.build_info().items())
+    yield f"  core: {build}"
+    yield f"  torch binding: {binding_error() or 'loaded'}"
+    libraries = _core.libraries()
+    for library in libraries:
+        state = library.error or f"{library.rows} rows, {library.build}"
+        yield f"  {library.path}: {state}"
+    if not libraries:
+        yield "  no kernel library (build with CUTE_ATTENTION_ARCHS, such as '80;90a')"
+
+
+def _rows() -> Iterator[str]:
+    rows = cute_attention.kernels()
+    if not rows:
+        return
+    yield "\nKernels"
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        yield (
+            f"  {row.name:<{width}}  tile {row.tile_m} x {row.tile_n}, {row.stages} stages, "
+            f"{row.warps} warps, {row.shared_memory_bytes / 1024:g} KB shared memory"
+        )
+
+
+def _devices(devices: list[torch.device]) -> Iterator[str]:
+    yield "\nDevices"
+    for device in devices:
+        if device.type == "cpu":
+            yield f"  cpu: {torch.get_num_threads()} threads"
+            continue
+        properties = torch.cuda.get_device_properties(device)
+        yield (
+            f"  {device}: {properties.name}, compute capability {properties.major}."
+            f"{properties.minor}, {properties.multi_processor_count} multiprocessors, "
+            f"{properties.total_memory / 2**30:.0f} GB"
+        )
+
+
+def serving(device: torch.device) -> Iterator[str]:
+    """Which backend serves forward and backward on `device`, by feature, dtype and head dim."""
+    for direction in ("forward", "backward"):
+        yield f"\n{direction.capitalize()} on {device}"
+        yield from _serving_direction(direction, device)
+
+
+def _serving_direction(direction: str, device: torch.device) -> Iterator[str]:
+    columns = [f"{name} d{d}" for name in DTYPE_NAMES.values() for d in HEAD_DIMS]
+    served = {
+        feature: [
+            _first(Question(direction, dtype, d, d, features, device))
+            for dtype in DTYPE_NAMES
+            for d in HEAD_DIMS
+        ]
+        for feature, features in FEATURES.items()
+    }
+    if {name for row in served.values() for name in row} == {"reference"}:
+        yield "  reference serves every call"
+        return
+    for feature, row in served.items():
+        kernels = [
+            f"{name} {column}"
+            for name, column in zip(row, columns, strict=True)
+            if name != "reference"
+        ]
+        rest = "reference for the rest" if kernels else "reference"
+        yield f"  {feature:<8} {', '.join([*kernels, rest])}"
+
+
+def _first(question: Question) -> str:
+    return next(report.backend for report in survey(question) if report.serves)
+
+
+def main(
+    arguments: Sequence[str] | None = None, prog: str = "python -m cute_attention info"
+) -> int:
+    """Prints the report; returns the exit code."""
+    description = "Shows what is installed, and which backend serves what on each device."
+    argparse.ArgumentParser(prog=prog, description=description).parse_args(arguments)
+    print("\n".join(info()))
+    return 0
