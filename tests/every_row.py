@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from cute_attention import Explanation, kernels, rows
+from cute_attention import Explanation, kernels
+from cute_attention.native import rows
 from test_kernels import LIMIT, SMALL_CHIP
 
 ONLY = "CUTE_ATTENTION_ROWS"

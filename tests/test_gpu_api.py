@@ -296,13 +296,14 @@ def test_opcheck_of_the_kernel_ops(softcap: float) -> None:
     answer = explain(q, k, v, softcap=softcap, window=(64, 0))
     if "reference" in (answer.chosen, answer.chosen_backward):
         pytest.skip("no kernel serves this GPU")
-    options = (None, None, 200, 200, 0.125, softcap, 64, 0)
+    options = (0.125, 64, 0, softcap)
     forward = torch.ops.cute_attention.forward.default
-    torch.library.opcheck(forward, (q, k, v, *options, answer.chosen))
-    out, lse = forward(q, k, v, *options, answer.chosen)
+    for op in (forward, torch.ops.cute_attention.forward.output):
+        torch.library.opcheck(op, (q, k, v, answer.chosen, *options))
+    out, lse = forward(q, k, v, answer.chosen, *options)
     torch.library.opcheck(
         torch.ops.cute_attention.backward.default,
-        (torch.randn_like(out), None, q, k, v, out, lse, *options, True, answer.chosen_backward),
+        (torch.randn_like(out), None, out, lse, True, q, k, v, answer.chosen_backward, *options),
     )
 
 

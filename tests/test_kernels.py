@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import BackendError, attention, attention_varlen, explain, kernels, rows
-from cute_attention.reference import attention_reference, attention_varlen_reference
+from cute_attention import BackendError, attention, attention_varlen, explain, kernels
+from cute_attention.native import rows
+from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu

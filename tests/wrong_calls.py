@@ -139,7 +139,7 @@ OPTIONS = [
           "softcap is a bool, expected a float or None"),
     Wrong("bias-mask", TypeError, lambda: {"bias": ones(4, 6, dtype=torch.bool)},
           "bias has dtype torch.bool, expected torch.float32; a mask becomes a bias with "
-          "torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)"),
+          "torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)"),
     Wrong("bias-dtype", TypeError, lambda: {"bias": ones(4, 6, dtype=torch.float16)},
           "bias has dtype torch.float16, expected torch.float32"),
     Wrong("bias-shape", ValueError, lambda: {"bias": ones(6, 4)},
@@ -163,7 +163,7 @@ OPTIONS = [
           "alibi_slopes requires a gradient, expected a tensor that does not, since the slopes "
           "have none (pass alibi_slopes.detach())"),
     Wrong("sink-dtype", TypeError, lambda: {"sink": ones(8, dtype=torch.float16)},
-          "sink has dtype torch.float16, expected torch.float32"),
+          "sink has dtype torch.float16, expected torch.float32 (pass sink.float())"),
     Wrong("sink-shape", ValueError, lambda: {"sink": ones(8, 1)},
           "sink has shape [8, 1], expected [8] ([heads])"),
     Wrong("sink-device", ValueError, lambda: {"sink": ones(8, device="meta")},
@@ -198,7 +198,7 @@ VARLEN = [
     Wrong("cu-list", TypeError, lambda: {"cu_seqlens_q": [0, 3, 4]},
           "cu_seqlens_q is a list, expected a torch.Tensor"),
     Wrong("cu-int64", TypeError, lambda: {"cu_seqlens_k": offsets(0, 2, 6, dtype=torch.int64)},
-          "cu_seqlens_k has dtype torch.int64, expected torch.int32"),
+          "cu_seqlens_k has dtype torch.int64, expected torch.int32 (pass cu_seqlens_k.int())"),
     Wrong("cu-rank", ValueError, lambda: {"cu_seqlens_q": offsets(0, 3, 4)[None]},
           "cu_seqlens_q has shape [1, 3], expected [batch + 1]"),
     Wrong("cu-empty", ValueError, lambda: {"cu_seqlens_q": offsets()},

@@ -18,11 +18,11 @@ except ModuleNotFoundError as error:
         "nvidia-cutlass==4.2.0.0 will do without its dependencies (pip install --no-deps)"
     )
 
-from cute_attention import rows
 from cute_attention.layouts import checks, diff, ncu, path, show
 from cute_attention.layouts.errors import LayoutError
 from cute_attention.layouts.export import Request, described, edited, find_row
 from cute_attention.layouts.model import Kernel, kernels
+from cute_attention.native import rows
 
 INTRODUCTION = """\
 Shows, proves and compares the layouts that the kernels compile with. No GPU is needed.
