@@ -40,6 +40,13 @@ def select(requested: str, *problem: Any) -> str:
     return choice
 
 
+def is_kept(requested: str, *problem: Any) -> bool:
+    """Whether `select` has the choice in its cache."""
+    if requested == "auto":
+        requested = environment_backend()
+    return (requested, *problem) in _choices
+
+
 # torch.compile calls the function while tracing and keeps its answer. The mark is what
 # torch.compiler.assume_constant_result sets, without its import of torch._dynamo (a second).
 select._dynamo_marked_constant = True  # type: ignore[attr-defined]
