@@ -40,6 +40,7 @@ def imported(name: str, file: Path) -> Iterator[str]:
             parents = package.split(".")[: len(package.split(".")) - node.level + 1]
             base = ".".join(parents) if node.level else ""
             base = ".".join(filter(None, (base, node.module)))
+            assert base in MODULES or not f"{base}.".startswith(f"{PACKAGE}."), (name, base)
             targets = [f"{base}.{alias.name}" for alias in node.names]
         else:
             continue

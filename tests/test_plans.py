@@ -58,7 +58,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
         ("backward", OPS.reference_backward.default),
     ):
         library.impl(name, stand_ins.op(name, reference), "CPU")
-    monkeypatch.setattr(call, "_plans", {})
+    monkeypatch.setattr(call, "plans", {})
     monkeypatch.setattr(selection, "_choices", {})
 
     def choose(problem: Any, requested: str) -> tuple[str, bool]:
@@ -173,7 +173,7 @@ def test_options_that_are_no_key(kernels: Kernels) -> None:
     for bias in (torch.zeros(5, 7), torch.ones(5, 7)):
         attention(*tensors, bias=bias)
     assert kernels.checked == 8
-    assert len(call._plans) == 0
+    assert len(call.plans) == 0
 
 
 def test_what_asks_for_a_backend_is_part_of_the_key(
@@ -258,4 +258,4 @@ def test_plans_do_not_pile_up(kernels: Kernels, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(call, "_MOST_PLANS", 3)
     for scale in range(1, 9):
         attention(*qkv(), scale=scale)
-        assert 1 <= len(call._plans) <= 3
+        assert 1 <= len(call.plans) <= 3

@@ -26,7 +26,7 @@ from .dispatch.select import is_kept
 from .options import with_defaults
 from .problem import Plan
 
-_plans: dict[tuple[Any, ...], Plan] = {}
+plans: dict[tuple[Any, ...], Plan] = {}
 _MOST_PLANS = 4096  # then all are forgotten: an option may differ at every call
 _PACKING = 4  # how many extras are that of packed sequences
 _KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})  # equal ones mean the same
@@ -52,24 +52,24 @@ def attend(
     if torch.compiler.is_dynamo_compiling():
         return _attend_checked(name, q, k, v, packing, options)[1]
     try:
-        key = _key(name, q, v, options)
-        plan = _plans.get(key)
+        key = key_of(name, q, v, options)
+        plan = plans.get(key)
     except _NO_PLAN:
         return _attend_checked(name, q, k, v, packing, options)[1]
-    if plan is not None and _is_plain(q, k, v, packing):
+    if plan is not None and is_plain(q, k, v, packing):
         try:
             return _run_at_once(plan, q, k, v, packing)
         except RuntimeError:
             pass  # the checks below say why, or the op again
     plan, results = _attend_checked(name, q, k, v, packing, options)
     if plan is not None and all(type(value) in _KEY_TYPES for value in options.values()):
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        _plans[key] = plan
+        if len(plans) >= _MOST_PLANS:
+            plans.clear()
+        plans[key] = plan
     return results
 
 
-def _key(name: str, q: Any, v: Any, options: Mapping[str, Any]) -> tuple[Any, ...]:
+def key_of(name: str, q: Any, v: Any, options: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a plan depends on. The types of the options are part of it: True == 1 == 1.0, but only
     one of them is right."""
     window = options.get("window") or ()
@@ -86,7 +86,7 @@ def _key(name: str, q: Any, v: Any, options: Mapping[str, Any]) -> tuple[Any, ..
     )
 
 
-def _is_plain(q: Any, k: Any, v: Any, packing: tuple[Any, ...]) -> bool:
+def is_plain(q: Any, k: Any, v: Any, packing: tuple[Any, ...]) -> bool:
     """Whether these are tensors of no subclass, lengths that are ints, and no mode is on that the
     short way knows nothing of."""
     return (
