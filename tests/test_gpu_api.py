@@ -19,10 +19,11 @@ from cute_attention import (
     attention_reference,
     attention_varlen,
     attention_varlen_reference,
-    backend,
+    call,
     explain,
     kernels,
 )
+from cute_attention.dispatch import select as selection
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
@@ -61,8 +62,9 @@ def test_auto_takes_the_fastest_that_serves() -> None:
 
 
 def test_falling_back_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_choices", {})
-    monkeypatch.setattr(backend, "_warned", {})
+    monkeypatch.setattr(selection, "_choices", {})
+    monkeypatch.setattr(call, "plans", {})
+    monkeypatch.setattr(selection, "_warned", {})
     tensors = qkv(torch.float32)
     with pytest.warns(FallbackWarning, match="no kernel serves this call") as caught:
         out = attention(*tensors)

@@ -14,12 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import attention, attention_reference, attention_varlen, call, use_backend
+from cute_attention import (
+    FallbackWarning,
+    attention,
+    attention_reference,
+    attention_varlen,
+    call,
+    use_backend,
+)
 from cute_attention.arguments import Arguments
 from cute_attention.dispatch import select as selection
 from tolerances import assert_close
 
 OPS = torch.ops.cute_attention
+UNCOUNTED = call._attend_checked
 
 
 def refuse(arguments: Arguments) -> None:
@@ -259,3 +267,18 @@ def test_plans_do_not_pile_up(kernels: Kernels, monkeypatch: pytest.MonkeyPatch)
     for scale in range(1, 9):
         attention(*qkv(), scale=scale)
         assert 1 <= len(call.plans) <= 3
+
+
+def test_the_warning_of_falling_back_points_at_the_caller(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(problem: Any, requested: str) -> tuple[str, bool]:
+        selection._warn_of_fallback((), "")
+        return "reference", True
+
+    monkeypatch.setattr(selection, "_choose", choose)
+    monkeypatch.setattr(call, "_attend_checked", UNCOUNTED)
+    monkeypatch.setattr(selection, "_warned", {})
+    with pytest.warns(FallbackWarning) as caught:
+        attention(*qkv())
+    assert [warning.filename for warning in caught] == [__file__]

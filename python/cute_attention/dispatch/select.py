@@ -102,5 +102,5 @@ def _warn_of_fallback(reports: tuple[Report, ...], direction: str) -> None:
         f"attention: no {direction}kernel serves this call, so the slower reference backend does "
         f"({reasons}); cute_attention.explain shows more, backend='reference' silences this",
         FallbackWarning,
-        stacklevel=7,  # whoever calls attention
+        stacklevel=8,  # whoever calls attention
     )
