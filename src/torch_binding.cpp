@@ -21,6 +21,7 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t kVectorElements = 8;  // 16 bytes of a 16-bit type, the unit of the kernels' loads
 
@@ -75,7 +76,7 @@ int32_t window_bound(int64_t bound) {
   return bound < 0 ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(bound, kUnbounded));
 }
 
-int32_t const* cu_seqlens_of(std::optional<Tensor> const& cu_seqlens, char const* name) {
+int32_t const* cu_seqlens_of(OptionalTensor const& cu_seqlens, char const* name) {
   if (!cu_seqlens) return nullptr;
   STD_TORCH_CHECK(cu_seqlens->is_cuda() && cu_seqlens->scalar_type() == ScalarType::Int &&
                       cu_seqlens->dim() == 1 && cu_seqlens->size(0) >= 1 &&
@@ -104,6 +105,9 @@ void check(Tensor const& q, Tensor const& k, Tensor const& v, bool packed) {
                   "cute_attention: q, k and v must all be float16 or all bfloat16");
   bool const same_keys =
       k.size(0) == v.size(0) && (packed || (k.size(0) == q.size(0) && k.size(1) == v.size(1)));
+  int64_t const heads = q.size(dim - 2), heads_kv = k.size(dim - 2);
+  STD_TORCH_CHECK(heads_kv == 0 ? heads == 0 : heads % heads_kv == 0,
+                  "cute_attention: the heads of k must divide those of q");
   STD_TORCH_CHECK(
       same_keys && k.size(dim - 2) == v.size(dim - 2) && k.size(dim - 1) == q.size(dim - 1),
       "cute_attention: the shapes of q, k and v do not match");
@@ -117,20 +121,20 @@ void* current_stream(int32_t device) {
   return stream;
 }
 
-// What forward and backward are both given.
+// What forward and backward are both given: Arguments of python/cute_attention/arguments.py.
 struct Inputs {
   Tensor const& q;
   Tensor const& k;
   Tensor const& v;
-  std::optional<Tensor> const& cu_seqlens_q;
-  std::optional<Tensor> const& cu_seqlens_k;
-  int64_t max_seqlen_q;
-  int64_t max_seqlen_k;
+  std::string const& backend;
   double scale;
-  double softcap;
   int64_t window_left;
   int64_t window_right;
-  std::string const& backend;
+  double softcap;
+  OptionalTensor const& cu_seqlens_q;
+  OptionalTensor const& cu_seqlens_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int32_t device() const { return q.get_device_index(); }
@@ -188,45 +192,84 @@ void set_inputs(Params& params, Tensor const& q, Tensor const& k, Tensor const& 
   params.v_stride = strides_of(v);
 }
 
-std::tuple<Tensor, Tensor> forward(Tensor const& q, Tensor const& k, Tensor const& v,
-                                   std::optional<Tensor> const& cu_seqlens_q,
-                                   std::optional<Tensor> const& cu_seqlens_k, int64_t max_seqlen_q,
-                                   int64_t max_seqlen_k, double scale, double softcap,
-                                   int64_t window_left, int64_t window_right,
-                                   std::string const& backend) {
-  Inputs const in{
-      q,     k,       v,           cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-      scale, softcap, window_left, window_right, backend};
-  auto params = shape_params<ForwardParams>(in);
-  int32_t const dtype = in.torch_dtype(), float32 = aoti_torch_dtype_float32();
-  int32_t const device = in.device();
+// Arguments that no kernel serves, and that dispatch has sent to another backend.
+void check_absent(OptionalTensor const& bias, OptionalTensor const& alibi_slopes,
+                  OptionalTensor const& sink, double dropout_p) {
+  STD_TORCH_CHECK(!bias, "cute_attention: no kernel has a bias");
+  STD_TORCH_CHECK(!alibi_slopes, "cute_attention: no kernel has alibi_slopes");
+  STD_TORCH_CHECK(!sink, "cute_attention: no kernel has a sink");
+  STD_TORCH_CHECK(dropout_p == 0, "cute_attention: no kernel has dropout");
+}
 
-  Tensor out = in.packed()
-                   ? empty({q.size(0), params.heads, params.head_dim_v}, dtype, device)
-                   : empty({q.size(0), q.size(1), params.heads, params.head_dim_v}, dtype, device);
-  Tensor lse = in.packed() ? empty({params.heads, q.size(0)}, float32, device)
-                           : empty({params.batch, params.heads, params.seqlen_q}, float32, device);
-  if (q.numel() == 0) return {out, lse};
-  if (params.batch == 0 || k.numel() == 0) {
+// Launches the forward pass into out and, where there is one, lse.
+void run_forward(Inputs const& in, ForwardParams& params, Tensor out, OptionalTensor lse) {
+  if (in.q.numel() == 0) return;
+  if (params.batch == 0 || in.k.numel() == 0) {
     torch::stable::zero_(out);  // no query of a sequence, or none that sees a key
-    torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
-    return {out, lse};
+    if (lse) torch::stable::fill_(*lse, -std::numeric_limits<double>::infinity());
+    return;
   }
-
-  Tensor const q_read = in.readable(q), k_read = in.readable(k), v_read = in.readable(v);
+  int32_t const device = in.device();
+  Tensor const q_read = in.readable(in.q), k_read = in.readable(in.k), v_read = in.readable(in.v);
   set_inputs(params, q_read, k_read, v_read);
   params.o = out.data_ptr();
   params.o_stride = strides_of(out);
-  params.lse = static_cast<float*>(lse.data_ptr());
-  std::optional<Tensor> next_tile;  // a workspace of packed calls
+  params.lse = lse ? static_cast<float*>(lse->data_ptr()) : nullptr;
+  OptionalTensor next_tile;  // a workspace of packed calls
   if (in.packed()) {
     next_tile = empty({1}, aoti_torch_dtype_int32(), device);
     params.next_tile = static_cast<int32_t*>(next_tile->data_ptr());
   }
-  int32_t const error = cute_attention_forward(&params, in.kernel_dtype(), arch_of(backend), device,
-                                               current_stream(device));
+  int32_t const error = cute_attention_forward(&params, in.kernel_dtype(), arch_of(in.backend),
+                                               device, current_stream(device));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
-  return {out, lse};
+}
+
+Tensor empty_output(Inputs const& in, ForwardParams const& params) {
+  int32_t const dtype = in.torch_dtype(), device = in.device();
+  int64_t const rows = in.q.size(0), heads = params.heads, cols = params.head_dim_v;
+  return in.packed() ? empty({rows, heads, cols}, dtype, device)
+                     : empty({rows, in.q.size(1), heads, cols}, dtype, device);
+}
+
+Tensor empty_lse(Inputs const& in, ForwardParams const& params) {
+  int32_t const dtype = aoti_torch_dtype_float32(), device = in.device();
+  return in.packed() ? empty({params.heads, in.q.size(0)}, dtype, device)
+                     : empty({params.batch, params.heads, params.seqlen_q}, dtype, device);
+}
+
+enum class Lse { Absent, Returned };
+
+template <Lse kLse>
+auto forward(Tensor const& q, Tensor const& k, Tensor const& v, std::string const& backend,
+             double scale, int64_t window_left, int64_t window_right, double softcap,
+             OptionalTensor const& cu_seqlens_q, OptionalTensor const& cu_seqlens_k,
+             int64_t max_seqlen_q, int64_t max_seqlen_k, OptionalTensor const& bias,
+             OptionalTensor const& alibi_slopes, OptionalTensor const& sink, double dropout_p,
+             OptionalTensor const& /* dropout_seed */) {
+  check_absent(bias, alibi_slopes, sink, dropout_p);
+  Inputs const in{q,
+                  k,
+                  v,
+                  backend,
+                  scale,
+                  window_left,
+                  window_right,
+                  softcap,
+                  cu_seqlens_q,
+                  cu_seqlens_k,
+                  max_seqlen_q,
+                  max_seqlen_k};
+  auto params = shape_params<ForwardParams>(in);
+  Tensor out = empty_output(in, params);
+  if constexpr (kLse == Lse::Absent) {
+    run_forward(in, params, out, std::nullopt);
+    return out;
+  } else {
+    Tensor lse = empty_lse(in, params);
+    run_forward(in, params, out, lse);
+    return std::tuple<Tensor, Tensor>(out, lse);
+  }
 }
 
 // Launches the backward pass; the workspaces live until the stream is done with them.
@@ -269,15 +312,27 @@ void check_lse(Inputs const& in, Tensor const& tensor, char const* name) {
                   "cute_attention::backward: ", name, " must be float32 of the shape of the LSE");
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(
-    Tensor const& grad_out, std::optional<Tensor> const& grad_lse, Tensor const& q, Tensor const& k,
-    Tensor const& v, Tensor const& out, Tensor const& lse,
-    std::optional<Tensor> const& cu_seqlens_q, std::optional<Tensor> const& cu_seqlens_k,
-    int64_t max_seqlen_q, int64_t max_seqlen_k, double scale, double softcap, int64_t window_left,
-    int64_t window_right, bool deterministic, std::string const& backend) {
-  Inputs const in{
-      q,     k,       v,           cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-      scale, softcap, window_left, window_right, backend};
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+    Tensor const& grad_out, OptionalTensor const& grad_lse, Tensor const& out, Tensor const& lse,
+    bool deterministic, Tensor const& q, Tensor const& k, Tensor const& v,
+    std::string const& backend, double scale, int64_t window_left, int64_t window_right,
+    double softcap, OptionalTensor const& cu_seqlens_q, OptionalTensor const& cu_seqlens_k,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, OptionalTensor const& bias,
+    OptionalTensor const& alibi_slopes, OptionalTensor const& sink, double dropout_p,
+    OptionalTensor const& /* dropout_seed */, bool /* needs_bias */, bool /* needs_sink */) {
+  check_absent(bias, alibi_slopes, sink, dropout_p);
+  Inputs const in{q,
+                  k,
+                  v,
+                  backend,
+                  scale,
+                  window_left,
+                  window_right,
+                  softcap,
+                  cu_seqlens_q,
+                  cu_seqlens_k,
+                  max_seqlen_q,
+                  max_seqlen_k};
   auto params = shape_params<BackwardParams>(in);
   check_output(in, out, "out");
   check_output(in, grad_out, "grad_out");
@@ -290,11 +345,14 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                : empty({t.size(0), t.size(1), t.size(2), t.size(3)}, in.torch_dtype(), in.device());
   };
   Tensor dq = contiguous_like(q), dk = contiguous_like(k), dv = contiguous_like(v);
+  // The gradients of bias and sink: none.
+  Tensor dbias = empty({0}, in.torch_dtype(), in.device());
+  Tensor dsink = empty({0}, in.torch_dtype(), in.device());
   bool const nothing = q.numel() == 0 || k.numel() == 0 || params.batch == 0;
   if (nothing) {  // rows without a partner: no kernel writes them
     for (Tensor* gradient : {&dq, &dk, &dv}) torch::stable::zero_(*gradient);
   }
-  if (nothing) return {dq, dk, dv};
+  if (nothing) return {dq, dk, dv, dbias, dsink};
 
   Tensor const q_read = in.readable(q), k_read = in.readable(k), v_read = in.readable(v);
   Tensor const out_read = in.readable(out), grad_out_read = in.readable(grad_out);
@@ -305,7 +363,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   params.o_stride = strides_of(out_read);
   params.grad_o_stride = strides_of(grad_out_read);
   params.lse = static_cast<float const*>(lse_read.data_ptr());
-  std::optional<Tensor> grad_lse_read;
+  OptionalTensor grad_lse_read;
   if (grad_lse) {
     grad_lse_read = torch::stable::contiguous(*grad_lse);
     params.grad_lse = static_cast<float const*>(grad_lse_read->data_ptr());
@@ -317,14 +375,17 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   params.grad_k_stride = strides_of(dk);
   params.grad_v_stride = strides_of(dv);
   launch_backward(in, params, lse_read, deterministic);
-  return {dq, dk, dv};
+  return {dq, dk, dv, dbias, dsink};
 }
 
 }  // namespace
 }  // namespace cute_attention
 
-// The schemas are in python/cute_attention/ops.py, which defines the ops when it is imported.
+// The schemas are in python/cute_attention/ops/schema.py, which defines the ops when it is
+// imported.
 STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUDA, library) {
-  library.impl("forward", TORCH_BOX(&cute_attention::forward));
+  using cute_attention::Lse;
+  library.impl("forward", TORCH_BOX(&cute_attention::forward<Lse::Returned>));
+  library.impl("forward.output", TORCH_BOX(&cute_attention::forward<Lse::Absent>));
   library.impl("backward", TORCH_BOX(&cute_attention::backward));
 }

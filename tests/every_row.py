@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from cute_attention import Explanation, kernels, rows
+from cute_attention import Explanation, kernels
+from cute_attention.native import rows
 
 ONLY = "CUTE_ATTENTION_ROWS"  # dispatch chooses among the rows whose names match this
 # Rows whose names end in _99kb serve chips on which the others do not fit. Their tests run in a

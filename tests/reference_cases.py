@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cute_attention.blockwise import AttentionSpec, blockwise_backward, blockwise_forward
-from cute_attention.reference import attention_reference, attention_varlen_reference
+from cute_attention import attention_reference, attention_varlen_reference
+from cute_attention.arguments import Arguments
+from cute_attention.semantics.blockwise import blockwise_backward, blockwise_forward
 
 SEED = torch.tensor([-0x0123456789ABCDEF])
 
@@ -172,14 +173,30 @@ def options(case: Case, inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def make_spec(case: Case) -> AttentionSpec:
+def make_call(
+    case: Case,
+    inputs: Inputs,
+    cu_seqlens: tuple[Tensor, Tensor] | None = None,
+    seed: Tensor = SEED,
+) -> Arguments:
+    """The checked arguments of a case."""
     left, right = case.window or (None, None)
-    return AttentionSpec(
+    return Arguments(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        "reference",
         scale=case.head_dim**-0.5 if case.scale is None else case.scale,
         softcap=case.softcap or 0.0,
         window_left=-1 if left is None else left,
         window_right=0 if case.causal else (-1 if right is None else right),
+        cu_seqlens_q=cu_seqlens[0] if cu_seqlens else None,
+        cu_seqlens_k=cu_seqlens[1] if cu_seqlens else None,
+        bias=inputs.bias,
+        alibi_slopes=inputs.alibi_slopes,
+        sink=inputs.sink,
         dropout_p=case.dropout_p,
+        dropout_seed=seed,
         max_seqlen_q=case.seqlen_q,
         max_seqlen_k=case.seqlen_k,
     )
@@ -215,18 +232,10 @@ def run_blockwise(
     grads_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = make_grads,
 ) -> dict[str, Tensor]:
     """The same by the blockwise functions."""
-    qkv, spec = (inputs.q, inputs.k, inputs.v), make_spec(case)
-    rest = (
-        *(cu_seqlens or (None, None)),
-        inputs.bias,
-        inputs.alibi_slopes,
-        inputs.sink,
-        SEED,
-        spec,
-    )
-    out, lse = blockwise_forward(*qkv, *rest)
+    call = make_call(case, inputs, cu_seqlens)
+    out, lse = blockwise_forward(call)
     needs = (inputs.bias is not None, inputs.sink is not None)
-    grads = blockwise_backward(*grads_of(out, lse), *qkv, out, lse, *rest, *needs)
+    grads = blockwise_backward(*grads_of(out, lse), out, lse, call, needs)
     assert [grad is not None for grad in grads[3:]] == list(needs)
     return name_results(inputs, out, lse, *(grad for grad in grads if grad is not None))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_attention.rows import TableRow
+from cute_attention.native.rows import TableRow
 
 # Shared memory that is no tile: barriers and notes between the warps of sm90, and paddings.
 BOOKKEEPING = {("sm80", "forward"): 0, ("sm80", "backward"): 128, ("sm90", "forward"): 2048}

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import attention, explain, rows
+from cute_attention import attention, explain
 from cute_attention.bench.adversarial import Adversarial, select
 from cute_attention.bench.roundings import NAMES, exact
+from cute_attention.native import rows
 from every_row import (
     ALL,
     DTYPES,

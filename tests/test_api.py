@@ -24,6 +24,7 @@ from cute_attention import (
     kernels,
     use_backend,
 )
+from cute_attention.options import DEFAULTS, AllOptions, Options
 from tolerances import assert_close
 
 PUBLIC = [getattr(cute_attention, name) for name in cute_attention.__all__]
@@ -47,8 +48,12 @@ def test_documentation(item: Any) -> None:
     if inspect.isfunction(item):
         assert documented_arguments(item) == list(inspect.signature(item).parameters)
         assert "Example:" in item.__doc__
-        hints = typing.get_type_hints(item, vars(sys.modules[item.__module__]))
-        assert set(hints) == {*inspect.signature(item).parameters, "return"}
+        for parameter in inspect.signature(item).parameters.values():
+            assert parameter.annotation is not parameter.empty
+        code = item.__code__
+        written = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        written += ("options",) if "options" in item.__annotations__ else ()
+        assert set(typing.get_type_hints(item)) == {*written, "return"}
     globs: dict[str, Any] = {}
     examples = doctest.DocTestFinder(recurse=False).find(item, item.__name__, globs=globs)
     for example in examples:
@@ -68,14 +73,17 @@ def test_signature(function: Any) -> None:
     assert tensors == ["q", "k", "v", *([] if function is attention else packed)]
 
 
-def test_overloads_follow_the_implementation() -> None:
-    """Each overload has the arguments of its function, with return_lse alone told apart."""
+def test_options_are_written_once() -> None:
+    """Each option has a type, a default and a meaning; overloads tell return_lse alone apart."""
+    assert tuple(DEFAULTS) == OPTIONS
+    assert documented_arguments(Options) == list(OPTIONS)
+    assert {*typing.get_type_hints(AllOptions)} == {*OPTIONS}
     for function in (attention, attention_varlen):
         source = inspect.getsource(sys.modules[function.__module__])
         bodies = re.findall(rf"def {function.__name__}\((.*?)\n\)", source, re.S)
-        assert len(bodies) == 4
-        names = [re.findall(r"^    (\w+):", body, re.M) for body in bodies]
-        assert names == [list(inspect.signature(function).parameters)] * 4
+        names = [re.findall(r"^    (?:\*\*)?(\w+):", body, re.M) for body in bodies]
+        tensors = [name for name in inspect.signature(function).parameters if name not in OPTIONS]
+        assert names == [[*tensors, "return_lse", "options"]] * 3 + [[*tensors, "options"]]
 
 
 def qkv(device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:

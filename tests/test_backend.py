@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,20 +16,25 @@ import torch
 from cute_attention import (
     BackendError,
     FallbackWarning,
-    _binding,
-    _core,
     attention,
+    attention_reference,
     attention_varlen,
-    backend,
     explain,
     use_backend,
 )
+from cute_attention.arguments import FEATURES
 from cute_attention.cli.info import serving
-from cute_attention.explain import explain_question
-from cute_attention.survey import Features, Question, survey
+from cute_attention.dispatch import request
+from cute_attention.dispatch import select as selection
+from cute_attention.dispatch.backends import BACKENDS, survey
+from cute_attention.dispatch.explain import explain_problem
+from cute_attention.native import binding, core
+from cute_attention.problem import Problem
 
 GPU = torch.device("cuda", 0)
-PLAIN = Features()
+PLAIN = Problem(device=GPU)
+BITS = {word: bit for bit, word in FEATURES.items()}
+BIAS, SINK = PLAIN._replace(features=BITS["bias"]), PLAIN._replace(features=BITS["sink"])
 ENVIRONMENT = "CUTE_ATTENTION_BACKEND"
 
 
@@ -36,13 +42,13 @@ class Core:
     """Stands for the core: sm80 serves 16-bit head dims to 128, sm90 causal bf16 ones of 128."""
 
     def __init__(self) -> None:
-        self.questions: list[_core.Problem] = []
+        self.questions: list[Problem] = []
 
-    def explain(self, problem: _core.Problem, device: int | None) -> list[_core.Candidate]:
+    def explain(self, problem: Problem, device: int | None) -> list[core.Candidate]:
         self.questions.append(problem)
         reasons: dict[str, list[str]] = {"sm80": [], "sm90": []}
-        for feature in ("bias", "alibi", "sink", "dropout", "nonpositive_scale"):
-            if getattr(problem, feature):
+        for bit, feature in FEATURES.items():
+            if problem.features & bit:
                 for row in reasons.values():
                     row.append(f"no {feature}")
         if problem.dtype not in ("fp16", "bf16"):
@@ -53,109 +59,111 @@ class Core:
         if (problem.dtype, problem.head_dim, causal) != ("bf16", 128, True):
             reasons["sm90"].append("not causal bf16 of 128")
         return [
-            _core.Candidate(f"{name}_row", name, not row, 10.0 if not row else None, row)
+            core.Candidate(f"{name}_row", name, not row, 10.0 if not row else None, row)
             for name, row in reasons.items()
         ]
 
 
 @pytest.fixture
-def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
-    made_up = Core()
-    monkeypatch.setattr(_core, "available", lambda: True)
-    monkeypatch.setattr(_core, "explain", made_up.explain)
-    monkeypatch.setattr(_core, "libraries", list)
-    monkeypatch.setattr(_binding, "binding_error", lambda: "")
-    monkeypatch.setattr(backend, "_choices", {})
-    monkeypatch.setattr(backend, "_warned", {})
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
+    answers = Core()
+    monkeypatch.setattr(core, "available", lambda: True)
+    monkeypatch.setattr(core, "explain", answers.explain)
+    monkeypatch.setattr(core, "libraries", list)
+    monkeypatch.setattr(binding, "binding_error", lambda: "")
+    monkeypatch.setattr(selection, "_choices", {})
+    monkeypatch.setattr(selection, "_warned", {})
     monkeypatch.delenv(ENVIRONMENT, raising=False)
-    yield made_up
+    yield answers
 
 
 def select(
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: str = "bf16",
     head_dim: int = 64,
-    features: Features = PLAIN,
-    device: torch.device = GPU,
+    problem: Problem = PLAIN,
     requested: str = "auto",
 ) -> str:
-    return backend.select_forward(dtype, head_dim, head_dim, features, device, requested)
+    kind = problem._replace(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim)
+    return selection.select(requested, *kind)
 
 
-def test_the_fastest_that_serves(core: Core) -> None:
-    causal = Features(window_right=True)
-    assert select(head_dim=128, features=causal) == "sm90"
+def select_backward() -> str:
+    return select(problem=PLAIN._replace(direction="backward"))
+
+
+def test_the_fastest_that_serves(made_up: Core) -> None:
+    causal = PLAIN._replace(window_right=0)
+    assert select(head_dim=128, problem=causal) == "sm90"
     assert select(head_dim=128) == "sm80"
-    assert select(torch.float16, head_dim=128, features=causal) == "sm80"
+    assert select("fp16", head_dim=128, problem=causal) == "sm80"
     with pytest.warns(FallbackWarning):
         assert select(head_dim=256) == "reference"
 
 
-def test_the_choice_is_cached(core: Core) -> None:
+def test_the_choice_is_cached(made_up: Core) -> None:
     first = select()
-    asked = len(core.questions)
+    asked = len(made_up.questions)
     assert asked > 0
     assert select() == first
-    assert len(core.questions) == asked
+    assert len(made_up.questions) == asked
     select(head_dim=128)
-    assert len(core.questions) > asked
+    assert len(made_up.questions) > asked
 
 
-def test_a_cpu_never_asks_the_core(core: Core) -> None:
+def test_a_cpu_never_asks_thecore(made_up: Core) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert select(device=torch.device("cpu")) == "reference"
-        assert select(device=torch.device("meta")) == "reference"
-    assert not core.questions
+        assert select(problem=PLAIN._replace(device=torch.device("cpu"))) == "reference"
+        assert select(problem=PLAIN._replace(device=torch.device("meta"))) == "reference"
+    assert not made_up.questions
 
 
-def test_falling_back_warns_once_for_each_reason(core: Core) -> None:
+def test_falling_back_warns_once_for_each_reason(made_up: Core) -> None:
     message = r"no kernel serves this call.*sm90: .*no bias.*; sm80: no bias.*backend='reference'"
     with pytest.warns(FallbackWarning, match=message) as caught:
-        select(features=Features(bias=True))
-        select(features=Features(bias=True))
-        select(features=Features(bias=True, varlen=True))
-        select(torch.float16, features=Features(bias=True))
+        select(problem=BIAS)
+        select(problem=BIAS)
+        select(head_dim=96, problem=BIAS)
+        select("fp16", problem=BIAS)
     assert len(caught) == 1
     with pytest.warns(FallbackWarning, match="sm80: no sink"):
-        select(features=Features(sink=True))
+        select(problem=SINK)
 
 
-def test_asking_for_the_reference_does_not_warn(core: Core) -> None:
+def test_asking_for_the_reference_does_not_warn(made_up: Core) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert select(features=Features(bias=True), requested="reference") == "reference"
-    assert not core.questions
+        assert select(problem=BIAS, requested="reference") == "reference"
+    assert not made_up.questions
 
 
-def test_who_asks_wins(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_wins(made_up: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     """The argument over the context, the context over the environment, and back again."""
-    question = Question("forward", torch.bfloat16, 64, 64, Features(), GPU)
-    assert explain_question(question).chosen == "sm80"
+    assert explain_problem(PLAIN).chosen == "sm80"
     monkeypatch.setenv(ENVIRONMENT, "reference")
     assert select() == "reference"
-    assert f"reference ({ENVIRONMENT})" in str(explain_question(question))
+    assert f"reference ({ENVIRONMENT})" in str(explain_problem(PLAIN))
     with use_backend("sm80") as context:
-        assert select(requested=backend.requested_backend("auto")) == "sm80"
+        assert select(requested=request.requested_backend("auto")) == "sm80"
         with use_backend("sm90"), context:  # one context may be entered again
-            assert backend.requested_backend("auto") == "sm80"
-            assert backend.requested_backend("reference") == "reference"
-        assert backend.requested_backend("auto") == "sm80"
-    assert backend.requested_backend("auto") == "auto"
+            assert request.requested_backend("auto") == "sm80"
+            assert request.requested_backend("reference") == "reference"
+        assert request.requested_backend("auto") == "sm80"
+    assert request.requested_backend("auto") == "auto"
     with pytest.raises(KeyError), use_backend("sm90"):
         raise KeyError
-    assert backend.requested_backend("auto") == "auto"
+    assert request.requested_backend("auto") == "auto"
 
 
 @pytest.mark.parametrize("by", ["argument", "environment"])
 def test_a_forced_backend_raises_what_explain_says(
-    by: str, core: Core, monkeypatch: pytest.MonkeyPatch
+    by: str, made_up: Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by == "environment":
         monkeypatch.setenv(ENVIRONMENT, "sm90")
     with pytest.raises(BackendError) as caught:
-        select(features=Features(sink=True), requested="sm90" if by == "argument" else "auto")
-    question = Question("forward", torch.bfloat16, 64, 64, Features(sink=True), GPU)
-    answer = explain_question(question, "sm90")
+        select(problem=SINK, requested="sm90" if by == "argument" else "auto")
+    answer = explain_problem(SINK, "sm90")
     assert answer.chosen is None
     assert "forward:  none: the call raises BackendError" in str(answer)
     for line in str(caught.value).splitlines()[1:]:
@@ -164,34 +172,21 @@ def test_a_forced_backend_raises_what_explain_says(
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_explain_shows_rows_and_estimates(core: Core) -> None:
-    question = Question("forward", torch.bfloat16, 64, 64, Features(), GPU)
-    text = str(explain_question(question))
+def test_explain_shows_rows_and_estimates(made_up: Core) -> None:
+    text = str(explain_problem(PLAIN))
     assert "-> sm80       serves" in text
     assert "-> sm80_row                     serves (about 10.0 us)" in text
     assert "sm90_row                     not causal bf16 of 128" in text
 
 
-def test_the_problem_tells_everything(core: Core) -> None:
-    sizes = {"batch": 3, "seqlen_q": 5, "seqlen_k": 7, "heads": 8, "heads_kv": 2}
-    question = Question(
-        "forward", torch.float32, 96, 32, Features(*[True] * 9), GPU, deterministic=True
-    )
-    sized = question._replace(
-        sizes=question.sizes._replace(**sizes, window_left=4, window_right=6, softcap=2.5)
-    )
-    survey(sized)
-    assert core.questions[-1] == _core.Problem(
-        "forward", "fp32", 3, 5, 7, 8, 2, 96, 32, 4, 6, 2.5, *[True] * 7
-    )
-    survey(question._replace(features=Features()))
-    plain = core.questions[-1]
-    assert (plain.window_left, plain.window_right, plain.softcap) == (-1, -1, 0.0)
-    assert not (plain.varlen or plain.bias or plain.alibi or plain.sink or plain.dropout)
+def test_the_problem_tells_everything(made_up: Core) -> None:
+    problem = Problem("backward", "fp32", 3, 5, 7, 8, 2, 91, 27, 4, 6, 2.5, sum(FEATURES), GPU)
+    survey(problem)
+    assert made_up.questions[-1] == problem._replace(head_dim=96, head_dim_v=32)
 
 
-def test_without_libraries(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "available", lambda: False)
+def test_without_libraries(made_up: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "available", lambda: False)
     q = torch.ones(1, 4, 2, 8)
     assert torch.equal(attention(q, q, q), q)
     assert "without its kernel libraries" in str(explain(q, q, q))
@@ -201,48 +196,45 @@ def test_without_libraries(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
         assert select() == "reference"
 
 
-def test_a_broken_installation_is_told(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_installation_is_told(made_up: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     """A binding that does not load, a library of another ABI, a CUDA that the core cannot use."""
-    monkeypatch.setattr(_binding, "binding_error", lambda: "the torch binding does not load: X")
+    monkeypatch.setattr(binding, "binding_error", lambda: "the torch binding does not load: X")
     with pytest.warns(FallbackWarning, match="sm80: the torch binding does not load: X"):
         assert select() == "reference"
-    refused = _core.LibraryInfo("/lib/old.so", "sm90", "", 0, "it has kernel ABI 0")
-    monkeypatch.setattr(_core, "libraries", lambda: [refused])
-    monkeypatch.setattr(_core, "explain", lambda problem, device: [])
+    refused = core.LibraryInfo("/lib/old.so", "sm90", "", 0, "it has kernel ABI 0")
+    monkeypatch.setattr(core, "libraries", lambda: [refused])
+    monkeypatch.setattr(core, "explain", lambda problem, device: [])
     with pytest.warns(FallbackWarning, match=r"no sm90 kernel is loaded, /lib/old.so: it has ker"):
         assert select(head_dim=128) == "reference"
 
-    def fails(problem: _core.Problem, device: int | None) -> list[_core.Candidate]:
+    def fails(problem: Problem, device: int | None) -> list[core.Candidate]:
         raise RuntimeError("the kernel libraries see 0 devices")
 
-    monkeypatch.setattr(_core, "explain", fails)
+    monkeypatch.setattr(core, "explain", fails)
     with pytest.warns(FallbackWarning, match="sm80: the kernel libraries see 0 devices"):
         assert select(head_dim=192) == "reference"
 
 
-def test_a_failure_of_the_moment_is_not_kept(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_moment_is_not_kept(
+    made_up: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A core or a binding that fails once is asked again; forward and backward, then cached."""
 
-    def fails(problem: _core.Problem, device: int | None) -> list[_core.Candidate]:
+    def fails(problem: Problem, device: int | None) -> list[core.Candidate]:
         raise RuntimeError("out of memory")
 
-    def select_backward() -> str:
-        return backend.select_backward(torch.bfloat16, 64, 64, PLAIN, GPU, "auto", False)
-
-    monkeypatch.setattr(backend, "_backward_choices", {})
     for target, name, broken in (
-        (_core, "explain", fails),
-        (_binding, "binding_error", lambda: "the torch binding does not load: too many files"),
+        (core, "explain", fails),
+        (binding, "binding_error", lambda: "the torch binding does not load: too many files"),
     ):
         with monkeypatch.context() as patch, pytest.warns(FallbackWarning):
             patch.setattr(target, name, broken)
             assert select() == select_backward() == "reference"
         assert select() == select_backward() == "sm80"
-        asked = len(core.questions)
+        asked = len(made_up.questions)
         assert select() == select_backward() == "sm80"
-        assert len(core.questions) == asked
-        backend._choices.clear()
-        backend._backward_choices.clear()
+        assert len(made_up.questions) == asked
+        selection._choices.clear()
 
 
 def test_the_binding_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,21 +246,21 @@ def test_the_binding_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(loaded) == 1:
             raise OSError("too many open files")
 
-    monkeypatch.setattr(_binding, "_loaded", False)
-    monkeypatch.setattr(_core, "torch_library", lambda: Path("/lib/binding.so"))
-    monkeypatch.setattr(_core, "core", lambda: None)
+    monkeypatch.setattr(binding, "_loaded", False)
+    monkeypatch.setattr(core, "torch_library", lambda: Path("/lib/binding.so"))
+    monkeypatch.setattr(core, "core", lambda: None)
     monkeypatch.setattr(torch.ops, "load_library", load)
-    assert _binding.binding_error() == "the torch binding does not load: too many open files"
-    assert [_binding.binding_error() for _ in range(3)] == ["", "", ""]
+    assert binding.binding_error() == "the torch binding does not load: too many open files"
+    assert [binding.binding_error() for _ in range(3)] == ["", "", ""]
     assert len(loaded) == 2
 
 
-def test_many_threads_choose_and_warn_once(core: Core) -> None:
+def test_many_threads_choose_and_warn_once(made_up: Core) -> None:
     together = threading.Barrier(32)
 
     def run(_: int) -> str:
         together.wait()
-        return select(features=Features(bias=True))
+        return select(problem=BIAS)
 
     with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(32) as pool:
         warnings.simplefilter("always")
@@ -277,20 +269,19 @@ def test_many_threads_choose_and_warn_once(core: Core) -> None:
 
 
 def test_an_empty_environment_variable_asks_for_nothing(
-    core: Core, monkeypatch: pytest.MonkeyPatch
+    made_up: Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENVIRONMENT, "")
     assert select() == "sm80"
-    assert backend.select_backward(torch.bfloat16, 64, 64, PLAIN, GPU, "auto", False) == "sm80"
-    question = Question("forward", torch.bfloat16, 64, 64, PLAIN, GPU)
-    assert "auto (nothing was asked for)" in str(explain_question(question))
+    assert select_backward() == "sm80"
+    assert "auto (nothing was asked for)" in str(explain_problem(PLAIN))
 
 
-def test_info_shows_forward_and_backward(core: Core) -> None:
+def test_info_shows_forward_and_backward(made_up: Core) -> None:
     """Each as it is served: here the backward has no kernel for softcap."""
-    answer = core.explain
+    answer = made_up.explain
 
-    def without_softcap(problem: _core.Problem, device: int | None) -> list[_core.Candidate]:
+    def without_softcap(problem: Problem, device: int | None) -> list[core.Candidate]:
         refused = problem.direction == "backward" and problem.softcap > 0
         rows = answer(problem, device)
         return (
@@ -298,50 +289,51 @@ def test_info_shows_forward_and_backward(core: Core) -> None:
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_core, "explain", without_softcap)
+        patch.setattr(core, "explain", without_softcap)
         forward, backward = "\n".join(serving(GPU)).split("\nBackward on cuda:0\n")
     assert forward.startswith("\nForward on cuda:0\n")
     served = "sm80 fp16 d64, sm80 fp16 d96, sm80 fp16 d128, sm80 bf16 d64, sm80 bf16 d96, "
     for text in (forward, backward):
-        assert f"\n  window   {served}sm80 bf16 d128, reference for the rest" in text
-        assert f"\n  causal   {served}sm90 bf16 d128, reference for the rest" in text
-        assert "\n  bias     reference\n" in text
-    assert f"\n  softcap  {served}sm80 bf16 d128, reference for the rest" in forward
-    assert "\n  softcap  reference\n" in backward
+        assert f"\n  {'window':<17} {served}sm80 bf16 d128, reference for the rest" in text
+        assert f"\n  {'causal':<17} {served}sm90 bf16 d128, reference for the rest" in text
+        assert f"\n  {'bias':<17} reference\n" in text
+    assert f"\n  {'softcap':<17} {served}sm80 bf16 d128, reference for the rest" in forward
+    assert f"\n  {'softcap':<17} reference\n" in backward
 
 
-def test_a_call_reaches_the_kernel_op(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_reaches_the_kernel_op(made_up: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel op is given, dense and packed; its gradient comes from the reference."""
     seen = []
 
-    def forward(*args: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def output(*args: Any) -> torch.Tensor:
         seen.append(args)
-        q, k, v, cu_seqlens_q, cu_seqlens_k = args[:5]
-        options = (*args[5:11], 0.0)
-        return torch.ops.cute_attention.reference_forward(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, None, None, *options
-        )
+        return torch.ops.cute_attention.reference_forward.output(*args)
 
-    class Packet:
-        default = staticmethod(forward)
+    def forward(*args: Any) -> Any:
+        seen.append(args)
+        return torch.ops.cute_attention.reference_forward(*args)
 
-    monkeypatch.setitem(torch.ops.cute_attention.__dict__, "forward", Packet)
-    monkeypatch.setattr("cute_attention._call.select_forward", lambda *args: "sm80")
+    ops = BACKENDS["sm80"].ops._replace(forward=forward, output=output)
+    monkeypatch.setitem(BACKENDS, "sm80", dataclasses.replace(BACKENDS["sm80"], ops=ops))
+    choices = {"forward": "sm80", "backward": "reference"}
+    monkeypatch.setattr(
+        "cute_attention.dispatch.plans.select", lambda _, direction, *rest: choices[direction]
+    )
     q, k = torch.randn(2, 5, 4, 16, requires_grad=True), torch.randn(2, 7, 2, 16)
     out = attention(q, k, k, causal=True, window=(3, None), softcap=2.0)
-    assert seen[-1][3:] == (None, None, 5, 7, 0.25, 2.0, 3, 0, "sm80")
+    assert seen[-1][3:8] == ("sm80", 0.25, 3, 0, 2.0)
     (grad,) = torch.autograd.grad(out.sum(), q)
-    plain = attention(q, k, k, causal=True, window=(3, None), softcap=2.0, backend="reference")
-    assert torch.equal(grad, torch.autograd.grad(plain.sum(), q)[0])
+    expected = attention_reference(q, k, k, causal=True, window=(3, None), softcap=2.0)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected.sum(), q)[0])
     # Head dims that are no multiple of 8 are filled up for the kernel, with zeros and nothing else.
     v = torch.randn(2, 7, 2, 13)
-    odd = attention(q[..., :11], k[..., :11], v)
-    assert [t.shape[-1] for t in seen[-1][:3]] == [16, 16, 16] and seen[-1][7] == 11**-0.5
+    odd = attention(q.detach()[..., :11], k[..., :11], v)
+    assert [t.shape[-1] for t in seen[-1][:3]] == [16, 16, 16] and seen[-1][4] == 11**-0.5
     assert not any(t[..., dim:].any() for t, dim in zip(seen[-1][:3], (11, 11, 13), strict=True))
     assert odd.is_contiguous()
-    expected = attention(q[..., :11], k[..., :11], v, backend="reference")
-    torch.testing.assert_close(odd, expected)
+    torch.testing.assert_close(odd, attention_reference(q[..., :11], k[..., :11], v))
     offsets = torch.tensor([0, 2, 5], dtype=torch.int32)
     attention_varlen(q[0], q[0], q[0], offsets, offsets, 3, 4, scale=0.5)
-    assert seen[-1][3] is offsets and seen[-1][4] is offsets
-    assert seen[-1][5:] == (3, 4, 0.5, 0.0, -1, -1, "sm80")
+    assert seen[-1][3:8] == ("sm80", 0.5, -1, -1, 0.0)
+    assert seen[-1][8] is offsets and seen[-1][9] is offsets
+    assert seen[-1][10:12] == (3, 4)

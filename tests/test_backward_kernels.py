@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import attention, attention_varlen, explain, rows
-from cute_attention.reference import attention_reference
+from cute_attention import attention, attention_varlen, explain
+from cute_attention.native import rows
+from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip
 from test_kernels import (
     CASES,

@@ -283,7 +283,12 @@ def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         eager = row.case == "eager" and row.contender != "sm80"
         assert ("host_us" in row.metrics) == eager
         assert bool(row.reason) != eager
-    assert "CUDA graphs need an NVIDIA GPU" in capsys.readouterr().out
+        ours = row.contender == "reference" and (row.case, row.what) == ("eager", "fwd")
+        for part in ("checks", "choice", "launch"):
+            assert (row.metrics.get(f"{part}_us", 0) > 0) == ours
+    text = capsys.readouterr().out
+    assert "CUDA graphs need an NVIDIA GPU" in text
+    assert "parts of an eager call" in text
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_attention import _core
+from cute_attention.native import core
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = [_core.library_folder(), ROOT / "build" / "audit" / "lib"]
+FOLDERS = [core.library_folder(), ROOT / "build" / "audit" / "lib"]
 LIBRARIES = sorted({path for folder in FOLDERS if folder for path in folder.glob("*.so")})
-BINDING = _core.torch_library()
+BINDING = core.torch_library()
 
 each_library = pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
 needs_binding = pytest.mark.skipif(BINDING is None, reason="the torch binding is not installed")
@@ -67,19 +67,20 @@ def test_cuda_stream_symbol_is_weak():
 
 @needs_binding
 def test_binding_loads_and_has_its_schema():
-    _core.core()
+    core.core()
     torch.ops.load_library(BINDING)
     assert str(torch.ops.cute_attention.forward.default._schema) == (
-        "cute_attention::forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, "
-        "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, "
-        "float softcap, SymInt window_left, SymInt window_right, str backend) "
-        "-> (Tensor out, Tensor lse)"
+        "cute_attention::forward(Tensor q, Tensor k, Tensor v, str backend, float scale, "
+        "SymInt window_left=-1, SymInt window_right=-1, float softcap=0., "
+        "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, "
+        "SymInt max_seqlen_k=0, Tensor? bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, "
+        "float dropout_p=0., Tensor? dropout_seed=None) -> (Tensor out, Tensor lse)"
     )
-    for op in ("forward", "backward"):
+    for op in ("forward", "forward.output", "backward"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"cute_attention::{op}", "CUDA")
     q = torch.zeros(1, 2, 3, 64, dtype=torch.float16)
     with pytest.raises(NotImplementedError, match="'CPU' backend"):
-        torch.ops.cute_attention.forward(q, q, q, None, None, 2, 2, 1.0, 0.0, -1, -1, "sm80")
+        torch.ops.cute_attention.forward(q, q, q, "sm80", 1.0)
 
 
 def test_the_kernel_ops_need_no_binding_to_be_traced():
@@ -90,25 +91,28 @@ import cute_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 q, k = torch.empty(1, 5, 4, 64, device="meta"), torch.empty(1, 7, 2, 64, device="meta")
-options = (None, None, 5, 7, 1.0, 0.0, -1, -1)
+options = ("sm80", 1.0, 3, 0)
 with FlopCounterMode(display=False) as counter:
-    out, lse = torch.ops.cute_attention.forward(q, k, k, *options, "sm80")
-    grads = torch.ops.cute_attention.backward(out, None, q, k, k, out, lse, *options, False, "sm80")
+    out, lse = torch.ops.cute_attention.forward(q, k, k, *options)
+    results = (out, None, out, lse, False)
+    grads = torch.ops.cute_attention.backward(*results, q, k, k, *options)
+    alone = torch.ops.cute_attention.forward.output(q, k, k, *options)
+assert alone.shape == q.shape
 assert (out.shape, lse.shape) == (q.shape, (1, 4, 5))
-assert [grad.shape for grad in grads] == [q.shape, k.shape, k.shape]
+assert [grad.shape for grad in grads] == [q.shape, k.shape, k.shape, (0,), (0,)]
 assert not torch._C._dispatch_has_kernel_for_dispatch_key("cute_attention::forward", "CUDA")
 assert not torch.cuda.is_initialized()
 print(counter.get_total_flops())
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) == 2 * 5 * 7 * 4 * (2 + 5) * 64
+    assert int(result.stdout) == 2 * 5 * 7 * 4 * (2 + 5 + 2) * 64
 
 
 @needs_binding
 def test_loading_everything_leaves_cuda_alone():
     program = (
-        "import torch\nfrom cute_attention import _core\n_core.kernels()\n"
+        "import torch\nfrom cute_attention.native import core\ncore.kernels()\n"
         f"torch.ops.load_library({str(BINDING)!r})\n"
         "assert not torch.cuda.is_initialized()\n"
         "print(open('/proc/self/maps').read().count('libcuda.so'))"

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import (
 )
 
 from cute_attention import attention, attention_varlen, use_backend
-from cute_attention.backend import select_forward
+from cute_attention.dispatch.select import select
 from tolerances import assert_close
 
 OPS = torch.ops.cute_attention
@@ -168,9 +168,9 @@ def test_the_choice_is_made_while_compiling() -> None:
 
     torch.compile(attention, fullgraph=True, backend=backend)(*(t.detach() for t in qkv("cpu")))
     assert [name for name in seen if "getitem" not in name] == [
-        "cute_attention.reference_forward.default"
+        "cute_attention.reference_forward.output"
     ]
-    assert select_forward._dynamo_marked_constant is True
+    assert select._dynamo_marked_constant is True
 
 
 def test_dropout_follows_the_generator(device: str) -> None:
@@ -220,32 +220,32 @@ def op_arguments(device: str, kind: str) -> tuple[Any, ...]:
     """Of `reference_forward`: dense with every feature, or packed."""
     if kind == "packed":
         q, k, v, offsets, _, longest, _ = packed(device, 5, 0, 8)
-        tensors = (q.detach(), k.detach(), v.detach(), offsets, offsets, None, None, None, None)
-        return (*tensors, longest, longest, 0.25, 0.0, -1, 0, 0.0)
+        options = ("reference", 0.25, -1, 0, 0.0)
+        return (q.detach(), k.detach(), v.detach(), *options, offsets, offsets, longest, longest)
     q, k, v = (t.detach() for t in qkv(device))
     options = extras(device)
     seed = torch.tensor([5], device=device)
     bias, sink = options["bias"].detach()[None], options["sink"].detach()
-    return (q, k, v, None, None, bias, options["alibi_slopes"], sink, seed,
-            9, 13, 0.25, 3.0, 7, 0, 0.5)  # fmt: skip
+    return (q, k, v, "reference", 0.25, 7, 0, 3.0, None, None, 0, 0,
+            bias, options["alibi_slopes"], sink, 0.5, seed)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed"])
 def test_opcheck_forward(kind: str, device: str) -> None:
     torch.library.opcheck(OPS.reference_forward.default, op_arguments(device, kind))
+    torch.library.opcheck(OPS.reference_forward.output, op_arguments(device, kind))
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed"])
 @pytest.mark.parametrize("needs", [(False, False), (True, True)], ids=["qkv", "all"])
 def test_opcheck_backward(kind: str, needs: tuple[bool, bool], device: str) -> None:
     arguments = op_arguments(device, kind)
-    needs = needs if kind == "dense" else (False, False)
+    needs = needs if kind == "dense" else ()
     out, lse = OPS.reference_forward(*arguments)
-    grad_lse = torch.randn_like(lse) if needs[0] else None
-    q, k, v, *rest = arguments
+    grad_lse = torch.randn_like(lse) if True in needs else None
     torch.library.opcheck(
         OPS.reference_backward.default,
-        (torch.randn_like(out), grad_lse, q, k, v, out, lse, *rest, *needs),
+        (torch.randn_like(out), grad_lse, out, lse, False, *arguments, *needs),
     )
 
 

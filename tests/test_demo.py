@@ -125,7 +125,7 @@ def test_own_text_is_the_checkout_and_splits_each_file():
 
     files = own_files()
     names = {path.name for path in files}
-    assert {"README.md", "functional.py", "train_gpt.py", "forward.def"} <= names
+    assert {"README.md", "api.py", "train_gpt.py", "forward.def"} <= names
     text = load_text([], 128)
     sizes = [path.stat().st_size for path in files]
     assert text.held_out.numel() == sum(size // 10 for size in sizes)

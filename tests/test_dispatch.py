@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import cute_attention
-from cute_attention import _core
+from cute_attention.native import core
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE = ROOT / "tests" / "cpp" / "fake_kernel_library.cpp"
@@ -26,11 +26,11 @@ PREAMBLE = f"""
 import json, sys, types
 package = sys.modules["cute_attention"] = types.ModuleType("cute_attention")
 package.__path__ = {list(cute_attention.__path__)}
-from cute_attention import _core
-from cute_attention._core import *
+from cute_attention.native import core
+from cute_attention.native.core import *
 """
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="the core library is not installed")
+pytestmark = pytest.mark.skipif(not core.available(), reason="the core library is not installed")
 
 
 def build(folder: Path, name: str = "fake", **macros: object) -> Path:
@@ -173,11 +173,11 @@ def test_short_sequences_take_small_tiles_and_long_ones_large(plugins):
         ),
         (SHORT + ", window_right=0", "fake_sm80_d128_full_softcap", "some keys are masked"),
         (SHORT + ", window_left=62", "fake_sm80_d128_full_softcap", "some keys are masked"),
-        (SHORT + ", bias=True", SMALL, "no sm80 row has bias"),
-        (SHORT + ", alibi=True", SMALL, "no sm80 row has alibi_slopes"),
-        (SHORT + ", sink=True", SMALL, "no sm80 row has sink"),
-        (SHORT + ", dropout=True", "fake_sm90_d64", "no sm90 row has dropout"),
-        (SHORT + ", nonpositive_scale=True", "fake_sm90_d64", "no sm90 row has a scale"),
+        (SHORT + ", features=1", SMALL, "no sm80 row has bias"),
+        (SHORT + ", features=2", SMALL, "no sm80 row has alibi_slopes"),
+        (SHORT + ", features=4", SMALL, "no sm80 row has sink"),
+        (SHORT + ", features=8", "fake_sm90_d64", "no sm90 row has dropout"),
+        (SHORT + ", features=16", "fake_sm90_d64", "no sm90 row has a scale"),
         (SHORT, "fake_sm90_d64", "it runs on compute capability 9.0 alone, the device has 8.0"),
     ],
 )
@@ -191,7 +191,7 @@ def test_reasons(plugins, problem, row, reason):
 @pytest.mark.parametrize(
     ("problem", "row"),
     [
-        (SHORT + ", window_left=3, window_right=5, varlen=True", SMALL),
+        (SHORT + ", window_left=3, window_right=5", SMALL),
         (SHORT + ", window_right=0", "fake_sm80_d128_causal"),
         (SHORT + ", window_left=63, window_right=0", "fake_sm80_d128_causal"),
         (SHORT + ", softcap=30.0", "fake_sm80_d128_full_softcap"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_attention import dropout
+from cute_attention.semantics import dropout
 
 PROGRAM = Path(__file__).parents[1] / "build" / "cpp" / "tests" / "cpp" / "test_dropout"
 

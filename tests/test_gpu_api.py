@@ -19,10 +19,11 @@ from cute_attention import (
     attention_reference,
     attention_varlen,
     attention_varlen_reference,
-    backend,
+    call,
     explain,
     kernels,
 )
+from cute_attention.dispatch import select as selection
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
@@ -61,8 +62,9 @@ def test_auto_takes_the_fastest_that_serves() -> None:
 
 
 def test_falling_back_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_choices", {})
-    monkeypatch.setattr(backend, "_warned", {})
+    monkeypatch.setattr(selection, "_choices", {})
+    monkeypatch.setattr(call, "plans", {})
+    monkeypatch.setattr(selection, "_warned", {})
     tensors = qkv(torch.float32)
     with pytest.warns(FallbackWarning, match="no kernel serves this call") as caught:
         out = attention(*tensors)
@@ -296,13 +298,14 @@ def test_opcheck_of_the_kernel_ops(softcap: float) -> None:
     answer = explain(q, k, v, softcap=softcap, window=(64, 0))
     if "reference" in (answer.chosen, answer.chosen_backward):
         pytest.skip("no kernel serves this GPU")
-    options = (None, None, 200, 200, 0.125, softcap, 64, 0)
+    options = (0.125, 64, 0, softcap)
     forward = torch.ops.cute_attention.forward.default
-    torch.library.opcheck(forward, (q, k, v, *options, answer.chosen))
-    out, lse = forward(q, k, v, *options, answer.chosen)
+    for op in (forward, torch.ops.cute_attention.forward.output):
+        torch.library.opcheck(op, (q, k, v, answer.chosen, *options))
+    out, lse = forward(q, k, v, answer.chosen, *options)
     torch.library.opcheck(
         torch.ops.cute_attention.backward.default,
-        (torch.randn_like(out), None, q, k, v, out, lse, *options, True, answer.chosen_backward),
+        (torch.randn_like(out), None, out, lse, True, q, k, v, answer.chosen_backward, *options),
     )
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import BackendError, attention, attention_varlen, explain, rows
-from cute_attention.reference import attention_reference, attention_varlen_reference
+from cute_attention import BackendError, attention, attention_varlen, explain
+from cute_attention.native import rows
+from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
 from every_row import DTYPES, LIMIT, ONLY, fixture_of, run_alone, run_on_small_chip
 from tolerances import assert_as_accurate, assert_close
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_attention import rows
 from cute_attention.cli.layouts import main
 from cute_attention.layouts import checks, hardware
 from cute_attention.layouts.export import Request, described, edited, find_row
 from cute_attention.layouts.model import kernels
+from cute_attention.native import rows
 from layout_mutations import BACKWARD, FORWARD, HOPPER_FORWARD
 
 pytestmark = pytest.mark.xdist_group("layouts")

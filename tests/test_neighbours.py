@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import attention, attention_varlen, rows
+from cute_attention import attention, attention_varlen
 from cute_attention.bench.adversarial import ADVERSARIAL
 from cute_attention.bench.roundings import NAMES
+from cute_attention.native import rows
 from every_row import ALL, DTYPES, backend_of, fixture_of, options_of, skip_unless_it_is_chosen
 from tolerances import assert_same_bits
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_attention import rows
+from cute_attention.native import rows
 
 ROOT = Path(__file__).resolve().parents[1]
 CMAKE = shutil.which("cmake", path=sysconfig.get_path("scripts"))
@@ -89,9 +89,9 @@ def relative(folder: str, pattern: str) -> list[Path]:
 
 def test_installed_package_imports_and_lists_its_tables(wheel, installed, tmp_path):
     program = (
-        "from cute_attention import _core, rows\n"
-        "print(_core.library_folder())\n"
-        "print(_core.build_info()['version'], len(rows.table()))"
+        "from cute_attention.native import core, rows\n"
+        "print(core.library_folder())\n"
+        "print(core.build_info()['version'], len(rows.table()))"
     )
     folder, line = run_installed(installed, tmp_path, "-c", program).splitlines()
     assert Path(folder) == installed / "lib"

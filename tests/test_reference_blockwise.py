@@ -10,16 +10,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-import cute_attention._blockwise_tiles as tiles
-from cute_attention.blockwise import blockwise_backward, blockwise_forward
+from cute_attention.semantics import tiles
+from cute_attention.semantics.blockwise import blockwise_backward, blockwise_forward
 from reference_cases import (
     CASES,
     HUGE_LOGITS,
-    SEED,
     Case,
+    make_call,
     make_grads,
     make_inputs,
-    make_spec,
     run_blockwise,
     run_direct,
     strided,
@@ -54,7 +53,7 @@ def test_small_tiles_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_TILE_SCORES_CPU", 1000)
     monkeypatch.setattr(tiles, "_MIN_ROWS", 9)
     monkeypatch.setattr(tiles, "_MIN_COLS", 13)
-    plan = tiles.Tiles.of(make_spec(CASES[0]), 37, 51, 4, gpu=False)
+    plan = tiles.Tiles.of(make_call(CASES[0], make_inputs(CASES[0])), 37, 51, 4)
     assert len(list(plan.row_blocks())) > 2
     assert len(list(plan.col_blocks(0, 9))) > 2
 
@@ -119,11 +118,9 @@ def test_at_most_twice_the_error_of_pytorch(case: Case, dtype: torch.dtype) -> N
     plain = dict(
         zip(("dq", "dk", "dv", "dbias"), torch.autograd.grad(out, leaves, grad_out), strict=False)
     )
-    spec = make_spec(case)
-    tensors = (inputs.q, inputs.k, inputs.v)
-    rest = (None, None, inputs.bias, None, None, None, spec)
     results = (actual["out"], actual["lse"])
-    grads = blockwise_backward(grad_out, None, *tensors, *results, *rest, inputs.bias is not None)
+    needs = (inputs.bias is not None, False)
+    grads = blockwise_backward(grad_out, None, *results, make_call(case, inputs), needs)
     wide = inputs.to(torch.float64)
     out64 = plain_pytorch(
         case, wide.q, wide.k, wide.v, wide.bias if mask is inputs.bias else mask.double()
@@ -215,7 +212,6 @@ def test_varlen_equals_dense_of_each_sequence() -> None:
     case = Case("each", heads=4, heads_kv=2, causal=True, dropout_p=0.25, sink=True)
     case, inputs, cu_seqlens = make_varlen(case, LENGTHS["ragged"], 0)
     packed = run_blockwise(case, inputs, cu_seqlens)
-    rest = (None, None, None, None, inputs.sink)
     for b in range(case.batch):
         rows, keys = (slice(int(cu[b]), int(cu[b + 1])) for cu in cu_seqlens)
         # Dropout counts the sequence, so the dense call puts it at the same place in its batch.
@@ -223,7 +219,8 @@ def test_varlen_equals_dense_of_each_sequence() -> None:
             t[None].expand(b + 1, *t.shape).contiguous()
             for t in (inputs.q[rows], inputs.k[keys], inputs.v[keys])
         )
-        out, lse = blockwise_forward(q, k, v, *rest, SEED, make_spec(case))
+        call = make_call(case, inputs)._replace(q=q, k=k, v=v)
+        out, lse = blockwise_forward(call)
         assert_close(packed["out"][rows], out[b], "rounding", name="out")
         assert_close(packed["lse"][:, rows], lse[b], "rounding", name="lse")
 
@@ -280,12 +277,11 @@ def test_bitwise_repeatable() -> None:
 def test_missing_lse_gradient_is_zeros() -> None:
     case = next(case for case in CASES if case.name == "sink_gqa_causal")
     inputs = make_inputs(case)
-    rest = (None, None, None, None, inputs.sink, None, make_spec(case))
-    qkv = (inputs.q, inputs.k, inputs.v)
-    out, lse = blockwise_forward(*qkv, *rest)
+    call = make_call(case, inputs)
+    out, lse = blockwise_forward(call)
     grad_out = make_grads(out, lse)[0]
     pair = [
-        blockwise_backward(grad_out, grad_lse, *qkv, out, lse, *rest, False, True)
+        blockwise_backward(grad_out, grad_lse, out, lse, call, (False, True))
         for grad_lse in (None, torch.zeros_like(lse))
     ]
     for name, without, zeros in zip(("dq", "dk", "dv", "dbias", "dsink"), *pair, strict=True):

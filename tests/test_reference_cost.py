@@ -13,14 +13,16 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from cute_attention.blockwise import AttentionSpec, blockwise_backward, blockwise_forward
+from cute_attention.arguments import Arguments
+from cute_attention.semantics.blockwise import blockwise_backward, blockwise_forward
 
 # Peak of the process over what it held before the call, so whatever is allocated counts, and a
 # smaller peak before the call cannot hide anything. (ru_maxrss would count the parent's peak too.)
 MEASURE_MEMORY = """
 import sys
 import torch
-from cute_attention.blockwise import AttentionSpec, blockwise_backward, blockwise_forward
+from cute_attention.arguments import Arguments
+from cute_attention.semantics.blockwise import blockwise_backward, blockwise_forward
 
 def megabytes(field):
     lines = open("/proc/self/status").read().splitlines()
@@ -28,11 +30,10 @@ def megabytes(field):
 
 def attend(seqlen, causal):
     q, k, v, grad = torch.randn(4, 1, seqlen, 1, 64).unbind(0)
-    spec = AttentionSpec(0.125, 0.0, -1, 0 if causal else -1, 0.0, seqlen, seqlen)
     before = megabytes("VmRSS")
-    rest = (None, None, None, None, None, None, spec)
-    out, lse = blockwise_forward(q, k, v, *rest)
-    blockwise_backward(grad, None, q, k, v, out, lse, *rest)
+    call = Arguments(q, k, v, "reference", 0.125, window_right=0 if causal else -1)
+    out, lse = blockwise_forward(call)
+    blockwise_backward(grad, None, out, lse, call)
     return megabytes("VmHWM") - before
 
 attend(256, True)
@@ -64,12 +65,11 @@ def fastest(call: Callable[[], object], repeats: int = 3) -> float:
 def measure_times(causal: bool, repeats: int = 3) -> dict[str, tuple[float, float]]:
     """Seconds of (blockwise, PyTorch's math attention) at batch 1, 2048 tokens, 8 heads of 64."""
     q, k, v, grad = torch.randn(4, 1, 2048, 8, 64).unbind(0)
-    spec = AttentionSpec(0.125, 0.0, -1, 0 if causal else -1, 0.0, 2048, 2048)
-    rest = (None, None, None, None, None, None, spec)
+    call = Arguments(q, k, v, "reference", 0.125, window_right=0 if causal else -1)
 
     def blockwise_both() -> None:
-        out, lse = blockwise_forward(q, k, v, *rest)
-        blockwise_backward(grad, None, q, k, v, out, lse, *rest)
+        out, lse = blockwise_forward(call)
+        blockwise_backward(grad, None, out, lse, call)
 
     leaves = [t.transpose(1, 2).detach().requires_grad_() for t in (q, k, v)]
 
@@ -86,7 +86,7 @@ def measure_times(causal: bool, repeats: int = 3) -> dict[str, tuple[float, floa
 
     return {
         "forward": (
-            fastest(lambda: blockwise_forward(q, k, v, *rest), repeats),
+            fastest(lambda: blockwise_forward(call), repeats),
             fastest(math_forward, repeats),
         ),
         "forward and backward": (fastest(blockwise_both, repeats), fastest(math_both, repeats)),

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from cute_attention import reference
-from cute_attention.blockwise import blockwise_backward, blockwise_forward
-from cute_attention.reference import attention_reference, attention_varlen_reference
+from cute_attention import attention_reference, attention_varlen_reference
+from cute_attention.semantics import formula
+from cute_attention.semantics.blockwise import blockwise_backward, blockwise_forward
 from reference_cases import (
-    SEED,
     Case,
+    Inputs,
+    make_call,
     make_grads,
     make_inputs,
-    make_spec,
     options,
     run_blockwise,
     run_direct,
@@ -31,7 +31,7 @@ RUNS = pytest.mark.parametrize("run", [run_direct, run_blockwise], ids=["direct"
 
 
 def test_examples_of_the_docstrings() -> None:
-    failed, attempted = doctest.testmod(reference)
+    failed, attempted = doctest.testmod(formula)
     assert attempted >= 6 and not failed
 
 
@@ -232,11 +232,10 @@ def differentiate(
     if run is run_direct:
         out = attention_reference(inputs.q, inputs.k, inputs.v, **options(case, inputs))
         return out.detach(), list(torch.autograd.grad(out, inputs.differentiable, grad_out))
-    qkv = (inputs.q, inputs.k, inputs.v)
-    rest = (None, None, inputs.bias, inputs.alibi_slopes, inputs.sink, SEED, make_spec(case))
-    out, lse = blockwise_forward(*qkv, *rest)
+    call = make_call(case, inputs)
+    out, lse = blockwise_forward(call)
     needs = (inputs.bias is not None, inputs.sink is not None)
-    grads = blockwise_backward(grad_out, None, *qkv, out, lse, *rest, *needs)
+    grads = blockwise_backward(grad_out, None, out, lse, call, needs)
     return out, [grad for grad in grads if grad is not None]
 
 
@@ -259,15 +258,15 @@ class BlockwiseFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, case, slopes, q, k, v, bias, sink):
-        ctx.rest = (None, None, bias, slopes, sink, SEED, make_spec(case))
-        out, lse = blockwise_forward(q, k, v, *ctx.rest)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call = make_call(case, Inputs(q, k, v, slopes, bias, sink))
+        out, lse = blockwise_forward(ctx.call)
+        ctx.save_for_backward(out, lse)
         return out, lse
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse):
         needs = (ctx.needs_input_grad[5], ctx.needs_input_grad[6])
-        grads = blockwise_backward(grad_out, grad_lse, *ctx.saved_tensors, *ctx.rest, *needs)
+        grads = blockwise_backward(grad_out, grad_lse, *ctx.saved_tensors, ctx.call, needs)
         return None, None, *grads
 
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from cute_attention.dropout import (
+from cute_attention.semantics.dropout import (
     as_seed,
     draw_seed,
     drop_count,
@@ -17,7 +17,7 @@ from cute_attention.dropout import (
     philox,
     random_bytes,
 )
-from cute_attention.reference import attention_reference
+from cute_attention.semantics.formula import attention_reference
 from reference_cases import Case, make_inputs, run_blockwise, run_direct
 from tolerances import assert_close
 

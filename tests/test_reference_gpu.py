@@ -8,16 +8,17 @@ import dataclasses
 import pytest
 import torch
 
-from cute_attention.blockwise import blockwise_backward, blockwise_forward
-from cute_attention.dropout import as_seed, random_bytes
+from cute_attention.arguments import Arguments
+from cute_attention.semantics.blockwise import blockwise_backward, blockwise_forward
+from cute_attention.semantics.dropout import as_seed, random_bytes
 from reference_cases import (
     CASES,
     SEED,
     Case,
     Inputs,
+    make_call,
     make_grads,
     make_inputs,
-    make_spec,
     run_blockwise,
 )
 from tolerances import assert_close
@@ -37,12 +38,11 @@ def to_cuda(inputs: Inputs) -> Inputs:
 def run_on_gpu(case: Case, inputs: Inputs) -> dict[str, torch.Tensor]:
     """`run_blockwise` with the tensors of the CPU run on the GPU, and its results back."""
     moved = to_cuda(inputs)
-    rest = (None, None, moved.bias, moved.alibi_slopes, moved.sink, SEED.cuda(), make_spec(case))
-    qkv = (moved.q, moved.k, moved.v)
-    out, lse = blockwise_forward(*qkv, *rest)
+    call = make_call(case, moved, seed=SEED.cuda())
+    out, lse = blockwise_forward(call)
     grads = (grad.cuda() for grad in make_grads(out.cpu(), lse.cpu()))
     needs = (moved.bias is not None, moved.sink is not None)
-    results = (out, lse, *blockwise_backward(*grads, *qkv, out, lse, *rest, *needs))
+    results = (out, lse, *blockwise_backward(*grads, out, lse, call, needs))
     names = ("out", "lse", "dq", "dk", "dv", "dbias", "dsink")
     return {n: t.cpu() for n, t in zip(names, results, strict=True) if t is not None}
 
@@ -76,12 +76,11 @@ def test_a_cuda_graph_captures_forward_and_backward() -> None:
     case = dataclasses.replace(CASES[-1], seqlen_q=300, seqlen_k=400)
     inputs = to_cuda(make_inputs(case).to(torch.float32))
     seed = SEED.cuda()
-    rest = (None, None, inputs.bias, inputs.alibi_slopes, inputs.sink, seed, make_spec(case))
-    qkv = (inputs.q, inputs.k, inputs.v)
+    call = make_call(case, inputs, seed=seed)
 
     def both() -> tuple[torch.Tensor, ...]:
-        out, lse = blockwise_forward(*qkv, *rest)
-        return (out, lse, *blockwise_backward(out, lse, *qkv, out, lse, *rest, True, True))
+        out, lse = blockwise_forward(call)
+        return (out, lse, *blockwise_backward(out, lse, out, lse, call, (True, True)))
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -103,13 +102,12 @@ def test_a_cuda_graph_captures_forward_and_backward() -> None:
 def test_a_dense_call_never_waits() -> None:
     case = CASES[-1]
     inputs = to_cuda(make_inputs(case))
-    rest = (None, None, inputs.bias, inputs.alibi_slopes, inputs.sink, SEED.cuda(), make_spec(case))
-    qkv = (inputs.q, inputs.k, inputs.v)
-    blockwise_forward(*qkv, *rest)
+    call = make_call(case, inputs, seed=SEED.cuda())
+    blockwise_forward(call)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        out, lse = blockwise_forward(*qkv, *rest)
-        blockwise_backward(out, lse, *qkv, out, lse, *rest, True, True)
+        out, lse = blockwise_forward(call)
+        blockwise_backward(out, lse, out, lse, call, (True, True))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -117,13 +115,12 @@ def test_a_dense_call_never_waits() -> None:
 def test_memory_at_16384() -> None:
     """Forward plus backward under 200 MB above the inputs."""
     q, k, v, grad = torch.randn(4, 1, 16384, 1, 64, device="cuda").unbind(0)
-    case = Case("long", seqlen_q=16384, seqlen_k=16384, head_dim=64)
-    rest = (None, None, None, None, None, None, make_spec(case))
-    blockwise_forward(q[:, :64], k, v, *rest)  # cuBLAS's workspace
+    call = Arguments(q, k, v, "reference", 0.125)
+    blockwise_forward(call._replace(q=q[:, :64]))  # cuBLAS's workspace
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    out, lse = blockwise_forward(q, k, v, *rest)
-    blockwise_backward(grad, None, q, k, v, out, lse, *rest)
+    out, lse = blockwise_forward(call)
+    blockwise_backward(grad, None, out, lse, call)
     used = (torch.cuda.max_memory_allocated() - before) / 1e6
     print(f"{used:.0f} MB above the inputs")
     assert used < 200

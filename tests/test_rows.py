@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_attention import rows
+from cute_attention.native import rows
 from shared_memory import BOOKKEEPING, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]

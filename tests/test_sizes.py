@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cute_attention import attention, kernels
-from cute_attention._core import UNBOUNDED, core
+from cute_attention.native.core import UNBOUNDED, core
 
 pytestmark = pytest.mark.gpu
 

@@ -18,8 +18,8 @@ MANY_THREADS = """
 import sys, threading, warnings
 import torch
 from cute_attention import attention, explain
-from cute_attention._binding import binding_error
 from cute_attention.cli.info import info
+from cute_attention.native.binding import binding_error
 
 warnings.simplefilter("ignore")
 device, dtype = sys.argv[1], getattr(torch, sys.argv[2])
@@ -59,11 +59,11 @@ print("done")
 # A thread holds the lock for ever; the child has no such thread, and loads the binding.
 FORK_WHILE_LOADING = """
 import os, threading
-from cute_attention import _binding
+from cute_attention.native import binding
 
 held = threading.Event()
 def hold():
-    with _binding._lock:
+    with binding._lock:
         held.set()
         threading.Event().wait()
 
@@ -71,7 +71,7 @@ threading.Thread(target=hold, daemon=True).start()
 held.wait()
 child = os.fork()
 if child == 0:
-    _binding.binding_error()
+    binding.binding_error()
     os._exit(0)
 print(os.waitpid(child, 0)[1])
 os._exit(0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cute_attention import BackendError, attention, use_backend
-from cute_attention.backend import requested_backend
+from cute_attention.dispatch.request import requested_backend
 
 
 def asked() -> str:

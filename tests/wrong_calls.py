@@ -100,12 +100,27 @@ DENSE = [
           "k has dtype torch.float16, expected torch.float32 (the dtype of q)"),
     Wrong("devices-differ", ValueError, lambda: {"v": ones(2, 6, 2, 16, device="meta")},
           "v is on meta, expected DEVICE (the device of q)"),
+    Wrong("pytorch-layout", ValueError,
+          lambda: {"q": ones(2, 8, 1, 16), "k": ones(2, 2, 6, 16), "v": ones(2, 2, 6, 16)},
+          "q has 1 heads and k has 6, expected heads_kv to divide heads (query head h reads kv "
+          "head h // (heads // heads_kv)); these shapes fit [batch, heads, seqlen, head_dim], "
+          "expected [batch, seqlen, heads, head_dim]: pass q.transpose(1, 2), k.transpose(1, 2)"),
     Wrong("sparse", TypeError, lambda: {"k": ones(2, 6, 2, 16).to_sparse()},
           "k has layout torch.sparse_coo, expected torch.strided (pack ragged sequences and "
           "call attention_varlen)"),
 ]  # fmt: skip
 
 OPTIONS = [
+    Wrong("unknown", TypeError, lambda: {"mystery": 1},
+          "there is no option mystery, see help(cute_attention."),
+    Wrong("is-causal", TypeError, lambda: {"is_causal": True},
+          "there is no option is_causal, pass causal (its mask is aligned to the bottom right"),
+    Wrong("attn-mask", TypeError, lambda: {"attn_mask": None},
+          "there is no option attn_mask, pass bias, which is added to the scores; of a mask"),
+    Wrong("softmax-scale", TypeError, lambda: {"softmax_scale": 0.5},
+          "there is no option softmax_scale, pass scale"),
+    Wrong("window-size", TypeError, lambda: {"window_size": (-1, 0)},
+          "there is no option window_size, pass window, where None and not -1 is unbounded"),
     Wrong("causal", TypeError, lambda: {"causal": 1},
           "causal is an int, expected a bool"),
     Wrong("return-lse", TypeError, lambda: {"return_lse": None},
@@ -139,7 +154,7 @@ OPTIONS = [
           "softcap is a bool, expected a float or None"),
     Wrong("bias-mask", TypeError, lambda: {"bias": ones(4, 6, dtype=torch.bool)},
           "bias has dtype torch.bool, expected torch.float32; a mask becomes a bias with "
-          "torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)"),
+          "torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)"),
     Wrong("bias-dtype", TypeError, lambda: {"bias": ones(4, 6, dtype=torch.float16)},
           "bias has dtype torch.float16, expected torch.float32"),
     Wrong("bias-shape", ValueError, lambda: {"bias": ones(6, 4)},
@@ -163,7 +178,9 @@ OPTIONS = [
           "alibi_slopes requires a gradient, expected a tensor that does not, since the slopes "
           "have none (pass alibi_slopes.detach())"),
     Wrong("sink-dtype", TypeError, lambda: {"sink": ones(8, dtype=torch.float16)},
-          "sink has dtype torch.float16, expected torch.float32"),
+          "sink has dtype torch.float16, expected torch.float32 (pass sink.float())"),
+    Wrong("sink-bf16", TypeError, lambda: {"sink": ones(8, dtype=torch.bfloat16)},
+          "sink has dtype torch.bfloat16, expected torch.float32 (pass sink.float())"),
     Wrong("sink-shape", ValueError, lambda: {"sink": ones(8, 1)},
           "sink has shape [8, 1], expected [8] ([heads])"),
     Wrong("sink-device", ValueError, lambda: {"sink": ones(8, device="meta")},
@@ -198,7 +215,7 @@ VARLEN = [
     Wrong("cu-list", TypeError, lambda: {"cu_seqlens_q": [0, 3, 4]},
           "cu_seqlens_q is a list, expected a torch.Tensor"),
     Wrong("cu-int64", TypeError, lambda: {"cu_seqlens_k": offsets(0, 2, 6, dtype=torch.int64)},
-          "cu_seqlens_k has dtype torch.int64, expected torch.int32"),
+          "cu_seqlens_k has dtype torch.int64, expected torch.int32 (pass cu_seqlens_k.int())"),
     Wrong("cu-rank", ValueError, lambda: {"cu_seqlens_q": offsets(0, 3, 4)[None]},
           "cu_seqlens_q has shape [1, 3], expected [batch + 1]"),
     Wrong("cu-empty", ValueError, lambda: {"cu_seqlens_q": offsets()},

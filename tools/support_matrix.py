@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cute_attention import rows
+from cute_attention.native import rows
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from . import flops as flops
-from .backend import use_backend
+from .api import attention, attention_varlen
+from .dispatch.explain import Explanation, explain, kernels
+from .dispatch.request import use_backend
 from .errors import BackendError, FallbackWarning
-from .explain import Explanation, explain, kernels
-from .functional import attention, attention_varlen
-from .reference import attention_reference, attention_varlen_reference
+from .ops import flops as flops  # registers the formulas
+from .semantics.formula import attention_reference, attention_varlen_reference
 
 
 def __getattr__(name: str) -> str:

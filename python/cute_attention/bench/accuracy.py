@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..reference import attention_reference, attention_varlen_reference
+from ..semantics.formula import attention_reference, attention_varlen_reference
 from .again import again
 from .contenders import Contender
 from .contenders.base import Attention

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from rich.console import Console
 from .again import again
 from .contenders import Contender
 from .contenders.base import Attention, CannotRun
+from .contenders.ours import Ours
 from .inputs import Inputs, make_inputs
+from .parts import PARTS
 from .points import Point
 from .results import Row
 from .steps import Deadline, Step, attempt, cannot_run, free_memory, measuring
@@ -113,6 +116,20 @@ def _rates(contender: Contender, point: Point, inputs: Inputs, settings: Setting
         return microseconds(step, settings.calls, settings.rounds, settings.device)
 
 
+def _parts(contender: Ours, point: Point, inputs: Inputs, settings: Settings) -> dict[str, float]:
+    """Microseconds of each part of a call without gradient."""
+    found = {}
+    with measuring(contender, point):
+        build(contender, point, "fwd", "eager", inputs)()  # the first call of its kind
+        native, used = contender.native(point, inputs)
+        native(*used.detached)
+        for name, step in contender.parts(point, used).items():
+            microseconds(step, settings.calls, 1, settings.device)
+            rates = microseconds(step, settings.calls, settings.rounds, settings.device)
+            found[f"{name}_us"] = median(rates)
+    return found
+
+
 def measure(
     point: Point,
     contenders: Sequence[Contender],
@@ -134,6 +151,9 @@ def measure(
                     settings = Settings(kind, mode, calls, rounds, device)
                     rates, reason = attempt(_rates, contender, point, inputs, settings)
                 metrics = {"host_us": median(rates), "spread": spread(rates)} if rates else {}
+                if rates and isinstance(contender, Ours) and (kind, mode) == ("fwd", "eager"):
+                    parts, reason = attempt(_parts, contender, point, inputs, settings)
+                    metrics |= parts or {}
                 done(
                     Row(
                         point=point,
@@ -174,4 +194,26 @@ def print_overhead(console: Console, rows: Sequence[Row]) -> None:
         table.add_row(titled(name), *cells)
     console.print()
     console.print(table)
+    _print_parts(console, rows)
     print_reasons(console, rows)
+
+
+def _print_parts(console: Console, rows: Sequence[Row]) -> None:
+    """Where the time of our eager calls goes. Autograd is what recording a gradient adds."""
+    table = make_table(f"parts of an eager call, microseconds: {rows[0].point.text()}")
+    for column in ("contender", *PARTS.values(), "the rest", "autograd", "backward"):
+        table.add_column(column, justify="left" if column == "contender" else "right")
+    for name in measured_columns(rows):
+        mine = [row for row in rows if (row.contender, row.case) == (name, "eager")]
+        found = {row.what: row.metrics for row in mine}
+        whole = found.get("fwd", {})
+        if "launch_us" not in whole:
+            continue
+        parts = [whole[f"{part}_us"] for part in PARTS]
+        hosts = [found.get(kind, {}).get("host_us") for kind in KINDS]
+        recorded = [b - a if a and b else None for a, b in pairwise(hosts)]
+        cells = [*parts, whole["host_us"] - sum(parts), *recorded]
+        table.add_row(titled(name), *("-" if cell is None else number(cell) for cell in cells))
+    if table.row_count:
+        console.print()
+        console.print(table)

@@ -11,22 +11,21 @@ import torch
 
 import cute_attention
 
-from .. import _core
-from .._binding import binding_error
-from ..backend import ENVIRONMENT
-from ..survey import DTYPE_NAMES, Features, Question, survey
+from ..arguments import DTYPE_NAMES
+from ..arguments import FEATURES as KERNEL_FEATURES
+from ..dispatch.backends import survey
+from ..dispatch.request import ENVIRONMENT
+from ..native import core
+from ..native.binding import binding_error
+from ..problem import Problem
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 FEATURES = {
-    "full": Features(),
-    "causal": Features(window_right=True),
-    "window": Features(window_left=True, window_right=True),
-    "varlen": Features(varlen=True),
-    "softcap": Features(softcap=True),
-    "bias": Features(bias=True),
-    "ALiBi": Features(alibi=True),
-    "sink": Features(sink=True),
-    "dropout": Features(dropout=True),
+    "full": Problem(),
+    "causal": Problem(window_right=0),
+    "window": Problem(window_left=0, window_right=0),
+    "softcap": Problem(softcap=1.0),
+    **{word: Problem(features=bit) for bit, word in KERNEL_FEATURES.items()},
 }
 
 
@@ -59,13 +58,13 @@ def _packages() -> Iterator[str]:
 
 def _libraries() -> Iterator[str]:
     yield "\nLibraries"
-    if not _core.available():
+    if not core.available():
         yield "  none: the package was built without them, or is imported from its sources"
         return
-    build = ", ".join(f"{key} {value}" for key, value in _core.build_info().items())
+    build = ", ".join(f"{key} {value}" for key, value in core.build_info().items())
     yield f"  core: {build}"
     yield f"  torch binding: {binding_error() or 'loaded'}"
-    libraries = _core.libraries()
+    libraries = core.libraries()
     for library in libraries:
         state = library.error or f"{library.rows} rows, {library.build}"
         yield f"  {library.path}: {state}"
@@ -108,18 +107,23 @@ def serving(device: torch.device) -> Iterator[str]:
 
 
 def _serving_direction(direction: str, device: torch.device) -> Iterator[str]:
-    columns = [f"{name} d{d}" for name in DTYPE_NAMES.values() for d in HEAD_DIMS]
+    kinds = [(dtype, d) for dtype in DTYPE_NAMES.values() for d in HEAD_DIMS]
+    columns = [f"{dtype} d{d}" for dtype, d in kinds]
     served = {
         feature: [
-            _first(Question(direction, dtype, d, d, features, device))
-            for dtype in DTYPE_NAMES
-            for d in HEAD_DIMS
+            _first(
+                problem._replace(
+                    direction=direction, dtype=dtype, head_dim=d, head_dim_v=d, device=device
+                )
+            )
+            for dtype, d in kinds
         ]
-        for feature, features in FEATURES.items()
+        for feature, problem in FEATURES.items()
     }
     if {name for row in served.values() for name in row} == {"reference"}:
         yield "  reference serves every call"
         return
+    width = max(map(len, served))
     for feature, row in served.items():
         kernels = [
             f"{name} {column}"
@@ -127,11 +131,11 @@ def _serving_direction(direction: str, device: torch.device) -> Iterator[str]:
             if name != "reference"
         ]
         rest = "reference for the rest" if kernels else "reference"
-        yield f"  {feature:<8} {', '.join([*kernels, rest])}"
+        yield f"  {feature:<{width}} {', '.join([*kernels, rest])}"
 
 
-def _first(question: Question) -> str:
-    return next(report.backend for report in survey(question) if report.serves)
+def _first(problem: Problem) -> str:
+    return next(report.backend for report in survey(problem) if report.serves)
 
 
 def main(

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from .. import rows
+from ..native import rows
 from . import checks, diff, ncu, path, show
 from .errors import LayoutError
 from .export import Request, described, edited, find_row

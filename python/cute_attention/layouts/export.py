@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_attention import rows
 from cute_attention.layouts.errors import LayoutError
-from cute_attention.rows import TableRow
+from cute_attention.native import rows
+from cute_attention.native.rows import TableRow
 
 
 @dataclass(frozen=True)

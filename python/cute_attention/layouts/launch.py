@@ -14,11 +14,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cute_attention import _core, attention
+from cute_attention import attention
 from cute_attention.layouts.export import find_row
-from cute_attention.ops import Call, Tensors, run_backward
-from cute_attention.rows import TableRow
-from cute_attention.survey import Features
+from cute_attention.native import binding, core
+from cute_attention.native.rows import TableRow
+from cute_attention.ops.schema import KERNELS
+from cute_attention.problem import Problem
 
 HEADS = 2
 TILES_M = 4
@@ -30,9 +31,10 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def is_chosen(row: TableRow) -> bool | None:
     """Whether dispatch takes this row for the call that `launch` makes; None where the row cannot
     serve the call on this GPU."""
-    problem = _core.Problem(
+    problem = Problem(
         direction=row.direction,
         dtype=row.dtype,
+        batch=1,
         seqlen_q=TILES_M * row.tile_m,
         seqlen_k=TILES_N * row.tile_n,
         heads=HEADS,
@@ -42,7 +44,7 @@ def is_chosen(row: TableRow) -> bool | None:
         window_right=0 if row.mask == "causal" else -1,
         softcap=SOFTCAP if row.score_mod == "softcap" else 0.0,
     )
-    candidates = _core.explain(problem, torch.cuda.current_device())
+    candidates = core.explain(problem, torch.cuda.current_device())
     own = [candidate for candidate in candidates if candidate.name == row.name]
     return own[0].chosen if own and not own[0].reasons else None
 
@@ -62,30 +64,21 @@ def launch(row: TableRow) -> None:
     if row.direction == "forward":
         attention(q, k, v, causal=causal, softcap=softcap, backend=row.arch)
     else:
-        _launch_backward(row, Tensors(q, k, v, *[None] * 6), causal, softcap or 0.0)
+        _launch_backward(row, (q, k, v), causal, softcap or 0.0)
     torch.cuda.synchronize()
 
 
-def _launch_backward(row: TableRow, tensors: Tensors, causal: bool, softcap: float) -> None:
+def _launch_backward(
+    row: TableRow, tensors: tuple[Tensor, Tensor, Tensor], causal: bool, softcap: float
+) -> None:
     """Calls the backward with a random output and LSE, so that no forward kernel runs."""
-    q, k, v = tensors[:3]
-    call = Call(
-        backend=row.arch,
-        requested=row.arch,
-        max_seqlen_q=q.shape[1],
-        max_seqlen_k=k.shape[1],
-        scale=row.head_dim**-0.5,
-        softcap=softcap,
-        window_left=-1,
-        window_right=0 if causal else -1,
-        dropout_p=0.0,
-        deterministic=False,
-        return_lse=False,
-        features=Features(window_right=causal, softcap=softcap > 0),
-    )
+    if unbound := binding.binding_error():
+        raise RuntimeError(unbound)
+    q, _, v = tensors
     out = torch.randn(*q.shape[:3], v.shape[-1], device="cuda", dtype=q.dtype)
     lse = torch.randn(q.shape[0], HEADS, q.shape[1], device="cuda")
-    run_backward(call, tensors, (torch.randn_like(out), None, out, lse), (False, False))
+    options = (row.arch, row.head_dim**-0.5, -1, 0 if causal else -1, softcap)
+    KERNELS.backward(torch.randn_like(out), None, out, lse, False, *tensors, *options)
 
 
 def _only(names: Sequence[str]) -> str:

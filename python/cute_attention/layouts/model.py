@@ -16,7 +16,7 @@ import pycute
 from numpy.typing import NDArray
 
 from cute_attention.layouts.export import Request, export
-from cute_attention.rows import TableRow
+from cute_attention.native.rows import TableRow
 
 Array = NDArray[np.int64]
 ELEMENT_BYTES = 2

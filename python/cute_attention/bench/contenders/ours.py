@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 import cute_attention
 
 from ..inputs import TORCH_DTYPES, Inputs
+from ..parts import parts_of
 from ..points import Point
 from .base import OURS, LseOnRequest, needs_gpu, reason_for
 
@@ -27,6 +29,15 @@ class Ours(LseOnRequest):
             "backend": self.name,
             **extra,
         }
+
+    def parts(self, point: Point, inputs: Inputs) -> dict[str, Callable[[], object]]:
+        """The parts of a call without gradient, each alone."""
+        cu_seqlens, longest = inputs.cu_seqlens, inputs.max_seqlen
+        name = "attention"
+        packing: tuple[Any, ...] = ()
+        if cu_seqlens is not None:
+            name, packing = "attention_varlen", (cu_seqlens, cu_seqlens, longest, longest)
+        return parts_of(name, inputs.detached, packing, self._options(point, return_lse=False))
 
     def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
         options = self._options(point, return_lse=want_lse)

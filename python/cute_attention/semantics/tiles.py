@@ -1,4 +1,4 @@
-"""One dense problem of the blockwise backend: its layout, its tiles, and the scores of a tile.
+"""Sequences of one length in the blockwise backend: their layout, tiles, and a tile's scores.
 
 Inside, tensors are packed: `[batch, seqlen, heads, dim]` becomes
 `[batch * heads_kv, seqlen * group, dim]` with `group = heads // heads_kv`. So the query heads that
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..arguments import Arguments
 from .dropout import keep_mask
 
 # Scores in a tile: 4 MB of float32 stay in the last level of cache of a CPU; a GPU wants more work
@@ -25,19 +26,6 @@ _LOG2_E = math.log2(math.e)
 
 _MIN_ROWS, _MIN_COLS = 64, 128
 _GOOD_TILE = 256 * 512  # scores of one head that keep a matmul efficient
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """Everything about a call that is not a tensor."""
-
-    scale: float  # multiplies q.k
-    softcap: float  # 0: none
-    window_left: int  # -1: unbounded
-    window_right: int  # -1: unbounded; causal is 0
-    dropout_p: float
-    max_seqlen_q: int  # used by varlen calls alone
-    max_seqlen_k: int
 
 
 @dataclass(frozen=True)
@@ -52,12 +40,12 @@ class Tiles:
     cols: int
 
     @classmethod
-    def of(cls, spec: AttentionSpec, seqlen_q: int, seqlen_k: int, heads: int, gpu: bool) -> Tiles:
-        """The tiles of a problem; `heads` counts those of every sequence: batch * heads."""
+    def of(cls, call: Arguments, seqlen_q: int, seqlen_k: int, heads: int) -> Tiles:
+        """The tiles of sequences of these lengths; `heads` counts those of all: batch * heads."""
         everything = seqlen_q + seqlen_k
-        left = spec.window_left if spec.window_left >= 0 else everything
-        right = spec.window_right if spec.window_right >= 0 else everything
-        scores = (_TILE_SCORES_GPU if gpu else _TILE_SCORES_CPU) // max(heads, 1)
+        left = call.window_left if call.window_left >= 0 else everything
+        right = call.window_right if call.window_right >= 0 else everything
+        scores = (_TILE_SCORES_GPU if call.q.is_cuda else _TILE_SCORES_CPU) // max(heads, 1)
         cols = max(_MIN_COLS, 1 << ((max(scores, 1).bit_length()) // 2))
         rows = max(_MIN_ROWS, scores // max(1, min(cols, seqlen_k)))
         rows = max(1, min(rows, seqlen_q, max(_MIN_COLS, left + right + 1)))
@@ -110,7 +98,7 @@ def batch_of_tile(seqlen_q: int, seqlen_k: int, heads: int, gpu: bool) -> int:
 
 
 @dataclass
-class Problem:
+class Sequences:
     """Sequences of one length, packed, and what modifies their scores."""
 
     tiles: Tiles
@@ -207,14 +195,14 @@ def unpack(packed: Tensor, batch: int, group: int) -> Tensor:
 
 
 def split_bias_heads(bias: Tensor, heads_kv: int) -> Tensor:
-    """View of `[batch | 1, heads | 1, seqlen_q | 1, seqlen_k | 1]` as `Problem.bias`."""
+    """View of `[batch | 1, heads | 1, seqlen_q | 1, seqlen_k | 1]` as `Sequences.bias`."""
     heads = bias.shape[1]
     split = (heads_kv, heads // heads_kv) if heads > 1 else (1, 1)
     return torch.unflatten(bias, 1, split).transpose(2, 3)
 
 
 def bias_tile(bias: Tensor, i0: int, i1: int, j0: int, j1: int) -> Tensor:
-    """The part of a `Problem.bias` that a tile adds, axes of length 1 kept."""
+    """The part of a `Sequences.bias` that a tile adds, axes of length 1 kept."""
     rows = slice(i0, i1) if bias.shape[2] > 1 else slice(None)
     cols = slice(j0, j1) if bias.shape[4] > 1 else slice(None)
     return bias[:, :, rows, :, cols]

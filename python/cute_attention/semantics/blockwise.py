@@ -25,64 +25,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._blockwise_tiles import (
-    AttentionSpec,
-    Problem,
-    Tiles,
-    batch_of_tile,
-    bias_tile,
-    exp_,
-    pack,
-    split_bias_heads,
-    unpack,
-)
+from ..arguments import OPTIONAL_GRADIENTS, Arguments
 from .dropout import drop_count, keep_scale
-from .reference import compute_dtype, narrow_bias
-
-__all__ = ["AttentionSpec", "blockwise_backward", "blockwise_forward"]
+from .formula import compute_dtype, narrow_bias
+from .tiles import Sequences, Tiles, batch_of_tile, bias_tile, exp_, pack, split_bias_heads, unpack
 
 
 @torch.no_grad()
-def blockwise_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    dropout_seed: Tensor | None,
-    spec: AttentionSpec,
-) -> tuple[Tensor, Tensor]:
-    """Output and LSE of attention, as `reference.py` defines them.
+def blockwise_forward(call: Arguments) -> tuple[Tensor, Tensor]:
+    """Output and LSE of attention, as `formula.py` defines them.
 
     Args:
-        q: `[batch, seqlen_q, heads, head_dim]`, or packed `[total_q, heads, head_dim]`; any
-            floating dtype, any strides.
-        k: `[batch, seqlen_k, heads_kv, head_dim]`, or packed.
-        v: `[batch, seqlen_k, heads_kv, head_dim_v]`, or packed.
-        cu_seqlens_q: `[batch + 1]` where packed, else None.
-        cu_seqlens_k: `[batch + 1]` where packed, else None.
-        bias: broadcastable to `[batch, heads, seqlen_q, seqlen_k]` (packed: the longest ones).
-        alibi_slopes: `[heads]` or `[batch, heads]`.
-        sink: `[heads]`.
-        dropout_seed: int64, one element, on q's device; not read where `spec.dropout_p` drops
-            nothing.
-        spec: everything that is not a tensor.
+        call: the arguments. Floating dtypes and strides may be any. Packed calls read their
+            cu_seqlens on the host; dropout_seed is not read where dropout_p drops nothing.
 
     Returns:
         `out` like q with v's head dim, contiguous, in q's dtype; `lse` `[batch, heads, seqlen_q]`,
         packed `[heads, total_q]`, float32 (float64 where q is).
     """
-    dtype = compute_dtype(q)
-    out = q.new_zeros(*q.shape[:-1], v.shape[-1])
-    lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
-    lse = q.new_full(lse_shape, -torch.inf, dtype=dtype)
+    q = call.q
+    out = q.new_zeros(*q.shape[:-1], call.v.shape[-1])
+    lse_shape = (q.shape[1], q.shape[0]) if call.packed else (q.shape[0], q.shape[2], q.shape[1])
+    lse = q.new_full(lse_shape, -torch.inf, dtype=compute_dtype(q))
     with torch.autocast(q.device.type, enabled=False):
-        for piece in _pieces(q, k, cu_seqlens_q, cu_seqlens_k):
-            problem = _problem(piece, q, k, v, bias, alibi_slopes, dropout_seed, spec)
-            _forward_piece(problem, piece.queries(out), piece.lse(lse), sink)
+        for piece in _pieces(call):
+            sequences = _sequences(piece, call)
+            _forward_piece(sequences, piece.queries(out), piece.lse(lse), call.sink)
     return out, lse
 
 
@@ -90,65 +58,47 @@ def blockwise_forward(
 def blockwise_backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
     out: Tensor,
     lse: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    dropout_seed: Tensor | None,
-    spec: AttentionSpec,
-    needs_bias: bool = False,
-    needs_sink: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of `blockwise_forward`, from its inputs, its results and the gradients of these.
+    call: Arguments,
+    needs: tuple[bool, ...] = (False,) * len(OPTIONAL_GRADIENTS),
+) -> tuple[Tensor | None, ...]:
+    """Gradients of `blockwise_forward`, from its arguments, its results and the gradients of these.
 
     Args:
         grad_out: like `out`, any strides.
         grad_lse: like `lse`; None counts as zeros.
-        q: as given to `blockwise_forward`, like all that are not listed.
-        k: likewise.
-        v: likewise.
         out: the output of `blockwise_forward`, or of any kernel.
         lse: the LSE that came with it.
-        cu_seqlens_q: as in `blockwise_forward`.
-        cu_seqlens_k: as in `blockwise_forward`.
-        bias: as in `blockwise_forward`.
-        alibi_slopes: as in `blockwise_forward`.
-        sink: as in `blockwise_forward`.
-        dropout_seed: as in `blockwise_forward`.
-        spec: as in `blockwise_forward`.
-        needs_bias: compute the gradient of `bias`.
-        needs_sink: compute the gradient of `sink`.
+        call: as in `blockwise_forward`.
+        needs: whether to compute the gradient of each of `OPTIONAL_GRADIENTS`: of bias and sink.
 
     Returns:
         `(dq, dk, dv, dbias, dsink)`, each with the shape and dtype of its tensor, contiguous; dbias
         and dsink are None where not needed.
     """
+    q, k, v, bias, sink = call.q, call.k, call.v, call.bias, call.sink
     dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dtype = compute_dtype(q)
+    needs_bias, needs_sink = needs
     dbias = dsink = None
     if needs_bias and bias is not None:
         dbias = torch.zeros(bias.shape, dtype=dtype, device=bias.device)
     if needs_sink and sink is not None:
         dsink = torch.zeros(sink.shape, dtype=dtype, device=sink.device)
     with torch.autocast(q.device.type, enabled=False):
-        for piece in _pieces(q, k, cu_seqlens_q, cu_seqlens_k):
-            problem = _problem(piece, q, k, v, bias, alibi_slopes, dropout_seed, spec)
-            saved = _saved(problem, piece, grad_out, grad_lse, out, lse)
+        for piece in _pieces(call):
+            sequences = _sequences(piece, call)
+            saved = _saved(sequences, piece, grad_out, grad_lse, out, lse)
             if dsink is not None and sink is not None:
-                dsink.sub_(_sink_grad(problem, saved, sink))
-            grads = _backward_piece(problem, saved, None if dbias is None else piece.bias(dbias))
-            grads[0].mul_(spec.scale)
+                dsink.sub_(_sink_grad(sequences, saved, sink))
+            grads = _backward_piece(sequences, saved, None if dbias is None else piece.bias(dbias))
+            grads[0].mul_(call.scale)
             for whole, part in zip((dq, dk, dv), grads, strict=True):
                 view = piece.queries(whole) if whole is dq else piece.keys(whole)
-                group = problem.group if whole is dq else 1
-                torch.unflatten(view, 2, (problem.heads_kv, group)).copy_(
-                    unpack(part, problem.batch, group)
+                group = sequences.group if whole is dq else 1
+                torch.unflatten(view, 2, (sequences.heads_kv, group)).copy_(
+                    unpack(part, sequences.batch, group)
                 )
     if dbias is not None and bias is not None:
         dbias = dbias.to(bias.dtype)
@@ -189,16 +139,15 @@ class _Piece:
         return tensor[slice(*self.batch)] if packed is None else tensor[None, slice(*packed)]
 
 
-def _pieces(
-    q: Tensor, k: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None
-) -> Iterator[_Piece]:
+def _pieces(call: Arguments) -> Iterator[_Piece]:
     """A dense batch in pieces that fill a tile; packed tensors sequence by sequence; nothing where
     there is no head."""
+    q, cu_seqlens_q, cu_seqlens_k = call.q, call.cu_seqlens_q, call.cu_seqlens_k
     if not q.shape[-2]:
         return
     if cu_seqlens_q is None or cu_seqlens_k is None:
         batch, seqlen_q, heads, _ = q.shape
-        seqlen_k = k.shape[1]
+        seqlen_k = call.k.shape[1]
         step = batch_of_tile(seqlen_q, seqlen_k, heads, q.is_cuda)
         for b in range(0, batch, step):
             yield _Piece((b, min(b + step, batch)), None, None, seqlen_q, seqlen_k)
@@ -209,85 +158,75 @@ def _pieces(
         yield _Piece((b, b + 1), rows, keys, rows[1] - rows[0], keys[1] - keys[0])
 
 
-def _problem(
-    piece: _Piece,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-    dropout_seed: Tensor | None,
-    spec: AttentionSpec,
-) -> Problem:
+def _sequences(piece: _Piece, call: Arguments) -> Sequences:
+    q, bias, slopes = call.q, call.bias, call.alibi_slopes
     dtype = compute_dtype(q)
-    heads, heads_kv = q.shape[-2], k.shape[-2]
+    heads, heads_kv = q.shape[-2], call.k.shape[-2]
     batch = piece.batch[1] - piece.batch[0]
-    tiles = Tiles.of(spec, piece.seqlen_q, piece.seqlen_k, batch * heads, q.is_cuda)
-    slopes = None
-    if alibi_slopes is not None:
-        slopes = alibi_slopes if alibi_slopes.dim() == 1 else alibi_slopes[slice(*piece.batch)]
+    if slopes is not None:
+        slopes = slopes if slopes.dim() == 1 else slopes[slice(*piece.batch)]
         slopes = slopes.to(dtype).reshape(-1, heads_kv, 1, heads // heads_kv, 1)
-    return Problem(
-        tiles=tiles,
+    return Sequences(
+        tiles=Tiles.of(call, piece.seqlen_q, piece.seqlen_k, batch * heads),
         batch=batch,
         heads=heads,
         heads_kv=heads_kv,
-        q=pack(piece.queries(q), heads_kv, dtype) * (spec.scale / (spec.softcap or 1.0)),
-        k=pack(piece.keys(k), heads_kv, dtype),
-        v=pack(piece.keys(v), heads_kv, dtype),
-        softcap=spec.softcap,
+        q=pack(piece.queries(q), heads_kv, dtype) * (call.scale / (call.softcap or 1.0)),
+        k=pack(piece.keys(call.k), heads_kv, dtype),
+        v=pack(piece.keys(call.v), heads_kv, dtype),
+        softcap=call.softcap,
         slopes=slopes,
         bias=None if bias is None else split_bias_heads(piece.bias(bias), heads_kv),
-        dropout_p=spec.dropout_p,
-        dropout_seed=dropout_seed if drop_count(spec.dropout_p) else None,
+        dropout_p=call.dropout_p,
+        dropout_seed=call.dropout_seed if drop_count(call.dropout_p) else None,
         first_batch_head=piece.batch[0] * heads,
     )
 
 
-def _sink_rows(problem: Problem, sink: Tensor) -> Tensor:
+def _sink_rows(sequences: Sequences, sink: Tensor) -> Tensor:
     """The logit of each row's sink, `[batch * heads_kv, seqlen_q * group, 1]`."""
-    shape = (problem.batch, problem.heads_kv, problem.tiles.seqlen_q, problem.group)
-    logits = sink.to(problem.q.dtype).view(problem.heads_kv, 1, problem.group)
-    return logits.expand(shape).reshape(*problem.q.shape[:2], 1)
+    shape = (sequences.batch, sequences.heads_kv, sequences.tiles.seqlen_q, sequences.group)
+    logits = sink.to(sequences.q.dtype).view(sequences.heads_kv, 1, sequences.group)
+    return logits.expand(shape).reshape(*sequences.q.shape[:2], 1)
 
 
-def _forward_piece(problem: Problem, out: Tensor, lse: Tensor, sink: Tensor | None) -> None:
+def _forward_piece(sequences: Sequences, out: Tensor, lse: Tensor, sink: Tensor | None) -> None:
     """Fill `out [batch, seqlen_q, heads, head_dim_v]` and `lse [batch, heads, seqlen_q]`."""
-    q, group, heads_kv = problem.q, problem.group, problem.heads_kv
+    q, group, heads_kv = sequences.q, sequences.group, sequences.heads_kv
     # The running maximum starts at a finite value: -inf - -inf would be NaN in rows without keys.
     peak = q.new_full((*q.shape[:2], 1), torch.finfo(q.dtype).min)
     total = torch.zeros_like(peak)
     if sink is not None:
-        logits = _sink_rows(problem, sink)
+        logits = _sink_rows(sequences, sink)
         peak = torch.maximum(peak, logits)
         total = torch.exp(logits - peak)
-    buffer = problem.buffer()
+    buffer = sequences.buffer()
     outs = torch.unflatten(out, 2, (heads_kv, group))
-    for i0, i1 in problem.tiles.row_blocks():
-        row_peak, row_total = problem.rows(peak, i0, i1), problem.rows(total, i0, i1)
+    for i0, i1 in sequences.tiles.row_blocks():
+        row_peak, row_total = sequences.rows(peak, i0, i1), sequences.rows(total, i0, i1)
         acc = q.new_zeros(q.shape[0], (i1 - i0) * group, out.shape[-1])
-        for j0, j1 in problem.tiles.col_blocks(i0, i1):
-            scores, _ = problem.scores(i0, i1, j0, j1, buffer)
+        for j0, j1 in sequences.tiles.col_blocks(i0, i1):
+            scores, _ = sequences.scores(i0, i1, j0, j1, buffer)
             new_peak = torch.maximum(row_peak, scores.amax(-1, keepdim=True))
             shrink = torch.exp(row_peak - new_peak)
             weights = exp_(scores.sub_(new_peak))
             row_total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
             row_peak.copy_(new_peak)
-            keep = problem.kept(i0, i1, j0, j1)
+            keep = sequences.kept(i0, i1, j0, j1)
             if keep is not None:
                 weights.mul_(keep)
-            acc.mul_(shrink).baddbmm_(weights, problem.v[:, j0:j1])
+            acc.mul_(shrink).baddbmm_(weights, sequences.v[:, j0:j1])
         acc.div_(row_total.masked_fill(row_total == 0, 1.0))
-        if problem.dropout_seed is not None:
-            acc.mul_(keep_scale(problem.dropout_p))
-        outs[:, i0:i1].copy_(unpack(acc, problem.batch, group))
-    log_total = unpack(peak + total.log(), problem.batch, group).flatten(2)
+        if sequences.dropout_seed is not None:
+            acc.mul_(keep_scale(sequences.dropout_p))
+        outs[:, i0:i1].copy_(unpack(acc, sequences.batch, group))
+    log_total = unpack(peak + total.log(), sequences.batch, group).flatten(2)
     lse.copy_(log_total.transpose(1, 2))
 
 
 @dataclass
 class _Saved:
-    """What the backward reads of the forward's results, packed like the problem's queries."""
+    """What the backward reads of the forward's results, packed like the queries of `Sequences`."""
 
     grad_out: Tensor  # [batch * heads_kv, seqlen_q * group, head_dim_v], times dropout's scale
     lse: Tensor  # [batch * heads_kv, seqlen_q * group, 1]; 0 where a row has no key
@@ -295,14 +234,14 @@ class _Saved:
 
 
 def _saved(
-    problem: Problem,
+    sequences: Sequences,
     piece: _Piece,
     grad_out: Tensor,
     grad_lse: Tensor | None,
     out: Tensor,
     lse: Tensor,
 ) -> _Saved:
-    heads_kv, dtype = problem.heads_kv, problem.q.dtype
+    heads_kv, dtype = sequences.heads_kv, sequences.q.dtype
 
     def pack_rows(rows: Tensor) -> Tensor:  # [batch, heads, seqlen_q]
         return pack(rows.transpose(1, 2)[..., None], heads_kv, dtype)
@@ -310,15 +249,15 @@ def _saved(
     packed_lse = pack_rows(piece.lse(lse))
     delta = torch.zeros_like(packed_lse)
     packed_grad = pack(piece.queries(grad_out), heads_kv, dtype)
-    rows = problem.tiles.sighted()
-    sighted_grad = problem.rows(packed_grad, *rows)
-    sighted_out = problem.rows(pack(piece.queries(out), heads_kv, dtype), *rows)
-    problem.rows(delta, *rows).copy_((sighted_grad * sighted_out).sum(-1, keepdim=True))
+    rows = sequences.tiles.sighted()
+    sighted_grad = sequences.rows(packed_grad, *rows)
+    sighted_out = sequences.rows(pack(piece.queries(out), heads_kv, dtype), *rows)
+    sequences.rows(delta, *rows).copy_((sighted_grad * sighted_out).sum(-1, keepdim=True))
     if grad_lse is not None:
         delta.sub_(pack_rows(piece.lse(grad_lse)))
     empty = packed_lse == -torch.inf
-    if problem.dropout_seed is not None:
-        packed_grad = packed_grad * keep_scale(problem.dropout_p)
+    if sequences.dropout_seed is not None:
+        packed_grad = packed_grad * keep_scale(sequences.dropout_p)
     return _Saved(
         grad_out=packed_grad,
         lse=packed_lse.masked_fill(empty, 0.0),
@@ -326,29 +265,29 @@ def _saved(
     )
 
 
-def _sink_grad(problem: Problem, saved: _Saved, sink: Tensor) -> Tensor:
+def _sink_grad(sequences: Sequences, saved: _Saved, sink: Tensor) -> Tensor:
     """Minus the gradient of `sink`, `[heads]`."""
-    share = torch.exp(_sink_rows(problem, sink) - saved.lse).mul_(saved.delta)
-    return unpack(share, problem.batch, problem.group).sum((0, 1)).flatten()
+    share = torch.exp(_sink_rows(sequences, sink) - saved.lse).mul_(saved.delta)
+    return unpack(share, sequences.batch, sequences.group).sum((0, 1)).flatten()
 
 
 def _backward_piece(
-    problem: Problem, saved: _Saved, dbias: Tensor | None
+    sequences: Sequences, saved: _Saved, dbias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Packed dq (still to be multiplied by the scale), dk and dv; adds to the view `dbias`."""
-    q, k, v = problem.q, problem.k, problem.v
+    q, k, v = sequences.q, sequences.k, sequences.v
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    split_dbias = None if dbias is None else split_bias_heads(dbias, problem.heads_kv)
-    buffers = problem.buffer(), problem.buffer()
-    for i0, i1 in problem.tiles.row_blocks():
+    split_dbias = None if dbias is None else split_bias_heads(dbias, sequences.heads_kv)
+    buffers = sequences.buffer(), sequences.buffer()
+    for i0, i1 in sequences.tiles.row_blocks():
         q_rows, dq_rows, grad, lse, delta = (
-            problem.rows(t, i0, i1) for t in (q, dq, saved.grad_out, saved.lse, saved.delta)
+            sequences.rows(t, i0, i1) for t in (q, dq, saved.grad_out, saved.lse, saved.delta)
         )
-        for j0, j1 in problem.tiles.col_blocks(i0, i1):
-            scores, tanh = problem.scores(i0, i1, j0, j1, buffers[0], keep_tanh=True)
+        for j0, j1 in sequences.tiles.col_blocks(i0, i1):
+            scores, tanh = sequences.scores(i0, i1, j0, j1, buffers[0], keep_tanh=True)
             weights = exp_(scores.sub_(lse))
-            dweights = problem.product(grad, v[:, j0:j1], buffers[1])
-            keep = problem.kept(i0, i1, j0, j1)
+            dweights = sequences.product(grad, v[:, j0:j1], buffers[1])
+            keep = sequences.kept(i0, i1, j0, j1)
             if keep is None:
                 dv[:, j0:j1].baddbmm_(weights.transpose(1, 2), grad)
             else:
@@ -357,11 +296,11 @@ def _backward_piece(
             dscores = dweights.sub_(delta).mul_(weights)
             if split_dbias is not None:
                 part = bias_tile(split_dbias, i0, i1, j0, j1)
-                part.add_(problem.split(dscores).sum_to_size(part.shape))
+                part.add_(sequences.split(dscores).sum_to_size(part.shape))
             if tanh is not None:
                 dscores.mul_(tanh.square_().neg_().add_(1.0))
             dq_rows.baddbmm_(dscores, k[:, j0:j1])
             dk[:, j0:j1].baddbmm_(dscores.transpose(1, 2), q_rows)
-    if problem.softcap:
-        dk.mul_(problem.softcap)  # q carries scale / softcap
+    if sequences.softcap:
+        dk.mul_(sequences.softcap)  # q carries scale / softcap
     return dq, dk, dv

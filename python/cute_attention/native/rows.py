@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+_PACKAGE = __name__.partition(".")[0]
 _ROW = re.compile(r"^CUTE_ATTENTION_(FORWARD|BACKWARD)\((.*)\)$", re.MULTILINE)
 _PASSES = {"forward": "fwd", "backward": "bwd"}
 _DTYPES = {"Float16": "fp16", "BFloat16": "bf16"}
@@ -48,8 +49,8 @@ class TableRow:
 
 def tables_folder() -> Path:
     """Where the tables lie: in the sources where this file does, else in the installed package."""
-    sources = Path(__file__).resolve().parents[2] / "src" / "kernels"
-    folders = [sources, *(Path(path) / "kernels" for path in sys.modules[__package__].__path__)]
+    sources = Path(__file__).resolve().parents[3] / "src" / "kernels"
+    folders = [sources, *(Path(path) / "kernels" for path in sys.modules[_PACKAGE].__path__)]
     for folder in folders:
         if (folder / "forward.def").is_file():
             return folder

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack  # which torch depends on
 
-from . import _check, _core
-from ._call import Options, autocast, autocasts, check_options, features_of, without_numpy
-from ._core import Row
-from .backend import (
-    ENVIRONMENT,
-    check_name,
-    choose_backward,
-    environment_backend,
-    requested_backend,
-)
-from .functional import Window
-from .survey import DTYPE_NAMES, Question, Report, Sizes, survey, table
+from ..arguments import feature_words, problem_of
+from ..checked import checked
+from ..native import core
+from ..native.core import Row
+from ..options import AllOptions, documented, with_defaults
+from ..problem import Problem
+from .backends import Report, survey, table
+from .request import ENVIRONMENT, check_name, environment_backend, requested_backend
+from .select import choose_backward
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Explanation:
     __repr__ = __str__
 
 
+@documented
 def explain(
     q: Tensor,
     k: Tensor,
@@ -56,19 +57,7 @@ def explain(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    *,
-    causal: bool = False,
-    window: Window | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    sink: Tensor | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: int | Tensor | None = None,
-    deterministic: bool = False,
-    return_lse: bool = False,
-    backend: str = "auto",
+    **options: Unpack[AllOptions],
 ) -> Explanation:
     """For a call of `attention` or `attention_varlen`: what every backend and every kernel says to
     it, and which one runs.
@@ -89,18 +78,7 @@ def explain(
         cu_seqlens_k: int32 `[batch + 1]` where packed.
         max_seqlen_q: the longest sequence of q where packed.
         max_seqlen_k: the longest sequence of k where packed.
-        causal: as in `attention`, like all that follow.
-        window: `(left, right)`.
-        scale: multiplies q·k.
-        softcap: caps the scores.
-        alibi_slopes: float32 `[heads]` or `[batch, heads]`.
-        bias: broadcastable to `[batch, heads, seqlen_q, seqlen_k]`.
-        sink: float32 `[heads]`.
-        dropout_p: share of the probabilities to drop.
-        dropout_seed: an int, or an int64 tensor of one element.
-        deterministic: ask for a backward that is bitwise repeatable.
-        return_lse: return `(out, lse)`.
-        backend: the backend to force, or "auto".
+        **options: those of `Options` in options.py.
 
     Returns:
         An `Explanation`.
@@ -117,46 +95,31 @@ def explain(
         >>> explain(q, k, v, causal=True).chosen
         'reference'
     """
-    packed = cu_seqlens_q is not None
-    name = "attention_varlen" if packed else "attention"
-    _check.tensors(name, q=q, k=k, v=v)
-    if autocasts(q):
-        q, k, v, bias = autocast(q, k, v, bias)
-    _check.same_kind(name, q, k, v)
-    if packed:
-        totals = _check.packed_shapes(name, q, k, v)
-        offsets, longest = _check.cu_seqlens(
-            q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        )
-        shape = _check.Shape(offsets[0].shape[0] - 1, *longest, *totals[3:])
-    else:
-        shape = _check.dense_shapes(name, q, k, v)
-    options = Options(
-        causal, window, scale, softcap, alibi_slopes, bias, sink, dropout_p, dropout_seed,
-        deterministic, return_lse, backend,
-    )  # fmt: skip
-    try:
-        sides = check_options(name, q, shape, options)
-    except TypeError:
-        if (plain := without_numpy(options)) is None:
-            raise
-        options, sides = plain, check_options(name, q, shape, plain)
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    sizes = Sizes(*shape[:5], *sides, options.softcap or 0.0)
-    features = features_of(options, sides, packed)
-    question = Question("forward", q.dtype, *shape[5:], features, q.device, sizes, deterministic)
-    return explain_question(question, backend)
+    packing: tuple[Any, ...] = ()
+    name = "attention"
+    if cu_seqlens_q is not None:
+        packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        name = "attention_varlen"
+    given = with_defaults(name, {**options})
+    call = checked(name, q, k, v, packing, given)
+    words = feature_words(call)
+    if given["deterministic"] or torch.are_deterministic_algorithms_enabled():
+        words.append("deterministic")
+    check_name(name, "backend", given["backend"])
+    return explain_problem(problem_of(call), given["backend"], words)
 
 
-def explain_question(question: Question, backend: str = "auto") -> Explanation:
-    """`explain` for a call that is only described."""
+def explain_problem(
+    problem: Problem, backend: str = "auto", words: Sequence[str] = ()
+) -> Explanation:
+    """`explain` for a call that is only described; `words` say what it asks of a kernel."""
     requested, source = _requested(backend)
-    forward = survey(question)
-    backward = survey(question._replace(direction="backward"))
+    forward = survey(problem)
+    backward = survey(problem._replace(direction="backward"))
     serving = [report.backend for report in forward if report.serves]
     wanted = serving[0] if requested == "auto" else requested
     return Explanation(
-        call=_describe(question),
+        call=", ".join([*_describe(problem), *words]),
         requested=f"{requested} ({source})",
         chosen=wanted if wanted in serving else None,
         chosen_backward=choose_backward(requested, backward),
@@ -177,7 +140,7 @@ def kernels() -> list[Row]:
         >>> sorted({row.arch for row in kernels()} - {"sm80", "sm90"})
         []
     """
-    return _core.kernels()
+    return core.kernels()
 
 
 def _requested(argument: str) -> tuple[str, str]:
@@ -191,25 +154,20 @@ def _requested(argument: str) -> tuple[str, str]:
     return environment, ENVIRONMENT if environment != "auto" else "nothing was asked for"
 
 
-def _describe(question: Question) -> str:
-    sizes, features = question.sizes, question.features
-    head_dims = f"{question.head_dim}"
-    if question.head_dim_v != question.head_dim:
-        head_dims += f" and {question.head_dim_v}"
+def _describe(problem: Problem) -> list[str]:
+    head_dims = f"{problem.head_dim}"
+    if problem.head_dim_v != problem.head_dim:
+        head_dims += f" and {problem.head_dim_v}"
     words = [
-        f"{DTYPE_NAMES[question.dtype]} on {question.device}",
-        f"batch {sizes.batch}",
-        f"seqlen {sizes.seqlen_q} x {sizes.seqlen_k}",
-        f"heads {sizes.heads} of {sizes.heads_kv}",
+        f"{problem.dtype} on {problem.device}",
+        f"batch {problem.batch}",
+        f"seqlen {problem.seqlen_q} x {problem.seqlen_k}",
+        f"heads {problem.heads} of {problem.heads_kv}",
         f"head dim {head_dims}",
     ]
-    if features.window_left or features.window_right:
-        left = sizes.window_left if features.window_left else None
-        right = sizes.window_right if features.window_right else None
+    left, right = (
+        None if bound < 0 else bound for bound in (problem.window_left, problem.window_right)
+    )
+    if (left, right) != (None, None):
         words.append("causal" if (left, right) == (None, 0) else f"window ({left}, {right})")
-    for feature in ("varlen", "softcap", "bias", "alibi", "sink", "dropout", "nonpositive_scale"):
-        if getattr(features, feature):
-            words.append(feature.replace("_", " "))
-    if question.deterministic:
-        words.append("deterministic")
-    return ", ".join(words)
+    return words

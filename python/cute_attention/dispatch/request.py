@@ -1,4 +1,4 @@
-"""Which backend serves a call: what was asked for, and the choice, cached."""
+"""Which backend is asked for: by an argument, by `use_backend`, by the environment."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import contextvars
 import functools
 import inspect
 import os
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ._check import type_name
-from .errors import BackendError, FallbackWarning
-from .survey import BACKENDS, Features, Question, Report, survey, table
+from ..checks import type_name
+from .backends import BACKENDS
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -156,142 +154,20 @@ def environment_backend() -> str:
     return os.environ.get(ENVIRONMENT) or "auto"
 
 
+# `os.environ` encodes a name and raises an exception inside where there is no such variable, which
+# takes a microsecond of every call. Its own dictionary, of bytes, is what CPython looks into.
+_variables: Any = getattr(os.environ, "_data", os.environ)
+_VARIABLE = os.fsencode(ENVIRONMENT) if _variables is not os.environ else ENVIRONMENT
+
+
+def asked_around() -> tuple[Any, ...]:
+    """All that asks for a backend beside the argument of a call: equal where the same is asked
+    for."""
+    return _context.backend, _traced.backend, _variables.get(_VARIABLE)
+
+
 def check_name(name: str, label: str, backend: object) -> None:
     if not isinstance(backend, str):
         raise TypeError(f"{name}: {label} is {type_name(backend)}, expected a str")
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"{name}: {label} is {backend!r}, expected one of {('auto', *BACKENDS)}")
-
-
-Key = tuple[torch.dtype, int, int, Features, torch.device, str]
-
-_choices: dict[Key, str] = {}
-_backward_choices: dict[tuple[Key, bool], str] = {}
-_warned: dict[str, object] = {}
-
-
-def select_forward(
-    dtype: torch.dtype,
-    head_dim: int,
-    head_dim_v: int,
-    features: Features,
-    device: torch.device,
-    requested: str,
-) -> str:
-    """The backend of a forward call, from a cache by exactly these arguments.
-
-    A choice is not cached where a backend failed to answer: the next call asks again.
-
-    Raises:
-        BackendError: `requested` is a backend that does not serve the call.
-    """
-    if requested == "auto":
-        requested = environment_backend()
-    key = (dtype, head_dim, head_dim_v, features, device, requested)
-    choice = _choices.get(key)
-    if choice is None:
-        choice, lasting = _choose_forward(key)
-        if lasting:
-            _choices[key] = choice
-    return choice
-
-
-# torch.compile calls the function while tracing and keeps its answer. The mark is what
-# torch.compiler.assume_constant_result sets, without its import of torch._dynamo (a second).
-select_forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _choose_forward(key: Key) -> tuple[str, bool]:
-    """The choice, and whether it may be cached."""
-    dtype, head_dim, head_dim_v, features, device, requested = key
-    check_name("attention", ENVIRONMENT, requested)
-    if requested == "reference" or (requested == "auto" and device.type != "cuda"):
-        return "reference", True
-    question = Question("forward", dtype, head_dim, head_dim_v, features, device)
-    reports = survey(question)
-    choice = choose(requested, reports)
-    if choice == "reference":
-        _warn_of_fallback(reports)
-    return choice, not any(report.failed for report in reports)
-
-
-def choose(requested: str, reports: tuple[Report, ...]) -> str:
-    """The requested backend, or the first that serves.
-
-    Raises:
-        BackendError: the requested backend does not serve.
-    """
-    serving = [report.backend for report in reports if report.serves]
-    if requested == "auto":
-        return serving[0]
-    if requested not in serving:
-        raise BackendError(
-            f"attention: backend {requested!r} cannot serve this call\n{table(reports)}"
-        )
-    return requested
-
-
-def select_backward(
-    dtype: torch.dtype,
-    head_dim: int,
-    head_dim_v: int,
-    features: Features,
-    device: torch.device,
-    requested: str,
-    deterministic: bool,
-) -> str:
-    """The backend of the backward of a forward call, from a cache by exactly these arguments.
-
-    `reference` repeats bitwise whatever `deterministic` asks for.
-    """
-    if requested == "auto":
-        requested = environment_backend()
-    key = (dtype, head_dim, head_dim_v, features, device, requested)
-    choice = _backward_choices.get((key, deterministic))
-    if choice is None:
-        choice, lasting = _choose_backward(key, deterministic)
-        if lasting:
-            _backward_choices[key, deterministic] = choice
-    return choice
-
-
-select_backward._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _choose_backward(key: Key, deterministic: bool) -> tuple[str, bool]:
-    """The choice, and whether it may be cached."""
-    dtype, head_dim, head_dim_v, features, device, requested = key
-    if requested == "reference" or device.type != "cuda":
-        return "reference", True
-    question = Question(
-        "backward", dtype, head_dim, head_dim_v, features, device, deterministic=deterministic
-    )
-    reports = survey(question)
-    choice = choose_backward(requested, reports)
-    if choice == "reference":
-        _warn_of_fallback(reports, "backward ")
-    return choice, not any(report.failed for report in reports)
-
-
-def choose_backward(requested: str, reports: tuple[Report, ...]) -> str:
-    """What was requested of the forward, if it serves, and `reference` if it does not: the output
-    is there by then. The first that serves where nothing was requested."""
-    serving = [report.backend for report in reports if report.serves]
-    if requested == "auto":
-        return serving[0]
-    return requested if requested in serving else "reference"
-
-
-def _warn_of_fallback(reports: tuple[Report, ...], direction: str = "") -> None:
-    reasons = "; ".join(
-        f"{report.backend}: {', '.join(report.reasons)}" for report in reports if not report.serves
-    )
-    mine = object()
-    if _warned.setdefault(direction + reasons, mine) is not mine:  # one step: threads may race
-        return
-    warnings.warn(
-        f"attention: no {direction}kernel serves this call, so the slower reference backend does "
-        f"({reasons}); cute_attention.explain shows more, backend='reference' silences this",
-        FallbackWarning,
-        stacklevel=6,  # whoever calls attention
-    )

@@ -1,4 +1,4 @@
-"""Loads the torch binding: the kernels behind the ops that `ops.py` defines."""
+"""Loads the torch binding: the kernels behind the ops that `ops/schema.py` defines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from . import _core
+from . import core
 
 _loaded = False
 _lock = threading.Lock()
@@ -31,12 +31,12 @@ def binding_error() -> str:
     global _loaded
     if _loaded:
         return ""
-    path = _core.torch_library()
+    path = core.torch_library()
     if path is None:
         return "the package was installed without its torch binding"
     with _lock:  # torch.ops.load_library changes the flags of dlopen for the whole process
         try:
-            _core.core()  # the binding links to it
+            core.core()  # the binding links to it
             torch.ops.load_library(path)
         except OSError as error:
             return f"the torch binding does not load: {error}"

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..problem import Problem
+
+_PACKAGE = __name__.partition(".")[0]
 LARGEST = 2**31 - 1  # of an int32
 UNBOUNDED = LARGEST  # kUnbounded of params.h
 NO_DEVICE = -1  # kNoDevice of c_api.h
@@ -76,43 +79,6 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The shape of one call.
-
-    A window bound of -1 is unbounded; the sequence lengths of varlen are the longest.
-    """
-
-    direction: str = "forward"
-    dtype: str = "bf16"
-    batch: int = 1
-    seqlen_q: int = 1
-    seqlen_k: int = 1
-    heads: int = 1
-    heads_kv: int = 1
-    head_dim: int = 64
-    head_dim_v: int = 64
-    window_left: int = -1
-    window_right: int = -1
-    softcap: float = 0.0
-    varlen: bool = False
-    bias: bool = False
-    alibi: bool = False
-    sink: bool = False
-    dropout: bool = False
-    nonpositive_scale: bool = False
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a size that the core cannot take."""
-        for size, argument in _SIZES.items():
-            value = getattr(self, size)
-            if not 0 <= value <= LARGEST:
-                raise ValueError(
-                    f"explain: {size} of {argument} is {value}, expected 0 to {LARGEST}"
-                )
-
-
-@dataclass(frozen=True)
 class Candidate:
     """One row's answer to a problem.
 
@@ -127,23 +93,16 @@ class Candidate:
     reasons: list[str]
 
 
+_C_TYPES: dict[type, Any] = {str: ctypes.c_int32, int: ctypes.c_int32, float: ctypes.c_float}
+
+
 class _Problem(ctypes.Structure):
-    """Problem of c_api.h."""
+    """Problem of c_api.h: every field of ours but the device, words as the values of its enums."""
 
     _fields_ = [
-        ("direction", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("batch", ctypes.c_int32),
-        ("seqlen_q", ctypes.c_int32),
-        ("seqlen_k", ctypes.c_int32),
-        ("heads", ctypes.c_int32),
-        ("heads_kv", ctypes.c_int32),
-        ("head_dim", ctypes.c_int32),
-        ("head_dim_v", ctypes.c_int32),
-        ("window_left", ctypes.c_int32),
-        ("window_right", ctypes.c_int32),
-        ("softcap", ctypes.c_float),
-        ("features", ctypes.c_uint32),
+        (name, _C_TYPES[type(default)])
+        for name, default in Problem._field_defaults.items()
+        if name != "device"
     ]
 
 
@@ -153,7 +112,7 @@ def library_folder() -> Path | None:
     An editable install keeps its libraries beside the installed package, not beside these sources:
     both are in the package's search path.
     """
-    for folder in sys.modules[__package__].__path__:
+    for folder in sys.modules[_PACKAGE].__path__:
         if (Path(folder) / "lib" / "libcute_attention.so").is_file():
             return Path(folder) / "lib"
     return None
@@ -222,32 +181,32 @@ def _window_bound(bound: int) -> int:
     return min(bound, UNBOUNDED) if bound >= 0 else UNBOUNDED
 
 
+def check_sizes(problem: Problem) -> None:
+    """Raise ValueError for a size that the core cannot take."""
+    for size, argument in _SIZES.items():
+        value = getattr(problem, size)
+        if not 0 <= value <= LARGEST:
+            raise ValueError(f"explain: {size} of {argument} is {value}, expected 0 to {LARGEST}")
+
+
 def explain(problem: Problem, device: int | None) -> list[Candidate]:
-    """Every loaded row's answer to a problem on a GPU, or on none (None)."""
+    """Every loaded row's answer to a problem on a GPU, or on none (None).
+
+    Raises:
+        RuntimeError: the kernel libraries cannot use the GPU.
+        ValueError: a size that the core cannot take.
+    """
+    check_sizes(problem)
     if not available():
         return []
-    features = (
-        problem.bias,
-        problem.alibi,
-        problem.sink,
-        problem.dropout,
-        problem.nonpositive_scale,
-    )
-    question = _Problem(
-        _DIRECTIONS[problem.direction],
-        _DTYPES.get(problem.dtype, _OTHER_DTYPE),
-        problem.batch,
-        problem.seqlen_q,
-        problem.seqlen_k,
-        problem.heads,
-        problem.heads_kv,
-        problem.head_dim,
-        problem.head_dim_v,
-        _window_bound(problem.window_left),
-        _window_bound(problem.window_right),
-        problem.softcap,
-        sum(1 << bit for bit, present in enumerate(features) if present),
-    )
+    values = problem._replace(
+        window_left=_window_bound(problem.window_left),
+        window_right=_window_bound(problem.window_right),
+    )._asdict()
+    del values["device"]
+    values["direction"] = _DIRECTIONS[problem.direction]
+    values["dtype"] = _DTYPES.get(problem.dtype, _OTHER_DTYPE)
+    question = _Problem(**values)
     ordinal = NO_DEVICE if device is None else device
     entries = _read(
         core().cute_attention_explain_json, ctypes.byref(question), ctypes.c_int32(ordinal)

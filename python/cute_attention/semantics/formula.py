@@ -12,10 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ._check import without_gradient
+from ..checks import without_gradient
+from ..options import Window
 from .dropout import as_seed, drop_count, keep_mask, keep_scale
-
-Window = tuple[int | None, int | None]
 
 
 def attention_reference(
@@ -90,7 +89,7 @@ def attention_reference(
 
     Example:
         >>> import torch
-        >>> from cute_attention.reference import attention_reference
+        >>> from cute_attention import attention_reference
         >>> q = torch.randn(2, 16, 8, 64)
         >>> k = torch.randn(2, 32, 2, 64)
         >>> v = torch.randn(2, 32, 2, 128)
@@ -168,7 +167,7 @@ def attention_varlen_reference(
 
     Example:
         >>> import torch
-        >>> from cute_attention.reference import attention_varlen_reference
+        >>> from cute_attention import attention_varlen_reference
         >>> q = k = v = torch.randn(6, 4, 32)
         >>> cu_seqlens = torch.tensor([0, 4, 4, 6], dtype=torch.int32)
         >>> attention_varlen_reference(q, k, v, cu_seqlens, cu_seqlens, causal=True).shape

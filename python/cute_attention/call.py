@@ -1,0 +1,162 @@
+"""A call, from what the user passes to its results.
+
+A call that has been made before, but for the tensors and their lengths, takes the short way: a plan
+is looked up and its op called, and that op checks the tensors. Everything else goes the long way:
+the first call of its kind, one with a bias, slopes, a sink or dropout, one that the op refuses (so
+that the checks find words for why), one in a graph that is traced, and whatever is not a plain
+tensor in a plain mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .arguments import EXTRA_DEFAULTS, EXTRAS, Arguments
+from .autograd import AttentionFunction, TransformedAttention, apply_eagerly
+from .checked import checked
+from .dispatch.backends import BACKENDS
+from .dispatch.plans import plan_for
+from .dispatch.request import asked_around
+from .dispatch.select import is_kept
+from .options import with_defaults
+from .problem import Plan
+
+plans: dict[tuple[Any, ...], Plan] = {}
+_MOST_PLANS = 4096  # then all are forgotten: an option may differ at every call
+_PACKING = 4  # how many extras are that of packed sequences
+_KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})  # equal ones mean the same
+_NO_PLAN = (AttributeError, IndexError, TypeError)  # of an argument that no plan was made for
+
+_autocast_is_on = torch._C._is_any_autocast_enabled
+_functorch_is_on = torch._C._are_functorch_transforms_active
+
+
+def attend(
+    name: str, q: Any, k: Any, v: Any, packing: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """`attention` or `attention_varlen`, by its name.
+
+    Args:
+        name: the function.
+        q: queries.
+        k: keys.
+        v: values.
+        packing: cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k; empty where dense.
+        options: those that were passed.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return _attend_checked(name, q, k, v, packing, options)[1]
+    try:
+        key = key_of(name, q, v, options)
+        plan = plans.get(key)
+    except _NO_PLAN:
+        return _attend_checked(name, q, k, v, packing, options)[1]
+    if plan is not None and is_plain(q, k, v, packing):
+        try:
+            return _run_at_once(plan, q, k, v, packing)
+        except RuntimeError:
+            pass  # the checks below say why, or the op again
+    plan, results = _attend_checked(name, q, k, v, packing, options)
+    if plan is not None and all(type(value) in _KEY_TYPES for value in options.values()):
+        if len(plans) >= _MOST_PLANS:
+            plans.clear()
+        plans[key] = plan
+    return results
+
+
+def key_of(name: str, q: Any, v: Any, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a plan depends on. The types of the options are part of it: True == 1 == 1.0, but only
+    one of them is right."""
+    window = options.get("window") or ()
+    return (
+        name,
+        q.dtype,
+        q.device,
+        q.shape[-1],
+        v.shape[-1],
+        *asked_around(),
+        *options.items(),
+        *map(type, options.values()),
+        *map(type, window),
+    )
+
+
+def is_plain(q: Any, k: Any, v: Any, packing: tuple[Any, ...]) -> bool:
+    """Whether these are tensors of no subclass, lengths that are ints, and no mode is on that the
+    short way knows nothing of."""
+    return (
+        type(q) is Tensor
+        and type(k) is Tensor
+        and type(v) is Tensor
+        and (not packing or tuple(map(type, packing)) == (Tensor, Tensor, int, int))
+        and not _autocast_is_on()
+        and not _functorch_is_on()
+        and forward_ad._current_level < 0
+    )
+
+
+def _run_at_once(plan: Plan, q: Tensor, k: Tensor, v: Tensor, packing: tuple[Any, ...]) -> Any:
+    """The plan's op on tensors that it checks, with autograd where it is needed."""
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        return apply_eagerly(plan, q, k, v, *packing)
+    op = plan.forward if plan.return_lse else plan.output
+    return op(q, k, v, *plan.options, *packing)
+
+
+def _attend_checked(
+    name: str, q: Any, k: Any, v: Any, packing: tuple[Any, ...], options: Mapping[str, Any]
+) -> tuple[Plan | None, Any]:
+    """The long way: a plan, where it may serve the next call of the kind at once, and the
+    results."""
+    given = with_defaults(name, options)
+    call = checked(name, q, k, v, packing, given)
+    plan = plan_for(name, call, given)
+    keeps = not torch.compiler.is_compiling() and _may_be_kept(plan, call)
+    return plan if keeps else None, _run(plan, call)
+
+
+def _may_be_kept(plan: Plan, call: Arguments) -> bool:
+    """Whether the plan serves all calls with the same key: its ops check tensors, and take no other
+    extras than those of packed sequences."""
+    return (
+        BACKENDS[plan.options[0]].checks
+        and all(one is other for one, other in zip(_others(call), _OTHER_DEFAULTS, strict=True))
+        and is_kept(plan.requested, *plan.problem)
+    )
+
+
+def _others(call: Arguments) -> tuple[Any, ...]:
+    return call[-len(EXTRAS) + _PACKING :]
+
+
+_OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
+
+
+def _run(plan: Plan, call: Arguments) -> Any:
+    """The plan's op, with autograd attached where it is needed."""
+    q, k, v = call.q, call.k, call.v
+    extras = call[-len(EXTRAS) :]
+    if torch.compiler.is_compiling():
+        if _needs_gradient(call):
+            # Dynamo refuses a tensor that comes twice, as in attention(x, x, x).
+            inputs = [t.view_as(t) if isinstance(t, Tensor) else t for t in (q, k, v, *extras)]
+            return AttentionFunction.apply(plan, *inputs)
+    elif torch._C._are_functorch_transforms_active():
+        results = TransformedAttention.apply(plan, q, k, v, *extras)
+        return results if plan.return_lse else results[0]
+    # Inside a dual_level, the Function is what refuses forward-mode AD.
+    elif _needs_gradient(call) or forward_ad._current_level >= 0:
+        return AttentionFunction.apply(plan, q, k, v, *extras)
+    op = plan.forward if plan.return_lse else plan.output
+    return op(q, k, v, *plan.options, *extras)
+
+
+def _needs_gradient(call: Arguments) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in call
+    )

@@ -1,0 +1,1 @@
+"""Which backend serves a call, and why."""

@@ -1,0 +1,1 @@
+"""The torch ops: schemas, fakes, FLOP formulas."""

@@ -1,0 +1,49 @@
+"""What is asked and what runs: two records that all layers pass on. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Problem(NamedTuple):
+    """Everything that decides which kernel serves a call, in the order of Problem of c_api.h.
+
+    A window bound of -1 is unbounded. The lengths of packed sequences are those of the longest.
+    The defaults of the sizes stand for a call of which only the kind is known: sizes decide between
+    the rows of a backend, but not whether it serves.
+    """
+
+    direction: str = "forward"  # or "backward"
+    dtype: str = "bf16"
+    batch: int = 1
+    seqlen_q: int = 1024
+    seqlen_k: int = 1024
+    heads: int = 8
+    heads_kv: int = 8
+    head_dim: int = 64
+    head_dim_v: int = 64
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0  # 0 is none
+    features: int = 0  # bits of `arguments.FEATURES`: Feature of c_api.h
+    device: torch.device | None = None
+
+
+class Plan(NamedTuple):
+    """What runs for a call: the ops, what they take beside tensors, and how the gradient is chosen.
+
+    The ops are called as `forward(q, k, v, *options, ...)`, where further arguments follow in the
+    order of `arguments.Arguments`.
+    """
+
+    problem: Problem  # of the kind of the call, forward
+    requested: str  # the backend that was asked for, "auto" included
+    forward: Callable[..., Any]  # returns the output and the LSE
+    output: Callable[..., Any]  # returns the output alone
+    options: tuple[Any, ...]  # scale, window_left, window_right, softcap, backend
+    deterministic: bool  # what the call asks of the backward
+    return_lse: bool

@@ -1,0 +1,1 @@
+"""What every argument means: the formula, and the same in linear memory."""
