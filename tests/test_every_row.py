@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import every_row
-from cute_attention import rows
+from cute_attention.native import rows
 from every_row import LIMIT, ONLY, SMALL_CHIP, skip_unless_it_can_run, skip_unless_it_is_chosen
 
 ROWS = {row.name: row for row in rows.table()}
