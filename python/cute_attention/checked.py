@@ -37,7 +37,7 @@ def checked(
     q, k, v, bias = _autocast(q, k, v, options["bias"])
     options["bias"] = bias
     check_kinds(name, q, k, v)
-    check_shapes(name, q, k, v, bool(packing))
+    check_shapes(name, q, k, v, len(packing) > 0)
     if packing:
         packing = check_packing(q, *packing)
     try:
