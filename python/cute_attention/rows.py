@@ -34,6 +34,7 @@ class TableRow:
     tile_n: int
     stages: int
     warps: int
+    ptxas: str = "O3"  # the level at which ptxas optimises
 
     def key_name(self) -> str:
         """The name that the columns of the key spell; the row's own may add a suffix."""
@@ -60,9 +61,9 @@ def parse(text: str) -> list[TableRow]:
     """The rows of one table."""
     rows = []
     for match in _ROW.finditer(text):
-        name, arch, dtype, head_dim, head_dim_v, mask, score_mod, *config = (
-            column.strip() for column in match[2].split(",")
-        )
+        columns = [column.strip() for column in match[2].split(",")]
+        name, arch, dtype, head_dim, head_dim_v, mask, score_mod, *how = columns
+        tile_m, tile_n, stages, warps, ptxas = how
         rows.append(
             TableRow(
                 name,
@@ -73,7 +74,11 @@ def parse(text: str) -> list[TableRow]:
                 int(head_dim_v),
                 mask.lower(),
                 score_mod.lower(),
-                *map(int, config),
+                int(tile_m),
+                int(tile_n),
+                int(stages),
+                int(warps),
+                ptxas,
             )
         )
     return rows
