@@ -159,7 +159,6 @@ void write_row(JsonWriter& json, KernelRow const& row) {
       .field("dtype", dtype_name(row.key.dtype))
       .field("head_dim", row.key.head_dim)
       .field("head_dim_v", row.key.head_dim_v)
-      .field("mask", mask_name(row.key.mask))
       .field("score_mod", score_mod_name(row.key.score_mod))
       .field("tile_m", row.config.tile_m)
       .field("tile_n", row.config.tile_n)

@@ -22,10 +22,6 @@ std::string capability_text(int32_t capability) {
   return number(capability / 10) + "." + number(capability % 10);
 }
 
-// Every key of every sequence up to the problem's lengths is on the visible side of the bound.
-bool left_unbounded(Problem const& p) { return p.window_left >= p.seqlen_k - 1; }
-bool right_unbounded(Problem const& p) { return p.window_right >= p.seqlen_q - 1; }
-
 void refuse_head_dim(char const* name, int32_t asked, int32_t row,
                      std::vector<std::string>* reasons) {
   if (asked > row) {
@@ -59,15 +55,6 @@ void refuse_size(KernelRow const& row, Problem const& p, std::vector<std::string
   refuse_grid("seqlen_q", p.seqlen_q, row.config.tile_m, p.heads, p.batch, reasons);
   if (row.key.direction == Direction::Backward) {  // its grid is one of keys
     refuse_grid("seqlen_k", p.seqlen_k, row.config.tile_n, p.heads_kv, p.batch, reasons);
-  }
-}
-
-void refuse_mask(Problem const& p, Mask mask, std::vector<std::string>* reasons) {
-  if (mask == Mask::Full && !(left_unbounded(p) && right_unbounded(p))) {
-    reasons->push_back("some keys are masked, the row has no mask");
-  }
-  if (mask == Mask::Causal && !(left_unbounded(p) && p.window_right == 0)) {
-    reasons->push_back("the mask is not causal, the row's is");
   }
 }
 
@@ -107,7 +94,6 @@ std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
   refuse_head_dim("head_dim", p.head_dim, row.key.head_dim, &reasons);
   refuse_head_dim("head_dim_v", p.head_dim_v, row.key.head_dim_v, &reasons);
   refuse_size(row, p, &reasons);
-  refuse_mask(p, row.key.mask, &reasons);
   if (p.softcap != 0 && row.key.score_mod != ScoreMod::Softcap) {
     reasons.push_back("softcap is set, the row has none");
   }
@@ -253,18 +239,6 @@ char const* dtype_name(DType dtype) {
       return "bf16";
   }
   return "one that no kernel reads";
-}
-
-char const* mask_name(Mask mask) {
-  switch (mask) {
-    case Mask::Full:
-      return "full";
-    case Mask::Causal:
-      return "causal";
-    case Mask::Any:
-      break;
-  }
-  return "any";
 }
 
 char const* score_mod_name(ScoreMod mod) { return mod == ScoreMod::Softcap ? "softcap" : "none"; }

@@ -27,7 +27,6 @@ LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const
 char const* arch_name(Arch arch);          // "sm80"
 char const* direction_name(Direction);     // "forward"
 char const* dtype_name(DType dtype);       // "fp16"
-char const* mask_name(Mask mask);          // "any"
 char const* score_mod_name(ScoreMod mod);  // "none"
 
 }  // namespace cute_attention

@@ -74,9 +74,9 @@ LONG = D64 + ", seqlen_q=8192, seqlen_k=8192"
 def test_library_is_found_with_its_rows(plugins):
     answer = ask("answer = [(l.name, l.build, l.rows, l.error) for l in libraries()]", plugins)
     assert answer[0] == ["fake", "g++", 7, ""]
-    names = ask("answer = [(r.name, r.arch, r.mask, r.threads) for r in kernels()]", plugins)
-    assert [SMALL, "sm80", "any", 128] in names
-    assert ["fake_sm90_d64", "sm90", "any", 384] in names
+    names = ask("answer = [(r.name, r.arch, r.score_mod, r.threads) for r in kernels()]", plugins)
+    assert [SMALL, "sm80", "none", 128] in names
+    assert ["fake_sm90_d64", "sm90", "none", 384] in names
 
 
 def test_library_built_later_plugs_in(plugins, tmp_path):
@@ -164,15 +164,7 @@ def test_short_sequences_take_small_tiles_and_long_ones_large(plugins):
         (SHORT.replace("head_dim=64", "head_dim=60"), SMALL, "head_dim 60 is not a multiple of 8"),
         (SHORT.replace("_v=64", "_v=96"), SMALL, "head_dim_v 96 is above the row's 64"),
         (SHORT + ", softcap=30.0", SMALL, "softcap is set, the row has none"),
-        (SHORT, "fake_sm80_d128_full_softcap", "softcap is not set, the row has one"),
-        (SHORT, "fake_sm80_d128_causal", "the mask is not causal, the row's is"),
-        (
-            SHORT + ", window_left=3, window_right=0",
-            "fake_sm80_d128_causal",
-            "the mask is not causal",
-        ),
-        (SHORT + ", window_right=0", "fake_sm80_d128_full_softcap", "some keys are masked"),
-        (SHORT + ", window_left=62", "fake_sm80_d128_full_softcap", "some keys are masked"),
+        (SHORT, "fake_sm80_d128_softcap", "softcap is not set, the row has one"),
         (SHORT + ", bias=True", SMALL, "no sm80 row has bias"),
         (SHORT + ", alibi=True", SMALL, "no sm80 row has alibi_slopes"),
         (SHORT + ", sink=True", SMALL, "no sm80 row has sink"),
@@ -192,10 +184,9 @@ def test_reasons(plugins, problem, row, reason):
     ("problem", "row"),
     [
         (SHORT + ", window_left=3, window_right=5, varlen=True", SMALL),
-        (SHORT + ", window_right=0", "fake_sm80_d128_causal"),
-        (SHORT + ", window_left=63, window_right=0", "fake_sm80_d128_causal"),
-        (SHORT + ", softcap=30.0", "fake_sm80_d128_full_softcap"),
-        (SHORT + ", softcap=30.0, window_left=63, window_right=63", "fake_sm80_d128_full_softcap"),
+        (SHORT + ", window_right=0", "fake_sm80_d128"),
+        (SHORT + ", softcap=30.0", "fake_sm80_d128_softcap"),
+        (SHORT + ", softcap=30.0, window_left=63, window_right=0", "fake_sm80_d128_softcap"),
     ],
 )
 def test_rows_that_serve(plugins, problem, row):

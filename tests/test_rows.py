@@ -21,7 +21,6 @@ CMAKE = shutil.which("cmake", path=sysconfig.get_path("scripts")) or "cmake"
 ARCHS = {"sm80": 80, "sm90": 90}
 DIRECTIONS = {"forward": 0, "backward": 1}
 DTYPES = {"fp16": 0, "bf16": 1}
-MASKS = {"any": 0, "full": 1, "causal": 2}
 SCORE_MODS = {"none": 0, "softcap": 1}
 
 
@@ -63,7 +62,6 @@ def as_cpp_prints(row: rows.TableRow) -> str:
         DTYPES[row.dtype],
         row.head_dim,
         row.head_dim_v,
-        MASKS[row.mask],
         SCORE_MODS[row.score_mod],
         row.tile_m,
         row.tile_n,

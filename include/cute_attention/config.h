@@ -16,14 +16,6 @@ enum class Direction : int32_t { Forward, Backward };
 
 enum class DType : int32_t { Float16, BFloat16 };
 
-// Which masks a row serves. Every mask is the one interval test of core/mask.h; a row is narrower
-// than `Any` only where a measured gain pays for a separate kernel.
-enum class Mask : int32_t {
-  Any,     // no mask, causal, or a window with either bound
-  Full,    // every key of the sequence is visible
-  Causal,  // bottom-right aligned, no left bound
-};
-
 // What happens to a score after the scale and before the mask.
 enum class ScoreMod : int32_t { None, Softcap };
 
@@ -35,7 +27,6 @@ struct KernelKey {
   int32_t
       head_dim;  // the largest head_dim it serves; smaller multiples of 8 are zero-filled on chip
   int32_t head_dim_v;  // likewise for v and the output
-  Mask mask;
   ScoreMod score_mod;
 };
 

@@ -16,7 +16,7 @@
 namespace cute_attention {
 
 // Raised with every change to a struct of this file, of config.h or of params.h.
-constexpr uint32_t kKernelLibraryAbi = 4;
+constexpr uint32_t kKernelLibraryAbi = 5;
 
 // What dispatch and launchers need to know of a device.
 struct DeviceInfo {

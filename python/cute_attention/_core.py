@@ -52,7 +52,6 @@ class Row:
     dtype: str
     head_dim: int
     head_dim_v: int
-    mask: str
     score_mod: str
     tile_m: int
     tile_n: int

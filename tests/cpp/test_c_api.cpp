@@ -135,12 +135,12 @@ void test_miss() {
       "head_dim_v 64, window (None, 0), softcap 0.000000, on fake GPU (compute capability 8.0)\n"
       "  fake_sm80_d64_small: head_dim 256 is above the row's 64\n"
       "  fake_sm80_d64_large: head_dim 256 is above the row's 64\n"
-      "  fake_sm80_d128_causal: head_dim 256 is above the row's 128\n"
+      "  fake_sm80_d128: head_dim 256 is above the row's 128\n"
+      "  fake_sm80_d128_softcap: head_dim 256 is above the row's 128; "
+      "softcap is not set, the row has one\n"
       "  fake_sm80_bwd_d64_small: it computes the backward pass; head_dim 256 is above the row's "
       "64\n"
-      "  fake_sm80_bwd_d64: it computes the backward pass; head_dim 256 is above the row's 64\n"
-      "  fake_sm80_d128_full_softcap: head_dim 256 is above the row's 128; "
-      "some keys are masked, the row has no mask; softcap is not set, the row has one";
+      "  fake_sm80_bwd_d64: it computes the backward pass; head_dim 256 is above the row's 64";
   check_equal(answer.error, expected, "a miss");
 }
 

@@ -37,7 +37,6 @@ def is_chosen(row: TableRow) -> bool | None:
         heads_kv=HEADS,
         head_dim=row.head_dim,
         head_dim_v=row.head_dim_v,
-        window_right=0 if row.mask == "causal" else -1,
         softcap=SOFTCAP if row.score_mod == "softcap" else 0.0,
     )
     candidates = _core.explain(problem, torch.cuda.current_device())
@@ -56,15 +55,14 @@ def launch(row: TableRow) -> None:
     k = random(TILES_N * row.tile_n, row.head_dim)
     v = random(TILES_N * row.tile_n, row.head_dim_v)
     softcap = SOFTCAP if row.score_mod == "softcap" else None
-    causal = row.mask == "causal"
     if row.direction == "forward":
-        attention(q, k, v, causal=causal, softcap=softcap, backend=row.arch)
+        attention(q, k, v, softcap=softcap, backend=row.arch)
     else:
-        _launch_backward(row, Tensors(q, k, v, *[None] * 6), causal, softcap or 0.0)
+        _launch_backward(row, Tensors(q, k, v, *[None] * 6), softcap or 0.0)
     torch.cuda.synchronize()
 
 
-def _launch_backward(row: TableRow, tensors: Tensors, causal: bool, softcap: float) -> None:
+def _launch_backward(row: TableRow, tensors: Tensors, softcap: float) -> None:
     """The backward alone, of an output and LSE that no forward row has computed."""
     q, k, v = tensors[:3]
     call = Call(
@@ -75,11 +73,11 @@ def _launch_backward(row: TableRow, tensors: Tensors, causal: bool, softcap: flo
         scale=row.head_dim**-0.5,
         softcap=softcap,
         window_left=-1,
-        window_right=0 if causal else -1,
+        window_right=-1,
         dropout_p=0.0,
         deterministic=False,
         return_lse=False,
-        features=Features(window_right=causal, softcap=softcap > 0),
+        features=Features(softcap=softcap > 0),
     )
     out = torch.randn(*q.shape[:3], v.shape[-1], device="cuda", dtype=q.dtype)
     lse = torch.randn(q.shape[0], HEADS, q.shape[1], device="cuda")
