@@ -3,9 +3,7 @@
 include(cmake/rows.cmake)
 include(cmake/architectures.cmake)
 
-set(CUTE_ATTENTION_NVCC_FLAGS
-  -O3 -DNDEBUG --expt-relaxed-constexpr --use_fast_math
-  -DCUTLASS_ENABLE_GDC_FOR_SM90)  # programmatic dependent launch
+set(CUTE_ATTENTION_NVCC_FLAGS -O3 -DNDEBUG --expt-relaxed-constexpr --use_fast_math)
 
 # The instance of rows that differ in their dtype alone: their lines of the table and their kernels. nvcc derives the
 # layouts that they share once; the second row takes it a tenth of the time of the first.
