@@ -151,6 +151,12 @@ char const* guarded_json(Body const& body) {
   return error == 0 ? json_text.c_str() : nullptr;
 }
 
+void write_names(JsonWriter& json, char const* key, std::vector<std::string> const& names) {
+  json.key(key).begin_array();
+  for (std::string const& name : names) json.value(name);
+  json.end_array();
+}
+
 void write_row(JsonWriter& json, KernelRow const& row) {
   json.begin_object()
       .field("name", row.name)
@@ -165,8 +171,9 @@ void write_row(JsonWriter& json, KernelRow const& row) {
       .field("stages", row.config.stages)
       .field("warps", row.config.warps)
       .field("threads", row.threads)
-      .field("shared_memory_bytes", row.shared_memory_bytes)
-      .end_object();
+      .field("shared_memory_bytes", row.shared_memory_bytes);
+  write_names(json, "features", feature_names(row.key.features));
+  json.end_object();
 }
 
 void write_candidate(JsonWriter& json, Candidate const& candidate) {
@@ -174,11 +181,9 @@ void write_candidate(JsonWriter& json, Candidate const& candidate) {
       .field("name", candidate.row->row->name)
       .field("backend", arch_name(candidate.row->row->key.arch))
       .field("chosen", candidate.chosen)
-      .field("estimate_us", candidate.estimate_us)
-      .key("reasons")
-      .begin_array();
-  for (std::string const& reason : candidate.reasons) json.value(reason);
-  json.end_array().end_object();
+      .field("estimate_us", candidate.estimate_us);
+  write_names(json, "reasons", candidate.reasons);
+  json.end_object();
 }
 
 }  // namespace

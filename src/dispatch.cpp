@@ -58,6 +58,17 @@ void refuse_size(KernelRow const& row, Problem const& p, std::vector<std::string
   }
 }
 
+uint32_t asked_features(Problem const& p) { return p.features | (p.softcap != 0 ? kSoftcap : 0); }
+
+void refuse_features(KernelKey const& key, uint32_t asked, std::vector<std::string>* reasons) {
+  for (std::string const& name : feature_names(asked & ~key.features)) {
+    reasons->push_back("it does not serve " + name);
+  }
+  for (std::string const& name : feature_names(features_of(key.score_mod) & ~asked)) {
+    reasons->push_back("it serves only calls with " + name);
+  }
+}
+
 void refuse_device(KernelRow const& row, DeviceInfo const* device,
                    std::vector<std::string>* reasons) {
   if (device == nullptr) {
@@ -83,7 +94,6 @@ void refuse_device(KernelRow const& row, DeviceInfo const* device,
 std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
                                          DeviceInfo const* device) {
   std::vector<std::string> reasons;
-  std::string const arch = arch_name(row.key.arch);
   if (p.direction != row.key.direction) {
     reasons.push_back(std::string("it computes the ") + direction_name(row.key.direction) +
                       " pass");
@@ -94,23 +104,7 @@ std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
   refuse_head_dim("head_dim", p.head_dim, row.key.head_dim, &reasons);
   refuse_head_dim("head_dim_v", p.head_dim_v, row.key.head_dim_v, &reasons);
   refuse_size(row, p, &reasons);
-  if (p.softcap != 0 && row.key.score_mod != ScoreMod::Softcap) {
-    reasons.push_back("softcap is set, the row has none");
-  }
-  if (p.softcap == 0 && row.key.score_mod == ScoreMod::Softcap) {
-    reasons.push_back("softcap is not set, the row has one");
-  }
-  struct {
-    uint32_t feature;
-    char const* name;
-  } const absent[] = {{kBias, "bias"},
-                      {kAlibi, "alibi_slopes"},
-                      {kSink, "sink"},
-                      {kDropout, "dropout"},
-                      {kNonPositiveScale, "a scale that is not positive"}};
-  for (auto const& [feature, name] : absent) {
-    if (p.features & feature) reasons.push_back("no " + arch + " row has " + name);
-  }
+  refuse_features(row.key, asked_features(p), &reasons);
   refuse_device(row, device, &reasons);
   return reasons;
 }
@@ -224,6 +218,23 @@ LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const
   if (answers.size() >= kRemembered) answers.clear();
   answers.emplace(question, best->row);
   return *best->row;
+}
+
+std::vector<std::string> feature_names(uint32_t features) {
+  struct {
+    Feature feature;
+    char const* name;
+  } const all[] = {{kBias, "bias"},
+                   {kAlibi, "alibi_slopes"},
+                   {kSink, "sink"},
+                   {kDropout, "dropout"},
+                   {kNonPositiveScale, "a scale that is not positive"},
+                   {kSoftcap, "softcap"}};
+  std::vector<std::string> names;
+  for (auto const& [feature, name] : all) {
+    if (features & feature) names.push_back(name);
+  }
+  return names;
 }
 
 char const* arch_name(Arch arch) { return arch == Arch::Sm90 ? "sm90" : "sm80"; }

@@ -79,6 +79,13 @@ def test_library_is_found_with_its_rows(plugins):
     assert ["fake_sm90_d64", "sm90", "none", 384] in names
 
 
+def test_rows_name_the_features_that_they_serve(plugins):
+    features = ask("answer = {r.name: r.features for r in kernels()}", plugins)
+    assert features[SMALL] == []
+    assert features["fake_sm80_d128"] == ["sink"]
+    assert features["fake_sm80_d128_softcap"] == ["sink", "dropout", "softcap"]
+
+
 def test_library_built_later_plugs_in(plugins, tmp_path):
     names = "answer = [r.name for r in kernels() if r.name.startswith('fake')]"
     before = ask(names, plugins, tmp_path)
@@ -163,13 +170,15 @@ def test_short_sequences_take_small_tiles_and_long_ones_large(plugins):
         (SHORT.replace("head_dim=64", "head_dim=72"), SMALL, "head_dim 72 is above the row's 64"),
         (SHORT.replace("head_dim=64", "head_dim=60"), SMALL, "head_dim 60 is not a multiple of 8"),
         (SHORT.replace("_v=64", "_v=96"), SMALL, "head_dim_v 96 is above the row's 64"),
-        (SHORT + ", softcap=30.0", SMALL, "softcap is set, the row has none"),
-        (SHORT, "fake_sm80_d128_softcap", "softcap is not set, the row has one"),
-        (SHORT + ", bias=True", SMALL, "no sm80 row has bias"),
-        (SHORT + ", alibi=True", SMALL, "no sm80 row has alibi_slopes"),
-        (SHORT + ", sink=True", SMALL, "no sm80 row has sink"),
-        (SHORT + ", dropout=True", "fake_sm90_d64", "no sm90 row has dropout"),
-        (SHORT + ", nonpositive_scale=True", "fake_sm90_d64", "no sm90 row has a scale"),
+        (SHORT + ", softcap=30.0", SMALL, "it does not serve softcap"),
+        (SHORT, "fake_sm80_d128_softcap", "it serves only calls with softcap"),
+        (SHORT + ", sink=True", "fake_sm80_d128_softcap", "it serves only calls with softcap"),
+        (SHORT + ", bias=True", SMALL, "it does not serve bias"),
+        (SHORT + ", alibi=True", SMALL, "it does not serve alibi_slopes"),
+        (SHORT + ", sink=True", SMALL, "it does not serve sink"),
+        (SHORT + ", sink=True, dropout=True", "fake_sm80_d128", "it does not serve dropout"),
+        (SHORT + ", dropout=True", "fake_sm90_d64", "it does not serve dropout"),
+        (SHORT + ", nonpositive_scale=True", "fake_sm90_d64", "it does not serve a scale that is"),
         (SHORT, "fake_sm90_d64", "it runs on compute capability 9.0 alone, the device has 8.0"),
     ],
 )
@@ -185,7 +194,9 @@ def test_reasons(plugins, problem, row, reason):
     [
         (SHORT + ", window_left=3, window_right=5, varlen=True", SMALL),
         (SHORT + ", window_right=0", "fake_sm80_d128"),
+        (SHORT + ", sink=True", "fake_sm80_d128"),
         (SHORT + ", softcap=30.0", "fake_sm80_d128_softcap"),
+        (SHORT + ", softcap=30.0, sink=True, dropout=True", "fake_sm80_d128_softcap"),
         (SHORT + ", softcap=30.0, window_left=63, window_right=0", "fake_sm80_d128_softcap"),
     ],
 )

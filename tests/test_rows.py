@@ -22,6 +22,7 @@ ARCHS = {"sm80": 80, "sm90": 90}
 DIRECTIONS = {"forward": 0, "backward": 1}
 DTYPES = {"fp16": 0, "bf16": 1}
 SCORE_MODS = {"none": 0, "softcap": 1}
+FEATURES = {"none": 0, "softcap": 32}  # bits of Feature
 
 
 def test_tables_are_not_empty_and_names_are_unique():
@@ -63,6 +64,7 @@ def as_cpp_prints(row: rows.TableRow) -> str:
         row.head_dim,
         row.head_dim_v,
         SCORE_MODS[row.score_mod],
+        FEATURES[row.score_mod],
         row.tile_m,
         row.tile_n,
         row.stages,

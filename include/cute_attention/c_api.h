@@ -12,16 +12,8 @@
 
 namespace cute_attention {
 
-// Parts of a problem that a row may or may not serve, or'ed into Problem::features.
-enum Feature : uint32_t {
-  kBias = 1,
-  kAlibi = 2,
-  kSink = 4,
-  kDropout = 8,
-  kNonPositiveScale = 16,  // kernels take the maximum before the scale
-};
-
-// The shape of one call: all that dispatch looks at. Only four-byte members: it is hashed as bytes.
+// One call as dispatch sees it: sizes and options, no pointers. All members have four bytes,
+// because dispatch hashes and compares the struct as bytes.
 struct Problem {
   Direction direction;
   DType dtype;  // a value outside the enum is a dtype that no row reads
@@ -35,7 +27,7 @@ struct Problem {
   int32_t window_left;   // kUnbounded where there is none
   int32_t window_right;  // kUnbounded where there is none
   float softcap;         // 0 where there is none
-  uint32_t features;
+  uint32_t features;     // bits of Feature; dispatch adds kSoftcap where there is a softcap
 };
 
 // Sizes of the workspaces of BackwardParams, in elements.

@@ -59,6 +59,7 @@ class Row:
     warps: int
     threads: int
     shared_memory_bytes: int
+    features: list[str]
 
 
 @dataclass(frozen=True)

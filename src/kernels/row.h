@@ -11,8 +11,8 @@
                            TILE_N, STAGES, WARPS, PTXAS)                                          \
   struct NAME {                                                                                   \
     static constexpr char const* kName = #NAME;                                                   \
-    static constexpr KernelKey kKey{Arch::ARCH, Direction::DIRECTION, DType::DTYPE,               \
-                                    HEAD_DIM,   HEAD_DIM_V,           ScoreMod::SCORE_MOD};       \
+    static constexpr KernelKey kKey = kernel_key(Arch::ARCH, Direction::DIRECTION, DType::DTYPE,  \
+                                                 HEAD_DIM, HEAD_DIM_V, ScoreMod::SCORE_MOD);      \
     static constexpr KernelConfig kConfig{TILE_M, TILE_N, STAGES, WARPS};                         \
   };
 #define CUTE_ATTENTION_FORWARD(NAME, ...) CUTE_ATTENTION_ROW(NAME, Forward, __VA_ARGS__)

@@ -49,8 +49,8 @@ int32_t launch_backward_row(void const* params, LaunchContext const* context) {
 }
 
 KernelKey key(Arch arch, DType dtype, int32_t head_dim, ScoreMod mod,
-              Direction direction = Direction::Forward) {
-  return {arch, direction, dtype, head_dim, head_dim, mod};
+              Direction direction = Direction::Forward, uint32_t more_features = 0) {
+  return {arch, direction, dtype, head_dim, head_dim, mod, features_of(mod) | more_features};
 }
 
 constexpr int32_t kSmall = 48 * 1024;
@@ -70,13 +70,13 @@ KernelRow const kRows[] = {
      kLarge,
      &launch_row<1>},
     {"fake_sm80_d128" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 128, ScoreMod::None),
+     key(Arch::Sm80, DType::Float16, 128, ScoreMod::None, Direction::Forward, kSink),
      {128, 64, 1, 4},
      128,
      kLarge,
      &launch_row<2>},
     {"fake_sm80_d128_softcap" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 128, ScoreMod::Softcap),
+     key(Arch::Sm80, DType::Float16, 128, ScoreMod::Softcap, Direction::Forward, kSink | kDropout),
      {128, 64, 1, 4},
      128,
      kLarge,

@@ -137,7 +137,7 @@ void test_miss() {
       "  fake_sm80_d64_large: head_dim 256 is above the row's 64\n"
       "  fake_sm80_d128: head_dim 256 is above the row's 128\n"
       "  fake_sm80_d128_softcap: head_dim 256 is above the row's 128; "
-      "softcap is not set, the row has one\n"
+      "it serves only calls with softcap\n"
       "  fake_sm80_bwd_d64_small: it computes the backward pass; head_dim 256 is above the row's "
       "64\n"
       "  fake_sm80_bwd_d64: it computes the backward pass; head_dim 256 is above the row's 64";

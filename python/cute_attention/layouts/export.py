@@ -216,7 +216,7 @@ def _tag(index: int, row: TableRow) -> str:
     return (
         f"struct Row{index} {{\n"
         f'  static constexpr char const* kName = "{row.name}";\n'
-        f"  static constexpr KernelKey kKey{{{key}}};\n"
+        f"  static constexpr KernelKey kKey = kernel_key({key});\n"
         f"  static constexpr KernelConfig kConfig{{{config}}};\n}};\n"
     )
 
