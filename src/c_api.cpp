@@ -115,8 +115,9 @@ BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32
   BackwardParams const launched = with_a_grid(p);
   KernelRow const& row =
       *row_for(Direction::Backward, launched, dtype, arch, device_at(device)).row;
-  int64_t const blocks = grad_q_blocks(p, row.config.tile_m);
-  return {blocks * row.config.tile_m * row.key.head_dim, blocks};
+  BackwardWorkspace sizes{};
+  row.workspace(&launched, &sizes);
+  return sizes;
 }
 
 void backward(BackwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {

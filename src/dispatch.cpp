@@ -58,7 +58,9 @@ void refuse_size(KernelRow const& row, Problem const& p, std::vector<std::string
   }
 }
 
-uint32_t asked_features(Problem const& p) { return p.features | (p.softcap != 0 ? kSoftcap : 0); }
+uint32_t asked_features(Problem const& p) {
+  return p.features | (p.softcap != 0 ? uint32_t(kSoftcap) : 0);
+}
 
 void refuse_features(KernelKey const& key, uint32_t asked, std::vector<std::string>* reasons) {
   for (std::string const& name : feature_names(asked & ~key.features)) {

@@ -32,7 +32,7 @@ enum class ScoreMod : int32_t { None, Softcap };
 // The features that a modifier computes. The kernels of a row with the modifier compute them in
 // every call, so the row serves no call that does not ask for them.
 constexpr uint32_t features_of(ScoreMod score_mod) {
-  return score_mod == ScoreMod::Softcap ? kSoftcap : 0;
+  return score_mod == ScoreMod::Softcap ? uint32_t(kSoftcap) : 0;
 }
 
 // What a row computes.

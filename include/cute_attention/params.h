@@ -115,10 +115,11 @@ struct BackwardTensors {
   void* grad_k;           // like k
   void* grad_v;           // like v
 
-  // Workspaces. What they contain before the call does not matter.
-  float* delta;          // twice lse: grad_lse - rowsum(grad_o * o), then LSE * log2(e)
-  float* grad_q_sum;     // [grad_q_blocks(params, tile_m), tile_m, the row's head_dim]
-  int32_t* grad_q_turn;  // [grad_q_blocks(params, tile_m)]; not null asks for bitwise determinism
+  // Workspaces of the sizes that the row asks for (BackwardWorkspace), where the kernels of the row
+  // keep what they like. What they contain before the call does not matter.
+  float* delta;
+  float* grad_q_sum;
+  int32_t* grad_q_turn;  // not null asks for gradients that are bitwise the same in every run
 
   int32_t const* cu_seqlens_q;
   int32_t const* cu_seqlens_k;
@@ -135,14 +136,11 @@ struct BackwardTensors {
 
 struct BackwardParams : BackwardTensors, Sizes, ScoreOptions {};
 
-// Blocks of tile_m queries of all heads. Packed sequences begin at a block of their own: sequence b
-// of a head begins at block (cu_seqlens_q[b] + b * tile_m) / tile_m.
-constexpr int64_t grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
-  int64_t const blocks_of_a_head =
-      params.cu_seqlens_q == nullptr
-          ? int64_t(params.batch) * ((params.seqlen_q + tile_m - 1) / tile_m)
-          : (params.total_q + int64_t(params.batch) * tile_m) / tile_m;
-  return blocks_of_a_head * params.heads;
-}
+// How many elements the workspaces of a backward call need.
+struct BackwardWorkspace {
+  int64_t delta;
+  int64_t grad_q_sum;
+  int64_t grad_q_turn;  // only where the call is to be deterministic
+};
 
 }  // namespace cute_attention
