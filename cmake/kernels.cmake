@@ -3,27 +3,7 @@
 include(cmake/rows.cmake)
 include(cmake/architectures.cmake)
 
-set(CUTE_ATTENTION_NVCC_FLAGS
-  -O3 -DNDEBUG --expt-relaxed-constexpr --use_fast_math
-  -DCUTLASS_ENABLE_GDC_FOR_SM90)  # programmatic dependent launch
-
-# The options of an instance beside those, as a list. <wgmma> are the N of its WGMMAs.
-function(cute_attention_instance_options name wgmma out)
-  set(options)
-  if(name MATCHES "^sm80_fwd_d(32|64|128|192x128|192|256|64_softcap|128_softcap|256_99kb)$" OR
-     (name MATCHES "^sm80_bwd_" AND NOT name MATCHES "_d(64|128)_softcap$"))
-    # The kernel's own order of ldmatrix and MMA. From -O2 on ptxas hoists loads, until some rows spill. On an NVIDIA
-    # H200, 4096 tokens, full, TFLOP/s at -O1 / -O3: forward 357 / 345 at head dim 64, 399 / 373 at 128, 331 / 320 at
-    # 256; backward 307 / 301, 339 / 336, 282 / 261; with softcap 205 / 231 at 64, 283 / 277 at 256.
-    list(APPEND options "-Xptxas=-O1")
-  endif()
-  list(FILTER wgmma EXCLUDE REGEX "^(8|16|32|64|96|128|192|256)$")
-  if(wgmma)
-    # CuTe has WGMMAs of any other N where it is asked for them. They take nvcc 27 s to read.
-    list(APPEND options "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
-  endif()
-  set(${out} "${options}" PARENT_SCOPE)
-endfunction()
+set(CUTE_ATTENTION_NVCC_FLAGS -O3 -DNDEBUG --expt-relaxed-constexpr --use_fast_math)
 
 # The instance of rows that differ in their dtype alone: their lines of the table and their kernels. nvcc derives the
 # layouts that they share once; the second row takes it a tenth of the time of the first.
@@ -89,6 +69,7 @@ function(cute_attention_add_kernel_library arch flags tables)
         list(APPEND instances ${instance})
         list(APPEND ${instance}_rows ${name})
         list(APPEND ${instance}_lines "${rows_${name}_LINE}")
+        list(APPEND ${instance}_ptxas ${rows_${name}_PTXAS})
         set(${instance}_direction ${rows_${name}_DIRECTION})
         if(arch STREQUAL "sm90")
           list(APPEND ${instance}_wgmma ${rows_${name}_TILE_N} ${rows_${name}_HEAD_DIM_V})  # S and O
@@ -101,7 +82,7 @@ function(cute_attention_add_kernel_library arch flags tables)
       set(source "${generated}/${instance}.cu")
       cute_attention_write_instance(
         "${source}" "${${instance}_rows}" ${arch} ${${instance}_direction} "${${instance}_lines}")
-      cute_attention_instance_options(${instance} "${${instance}_wgmma}" options)
+      cute_attention_instance_options(${instance} "${${instance}_ptxas}" "${${instance}_wgmma}" options)
       set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS "${options}")
       list(APPEND sources "${source}")
     endforeach()

@@ -1,15 +1,15 @@
-# rows.cmake: the CMake reader of the kernel tables (src/kernels/*.def).
+# rows.cmake: the CMake reader of the kernel tables (src/kernels/*.def), and the compile options that rows ask for.
 
 # Sets <out> to the names of a table's rows, in order, and for each row <out>_<name>_ARCH ("sm80"),
-# <out>_<name>_DIRECTION ("forward"), <out>_<name>_HEAD_DIM_V, <out>_<name>_TILE_N and <out>_<name>_LINE, the row as it
-# stands.
+# <out>_<name>_DIRECTION ("forward"), <out>_<name>_HEAD_DIM_V, <out>_<name>_TILE_N, <out>_<name>_PTXAS ("O1") and
+# <out>_<name>_LINE, the row as the table has it.
 function(cute_attention_read_rows table out)
   file(STRINGS "${table}" lines REGEX "^CUTE_ATTENTION_[A-Z]+\\(")
   set(names)
   foreach(line IN LISTS lines)
-    # name, arch, dtype, head_dim, head_dim_v, mask, score_mod, tile_m, tile_n, stages, warps
+    # name, arch, dtype, head_dim, head_dim_v, score_mod, tile_m, tile_n, stages, warps, ptxas
     if(NOT line MATCHES "^CUTE_ATTENTION_(FORWARD|BACKWARD)\\(([a-z0-9_]+), (Sm[0-9]+), [A-Za-z0-9]+, \
-[0-9]+, ([0-9]+), [A-Za-z]+, [A-Za-z]+, [0-9]+, ([0-9]+), [0-9]+, [0-9]+\\)")
+[0-9]+, ([0-9]+), [A-Za-z]+, [0-9]+, ([0-9]+), [0-9]+, [0-9]+, (O[0-3])\\)")
       message(FATAL_ERROR "${table}: not a row: ${line}")
     endif()
     set(name "${CMAKE_MATCH_2}")
@@ -17,10 +17,31 @@ function(cute_attention_read_rows table out)
     string(TOLOWER "${CMAKE_MATCH_3}" arch)
     set(${out}_${name}_HEAD_DIM_V "${CMAKE_MATCH_4}" PARENT_SCOPE)
     set(${out}_${name}_TILE_N "${CMAKE_MATCH_5}" PARENT_SCOPE)
+    set(${out}_${name}_PTXAS "${CMAKE_MATCH_6}" PARENT_SCOPE)
     list(APPEND names "${name}")
     set(${out}_${name}_DIRECTION "${direction}" PARENT_SCOPE)
     set(${out}_${name}_ARCH "${arch}" PARENT_SCOPE)
     set(${out}_${name}_LINE "${line}" PARENT_SCOPE)
   endforeach()
   set(${out} "${names}" PARENT_SCOPE)
+endfunction()
+
+# Sets <out> to the options that one instance adds to those of all kernels. <name> is the instance. <ptxas> is a list of
+# the column `ptxas` of its rows. <wgmma> is a list of the N of its WGMMAs, and empty where it has none.
+function(cute_attention_instance_options name ptxas wgmma out)
+  set(options)
+  list(REMOVE_DUPLICATES ptxas)
+  if(NOT ptxas MATCHES "^O[0-3]$")
+    message(FATAL_ERROR "src/kernels: the rows of ${name} differ in dtype alone and are compiled together, so the "
+      "column ptxas must have one value for all of them: it has ${ptxas}")
+  endif()
+  if(NOT ptxas STREQUAL "O3")  # which is what ptxas does unless told otherwise
+    list(APPEND options "-Xptxas=-${ptxas}")
+  endif()
+  list(FILTER wgmma EXCLUDE REGEX "^(8|16|32|64|96|128|192|256)$")
+  if(wgmma)
+    # CuTe defines WGMMAs of any other N only where this macro asks for them: nvcc takes 27 s to read them.
+    list(APPEND options "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
+  endif()
+  set(${out} "${options}" PARENT_SCOPE)
 endfunction()

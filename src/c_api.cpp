@@ -115,8 +115,9 @@ BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32
   BackwardParams const launched = with_a_grid(p);
   KernelRow const& row =
       *row_for(Direction::Backward, launched, dtype, arch, device_at(device)).row;
-  int64_t const blocks = grad_q_blocks(p, row.config.tile_m);
-  return {blocks * row.config.tile_m * row.key.head_dim, blocks};
+  BackwardWorkspace sizes{};
+  row.workspace(&launched, &sizes);
+  return sizes;
 }
 
 void backward(BackwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
@@ -155,14 +156,14 @@ Json row_json(KernelRow const& row) {
       .set("dtype", dtype_name(row.key.dtype))
       .set("head_dim", row.key.head_dim)
       .set("head_dim_v", row.key.head_dim_v)
-      .set("mask", mask_name(row.key.mask))
       .set("score_mod", score_mod_name(row.key.score_mod))
       .set("tile_m", row.config.tile_m)
       .set("tile_n", row.config.tile_n)
       .set("stages", row.config.stages)
       .set("warps", row.config.warps)
       .set("threads", row.threads)
-      .set("shared_memory_bytes", row.shared_memory_bytes);
+      .set("shared_memory_bytes", row.shared_memory_bytes)
+      .set("features", json_array(feature_names(row.key.features)));
 }
 
 Json candidate_json(Candidate const& candidate) {

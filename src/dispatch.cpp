@@ -22,10 +22,6 @@ std::string capability_text(int32_t capability) {
   return number(capability / 10) + "." + number(capability % 10);
 }
 
-// Every key of every sequence up to the problem's lengths is on the visible side of the bound.
-bool left_unbounded(Problem const& p) { return p.window_left >= p.seqlen_k - 1; }
-bool right_unbounded(Problem const& p) { return p.window_right >= p.seqlen_q - 1; }
-
 void refuse_head_dim(char const* name, int32_t asked, int32_t row,
                      std::vector<std::string>* reasons) {
   if (asked > row) {
@@ -62,12 +58,16 @@ void refuse_size(KernelRow const& row, Problem const& p, std::vector<std::string
   }
 }
 
-void refuse_mask(Problem const& p, Mask mask, std::vector<std::string>* reasons) {
-  if (mask == Mask::Full && !(left_unbounded(p) && right_unbounded(p))) {
-    reasons->push_back("some keys are masked, the row has no mask");
+uint32_t asked_features(Problem const& p) {
+  return p.features | (p.softcap != 0 ? uint32_t(kSoftcap) : 0);
+}
+
+void refuse_features(KernelKey const& key, uint32_t asked, std::vector<std::string>* reasons) {
+  for (std::string const& name : feature_names(asked & ~key.features)) {
+    reasons->push_back("it does not serve " + name);
   }
-  if (mask == Mask::Causal && !(left_unbounded(p) && p.window_right == 0)) {
-    reasons->push_back("the mask is not causal, the row's is");
+  for (std::string const& name : feature_names(features_of(key.score_mod) & ~asked)) {
+    reasons->push_back("it serves only calls with " + name);
   }
 }
 
@@ -96,7 +96,6 @@ void refuse_device(KernelRow const& row, DeviceInfo const* device,
 std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
                                          DeviceInfo const* device) {
   std::vector<std::string> reasons;
-  std::string const arch = arch_name(row.key.arch);
   if (p.direction != row.key.direction) {
     reasons.push_back(std::string("it computes the ") + direction_name(row.key.direction) +
                       " pass");
@@ -107,24 +106,7 @@ std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
   refuse_head_dim("head_dim", p.head_dim, row.key.head_dim, &reasons);
   refuse_head_dim("head_dim_v", p.head_dim_v, row.key.head_dim_v, &reasons);
   refuse_size(row, p, &reasons);
-  refuse_mask(p, row.key.mask, &reasons);
-  if (p.softcap != 0 && row.key.score_mod != ScoreMod::Softcap) {
-    reasons.push_back("softcap is set, the row has none");
-  }
-  if (p.softcap == 0 && row.key.score_mod == ScoreMod::Softcap) {
-    reasons.push_back("softcap is not set, the row has one");
-  }
-  struct {
-    uint32_t feature;
-    char const* name;
-  } const absent[] = {{kBias, "bias"},
-                      {kAlibi, "alibi_slopes"},
-                      {kSink, "sink"},
-                      {kDropout, "dropout"},
-                      {kNonPositiveScale, "a scale that is not positive"}};
-  for (auto const& [feature, name] : absent) {
-    if (p.features & feature) reasons.push_back("no " + arch + " row has " + name);
-  }
+  refuse_features(row.key, asked_features(p), &reasons);
   refuse_device(row, device, &reasons);
   return reasons;
 }
@@ -240,6 +222,23 @@ LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const
   return *best->row;
 }
 
+std::vector<std::string> feature_names(uint32_t features) {
+  struct {
+    Feature feature;
+    char const* name;
+  } const all[] = {{kBias, "bias"},
+                   {kAlibi, "alibi_slopes"},
+                   {kSink, "sink"},
+                   {kDropout, "dropout"},
+                   {kNonPositiveScale, "a scale that is not positive"},
+                   {kSoftcap, "softcap"}};
+  std::vector<std::string> names;
+  for (auto const& [feature, name] : all) {
+    if (features & feature) names.push_back(name);
+  }
+  return names;
+}
+
 char const* arch_name(Arch arch) { return arch == Arch::Sm90 ? "sm90" : "sm80"; }
 char const* direction_name(Direction direction) {
   return direction == Direction::Forward ? "forward" : "backward";
@@ -253,18 +252,6 @@ char const* dtype_name(DType dtype) {
       return "bf16";
   }
   return "one that no kernel reads";
-}
-
-char const* mask_name(Mask mask) {
-  switch (mask) {
-    case Mask::Full:
-      return "full";
-    case Mask::Causal:
-      return "causal";
-    case Mask::Any:
-      break;
-  }
-  return "any";
 }
 
 char const* score_mod_name(ScoreMod mod) { return mod == ScoreMod::Softcap ? "softcap" : "none"; }

@@ -24,10 +24,12 @@ std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* devi
 // refused.
 LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const& device);
 
+// The names of the features whose bits are set, in the order of the bits: {"bias", "softcap"}.
+std::vector<std::string> feature_names(uint32_t features);
+
 char const* arch_name(Arch arch);          // "sm80"
 char const* direction_name(Direction);     // "forward"
 char const* dtype_name(DType dtype);       // "fp16"
-char const* mask_name(Mask mask);          // "any"
 char const* score_mod_name(ScoreMod mod);  // "none"
 
 }  // namespace cute_attention

@@ -273,15 +273,14 @@ auto forward(Tensor const& q, Tensor const& k, Tensor const& v, std::string cons
 }
 
 // Launches the backward pass; the workspaces live until the stream is done with them.
-void launch_backward(Inputs const& in, BackwardParams& params, Tensor const& lse,
-                     bool deterministic) {
+void launch_backward(Inputs const& in, BackwardParams& params, bool deterministic) {
   int32_t const device = in.device(), arch = arch_of(in.backend);
   BackwardWorkspace sizes{};
   int32_t error =
       cute_attention_backward_workspace(&params, in.kernel_dtype(), arch, device, &sizes);
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
   int32_t const float32 = aoti_torch_dtype_float32();
-  Tensor delta = empty({2, lse.numel()}, float32, device);
+  Tensor delta = empty({sizes.delta}, float32, device);
   Tensor grad_q_sum = empty({sizes.grad_q_sum}, float32, device);
   Tensor grad_q_turn =
       empty({deterministic ? sizes.grad_q_turn : 0}, aoti_torch_dtype_int32(), device);
@@ -374,7 +373,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   params.grad_q_stride = strides_of(dq);
   params.grad_k_stride = strides_of(dk);
   params.grad_v_stride = strides_of(dv);
-  launch_backward(in, params, lse_read, deterministic);
+  launch_backward(in, params, deterministic);
   return {dq, dk, dv, dbias, dsink};
 }
 

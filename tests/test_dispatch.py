@@ -74,9 +74,16 @@ LONG = D64 + ", seqlen_q=8192, seqlen_k=8192"
 def test_library_is_found_with_its_rows(plugins):
     answer = ask("answer = [(l.name, l.build, l.rows, l.error) for l in libraries()]", plugins)
     assert answer[0] == ["fake", "g++", 7, ""]
-    names = ask("answer = [(r.name, r.arch, r.mask, r.threads) for r in kernels()]", plugins)
-    assert [SMALL, "sm80", "any", 128] in names
-    assert ["fake_sm90_d64", "sm90", "any", 384] in names
+    names = ask("answer = [(r.name, r.arch, r.score_mod, r.threads) for r in kernels()]", plugins)
+    assert [SMALL, "sm80", "none", 128] in names
+    assert ["fake_sm90_d64", "sm90", "none", 384] in names
+
+
+def test_rows_name_the_features_that_they_serve(plugins):
+    features = ask("answer = {r.name: r.features for r in kernels()}", plugins)
+    assert features[SMALL] == []
+    assert features["fake_sm80_d128"] == ["sink"]
+    assert features["fake_sm80_d128_softcap"] == ["sink", "dropout", "softcap"]
 
 
 def test_library_built_later_plugs_in(plugins, tmp_path):
@@ -163,21 +170,15 @@ def test_short_sequences_take_small_tiles_and_long_ones_large(plugins):
         (SHORT.replace("head_dim=64", "head_dim=72"), SMALL, "head_dim 72 is above the row's 64"),
         (SHORT.replace("head_dim=64", "head_dim=60"), SMALL, "head_dim 60 is not a multiple of 8"),
         (SHORT.replace("_v=64", "_v=96"), SMALL, "head_dim_v 96 is above the row's 64"),
-        (SHORT + ", softcap=30.0", SMALL, "softcap is set, the row has none"),
-        (SHORT, "fake_sm80_d128_full_softcap", "softcap is not set, the row has one"),
-        (SHORT, "fake_sm80_d128_causal", "the mask is not causal, the row's is"),
-        (
-            SHORT + ", window_left=3, window_right=0",
-            "fake_sm80_d128_causal",
-            "the mask is not causal",
-        ),
-        (SHORT + ", window_right=0", "fake_sm80_d128_full_softcap", "some keys are masked"),
-        (SHORT + ", window_left=62", "fake_sm80_d128_full_softcap", "some keys are masked"),
-        (SHORT + ", features=1", SMALL, "no sm80 row has bias"),
-        (SHORT + ", features=2", SMALL, "no sm80 row has alibi_slopes"),
-        (SHORT + ", features=4", SMALL, "no sm80 row has sink"),
-        (SHORT + ", features=8", "fake_sm90_d64", "no sm90 row has dropout"),
-        (SHORT + ", features=16", "fake_sm90_d64", "no sm90 row has a scale"),
+        (SHORT + ", softcap=30.0", SMALL, "it does not serve softcap"),
+        (SHORT, "fake_sm80_d128_softcap", "it serves only calls with softcap"),
+        (SHORT + ", features=4", "fake_sm80_d128_softcap", "it serves only calls with softcap"),
+        (SHORT + ", features=1", SMALL, "it does not serve bias"),
+        (SHORT + ", features=2", SMALL, "it does not serve alibi_slopes"),
+        (SHORT + ", features=4", SMALL, "it does not serve sink"),
+        (SHORT + ", features=12", "fake_sm80_d128", "it does not serve dropout"),
+        (SHORT + ", features=8", "fake_sm90_d64", "it does not serve dropout"),
+        (SHORT + ", features=16", "fake_sm90_d64", "it does not serve a scale that is"),
         (SHORT, "fake_sm90_d64", "it runs on compute capability 9.0 alone, the device has 8.0"),
     ],
 )
@@ -192,10 +193,11 @@ def test_reasons(plugins, problem, row, reason):
     ("problem", "row"),
     [
         (SHORT + ", window_left=3, window_right=5", SMALL),
-        (SHORT + ", window_right=0", "fake_sm80_d128_causal"),
-        (SHORT + ", window_left=63, window_right=0", "fake_sm80_d128_causal"),
-        (SHORT + ", softcap=30.0", "fake_sm80_d128_full_softcap"),
-        (SHORT + ", softcap=30.0, window_left=63, window_right=63", "fake_sm80_d128_full_softcap"),
+        (SHORT + ", window_right=0", "fake_sm80_d128"),
+        (SHORT + ", features=4", "fake_sm80_d128"),
+        (SHORT + ", softcap=30.0", "fake_sm80_d128_softcap"),
+        (SHORT + ", softcap=30.0, features=12", "fake_sm80_d128_softcap"),
+        (SHORT + ", softcap=30.0, window_left=63, window_right=0", "fake_sm80_d128_softcap"),
     ],
 )
 def test_rows_that_serve(plugins, problem, row):

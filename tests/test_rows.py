@@ -15,13 +15,14 @@ from shared_memory import BOOKKEEPING, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = rows.table()
+CMAKE = shutil.which("cmake", path=sysconfig.get_path("scripts")) or "cmake"
 
 # The enums of include/cute_attention/config.h, in the words of the tables.
 ARCHS = {"sm80": 80, "sm90": 90}
 DIRECTIONS = {"forward": 0, "backward": 1}
 DTYPES = {"fp16": 0, "bf16": 1}
-MASKS = {"any": 0, "full": 1, "causal": 2}
 SCORE_MODS = {"none": 0, "softcap": 1}
+FEATURES = {"none": 0, "softcap": 32}  # bits of Feature
 
 
 def test_tables_are_not_empty_and_names_are_unique():
@@ -62,8 +63,8 @@ def as_cpp_prints(row: rows.TableRow) -> str:
         DTYPES[row.dtype],
         row.head_dim,
         row.head_dim_v,
-        MASKS[row.mask],
         SCORE_MODS[row.score_mod],
+        FEATURES[row.score_mod],
         row.tile_m,
         row.tile_n,
         row.stages,
@@ -89,14 +90,46 @@ foreach(table forward backward)
   if(EXISTS "{ROOT}/src/kernels/${{table}}.def")
     cute_attention_read_rows("{ROOT}/src/kernels/${{table}}.def" rows)
     foreach(row IN LISTS rows)
-      message(NOTICE "${{row}} ${{rows_${{row}}_ARCH}} ${{rows_${{row}}_DIRECTION}}")
+      set(row_text "${{row}}")
+      foreach(field ARCH DIRECTION PTXAS)
+        string(APPEND row_text " ${{rows_${{row}}_${{field}}}}")
+      endforeach()
+      message(NOTICE "${{row_text}}")
     endforeach()
   endif()
 endforeach()
 """)
-    cmake = shutil.which("cmake", path=sysconfig.get_path("scripts")) or "cmake"
-    result = subprocess.run([cmake, "-P", script], check=True, capture_output=True, text=True)
-    assert result.stderr.splitlines() == [f"{row.name} {row.arch} {row.direction}" for row in TABLE]
+    result = subprocess.run([CMAKE, "-P", script], check=True, capture_output=True, text=True)
+    assert result.stderr.splitlines() == [
+        f"{row.name} {row.arch} {row.direction} {row.ptxas}" for row in TABLE
+    ]
+
+
+def instance_options(folder: Path, name: str, ptxas: str, wgmma: str) -> tuple[int, str]:
+    """What cmake/rows.cmake says of an instance: its exit status and its options or its error."""
+    script = folder / "options.cmake"
+    script.write_text(
+        f'include("{ROOT}/cmake/rows.cmake")\n'
+        f'cute_attention_instance_options("{name}" "{ptxas}" "{wgmma}" options)\n'
+        'message(NOTICE "${options}")\n'
+    )
+    result = subprocess.run([CMAKE, "-P", script], capture_output=True, text=True)
+    return result.returncode, " ".join(result.stderr.split())
+
+
+def test_compile_options_are_those_that_the_rows_ask_for(tmp_path):
+    extended = "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"
+    for ptxas, wgmma, options in (
+        ("O1;O1", "", "-Xptxas=-O1"),
+        ("O3;O3", "", ""),
+        ("O3", "128;64;128;64", ""),
+        ("O3", "80;256", extended),
+        ("O2", "96;176", f"-Xptxas=-O2;{extended}"),
+    ):
+        assert instance_options(tmp_path, "sm00_fwd_d8", ptxas, wgmma) == (0, options)
+    status, error = instance_options(tmp_path, "sm00_fwd_d8", "O1;O3", "")
+    assert status != 0
+    assert "the rows of sm00_fwd_d8 differ in dtype alone and are compiled together" in error
 
 
 def test_readme_has_the_current_support_matrix():

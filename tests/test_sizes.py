@@ -63,7 +63,7 @@ class BackwardParams(ctypes.Structure):
 
 
 class Workspace(ctypes.Structure):
-    _fields_ = [("grad_q_sum", ctypes.c_int64), ("grad_q_turn", ctypes.c_int64)]
+    _fields_ = [(name, ctypes.c_int64) for name in ("delta", "grad_q_sum", "grad_q_turn")]
 
 
 def set_tensor(params: ctypes.Structure, name: str, tensor: Tensor) -> None:
@@ -109,7 +109,6 @@ def backward(params: BackwardParams, q: Tensor, k: Tensor) -> tuple[Tensor, Tens
     grads = garbage(*q.shape), garbage(*k.shape), garbage(*k.shape)
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:-1], -math.inf, device="cuda")
-    delta = garbage(2, lse.numel(), dtype=torch.float32)
     tensors = {"q": q, "k": k, "v": k, "o": out, "grad_o": torch.ones_like(q)}
     tensors |= dict(zip(("grad_q", "grad_k", "grad_v"), grads, strict=True))
     for name, tensor in tensors.items():
@@ -119,7 +118,7 @@ def backward(params: BackwardParams, q: Tensor, k: Tensor) -> tuple[Tensor, Tens
         ctypes.byref(params), BFLOAT16, 80, 0, ctypes.byref(sizes)
     )
     assert error == 0, core().cute_attention_last_error().decode()
-    sums = garbage(sizes.grad_q_sum, dtype=torch.float32)
+    delta, sums = (garbage(size, dtype=torch.float32) for size in (sizes.delta, sizes.grad_q_sum))
     params.lse, params.delta, params.grad_q_sum = (
         tensor.data_ptr() or None for tensor in (lse, delta, sums)
     )

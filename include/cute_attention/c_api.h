@@ -1,6 +1,6 @@
-// c_api.h: attention from C++ without Python: find_package(cute_attention), link
-// cute_attention::cute_attention, call with raw device pointers and a stream. Every function may be
-// called from any thread.
+// c_api.h: attention from C++ without Python. A program finds the package by
+// find_package(cute_attention), links cute_attention::cute_attention, and calls these functions
+// with raw device pointers and a stream. Every function may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,8 @@
 
 namespace cute_attention {
 
-// Parts of a problem that a row may or may not serve, or'ed into Problem::features.
-enum Feature : uint32_t {
-  kBias = 1,
-  kAlibi = 2,
-  kSink = 4,
-  kDropout = 8,
-  kNonPositiveScale = 16,  // kernels take the maximum before the scale
-};
-
-// The shape of one call: all that dispatch looks at. Only four-byte members: it is hashed as bytes.
+// One call as dispatch sees it: sizes and options, no pointers. All members have four bytes,
+// because dispatch hashes and compares the struct as bytes.
 struct Problem {
   Direction direction;
   DType dtype;  // a value outside the enum is a dtype that no row reads
@@ -35,41 +27,45 @@ struct Problem {
   int32_t window_left;   // kUnbounded where there is none
   int32_t window_right;  // kUnbounded where there is none
   float softcap;         // 0 where there is none
-  uint32_t features;
+  uint32_t features;     // bits of Feature; dispatch adds kSoftcap where there is a softcap
 };
 
-// Sizes of the workspaces of BackwardParams, in elements.
-struct BackwardWorkspace {
-  int64_t grad_q_sum;
-  int64_t grad_q_turn;  // for a deterministic call
-};
-
-// Any family that serves the problem; otherwise a value of Arch.
+// In place of a value of Arch: any family of kernels that serves the problem.
 constexpr int32_t kAnyArch = 0;
 
-// No device: explains what the rows say of the problem alone.
+// In place of a device of cute_attention_explain_json: the tensors are not on a GPU. Every row then
+// gives that as one of its reasons.
 constexpr int32_t kNoDevice = -1;
 
 }  // namespace cute_attention
 
 extern "C" {
 
-// Attention's forward pass on `device` and `stream` (a cudaStream_t), asynchronous. Pointers and
-// strides must be multiples of 16 bytes. `arch` is kAnyArch or a value of Arch. Returns 0, or an
-// error whose text cute_attention_last_error() gives: wrong arguments (which one, what was expected
-// and what came), no kernel (with each row's reasons), or a failed launch.
+// Attention's forward pass. It launches a kernel on `device` (CUDA's ordinal) and `stream` (a
+// cudaStream_t of that device), and returns without waiting for it. `params` has the shapes and the
+// units of its members (params.h). Tensors are of `dtype`, the LSE of float; addresses and strides
+// must be multiples of 16 bytes. `arch` is the family of kernels to choose from: kAnyArch or a
+// value of Arch.
 //
-// Batch and lengths may be 0: without queries nothing is done; without keys the output becomes 0,
-// the LSE -infinity, and in a backward pass the gradients that there are become 0. A tensor without
-// elements may be null.
+// Batch and lengths may be 0. Without queries the call does nothing. Without keys it sets the
+// output to 0 and the LSE to -infinity; a backward call sets the gradients that have elements to 0.
+// A tensor without elements may be null.
+//
+// Returns 0, or 1 on an error, whose text cute_attention_last_error() gives: an argument is wrong
+// (which one, what was expected and what came), no row serves the call (with the reasons of the
+// nearest rows), or the launch failed (with the row's name).
 CUTE_ATTENTION_API int32_t cute_attention_forward(cute_attention::ForwardParams const* params,
                                                   cute_attention::DType dtype, int32_t arch,
                                                   int32_t device, void* stream);
 
-// Attention's backward pass, as the forward one: gradients of q, k and v from grad_o and grad_lse.
-// The caller allocates the workspaces: `delta` of twice the LSE's size, the others as
-// cute_attention_backward_workspace says of the same params (it reads no pointer), dtype, arch and
-// device.
+// Attention's backward pass: computes the gradients of q, k and v from grad_o and grad_lse, with
+// the same arguments and errors as the forward pass.
+//
+// The caller allocates the workspaces of BackwardParams, of the numbers of elements that
+// cute_attention_backward_workspace writes for the same params, dtype, arch and device. That
+// function checks the sizes and options in params. Of the pointers it reads only whether
+// cu_seqlens_q and cu_seqlens_k are null, so that the others need not be set yet. Returns 0, or an
+// error whose text cute_attention_last_error() gives.
 CUTE_ATTENTION_API int32_t cute_attention_backward_workspace(
     cute_attention::BackwardParams const* params, cute_attention::DType dtype, int32_t arch,
     int32_t device, cute_attention::BackwardWorkspace* workspace);
@@ -80,9 +76,13 @@ CUTE_ATTENTION_API int32_t cute_attention_backward(cute_attention::BackwardParam
 // The text of this thread's last error; valid until the next one.
 CUTE_ATTENTION_API char const* cute_attention_last_error();
 
-// What is there and why, as JSON; valid until this thread's next call of one of these. The first of
-// any call loads the kernel libraries; only devices and an explain with a device initialise CUDA.
-// Null on error.
+// What there is, as JSON: how the core was built, the kernel libraries that were found, the rows
+// that can be chosen, the GPUs, and what each row says to a problem. The text is valid until this
+// thread calls one of these functions again. They return null on an error, whose text
+// cute_attention_last_error() gives.
+//
+// The first call of any function but build_json loads the kernel libraries. Only devices_json, and
+// explain_json with a device, initialise CUDA.
 CUTE_ATTENTION_API char const* cute_attention_build_json();
 CUTE_ATTENTION_API char const* cute_attention_libraries_json();
 CUTE_ATTENTION_API char const* cute_attention_kernels_json();

@@ -1,5 +1,5 @@
-// config.h: the question a kernel answers (KernelKey), how it answers it (KernelConfig), and what
-// fits on a chip.
+// config.h: what a kernel computes (KernelKey), how it computes it (KernelConfig), and how much
+// shared memory a chip has for it.
 #pragma once
 
 #include <cstdint>
@@ -16,28 +16,44 @@ enum class Direction : int32_t { Forward, Backward };
 
 enum class DType : int32_t { Float16, BFloat16 };
 
-// Which masks a row serves. Every mask is the one interval test of core/mask.h; a row is narrower
-// than `Any` only where a measured gain pays for a separate kernel.
-enum class Mask : int32_t {
-  Any,     // no mask, causal, or a window with either bound
-  Full,    // every key of the sequence is visible
-  Causal,  // bottom-right aligned, no left bound
+// What a call may ask of a row beside its dtype and head dims: one bit each, or'ed together.
+enum Feature : uint32_t {
+  kBias = 1,
+  kAlibi = 2,
+  kSink = 4,
+  kDropout = 8,
+  kNonPositiveScale = 16,  // a row that takes the maximum before the scale cannot serve it
+  kSoftcap = 32,
 };
 
 // What happens to a score after the scale and before the mask.
 enum class ScoreMod : int32_t { None, Softcap };
+
+// The features that a modifier computes. The kernels of a row with the modifier compute them in
+// every call, so the row serves no call that does not ask for them.
+constexpr uint32_t features_of(ScoreMod score_mod) {
+  return score_mod == ScoreMod::Softcap ? uint32_t(kSoftcap) : 0;
+}
 
 // What a row computes.
 struct KernelKey {
   Arch arch;
   Direction direction;
   DType dtype;
-  int32_t
-      head_dim;  // the largest head_dim it serves; smaller multiples of 8 are zero-filled on chip
-  int32_t head_dim_v;  // likewise for v and the output
-  Mask mask;
+  // The largest head_dim that the row serves. It serves smaller multiples of 8 too: the kernel
+  // fills the rest with zeros on the chip.
+  int32_t head_dim;
+  int32_t head_dim_v;  // the same for v and the output
   ScoreMod score_mod;
+  uint32_t features;  // every Feature that the row serves, those of its modifier among them
 };
+
+// The key of a row of the tables. Every row serves the features of its modifier. A feature that all
+// kernels compute from a run-time argument is added here.
+constexpr KernelKey kernel_key(Arch arch, Direction direction, DType dtype, int32_t head_dim,
+                               int32_t head_dim_v, ScoreMod score_mod) {
+  return {arch, direction, dtype, head_dim, head_dim_v, score_mod, features_of(score_mod)};
+}
 
 // How a row computes it.
 struct KernelConfig {
@@ -47,9 +63,10 @@ struct KernelConfig {
   int32_t warps;   // warps of a CTA, producers included
 };
 
-// Shared memory that one CTA may use, in bytes (CUDA C++ Programming Guide, "Technical
-// Specifications per Compute Capability"). Chips of 8.6, 8.9 and 12.0 stop at 99 KB; the device's
-// own limit decides at run time.
+// The most shared memory, in bytes, that a CTA has on any chip that runs the family (CUDA C++
+// Programming Guide, "Technical Specifications per Compute Capability"). Chips of compute
+// capability 8.6, 8.9 and 12.0 give it only 99 KB: dispatch compares what a row needs with the
+// limit of the device at hand.
 constexpr int32_t max_shared_memory(Arch arch) {
   return arch == Arch::Sm90 ? 227 * 1024 : 163 * 1024;
 }

@@ -1,9 +1,10 @@
 // kernel_library.h: the C ABI between the core and a library of kernels
 // (libcute_attention_<arch>.so).
 //
-// A kernel library exports one function, named by CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY, that returns
-// its table. The core loads every such library it finds at the first call and refuses one of
-// another ABI version. All structs are plain data and outlive the process's use of them.
+// A kernel library exports one function, which returns its table of rows. The macro
+// CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY is the function's name. At the first call the core loads
+// every such library that it finds, and refuses one that was built for another version of the ABI.
+// All structs are plain data. The core never unloads a library, so pointers into it stay valid.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,11 @@
 
 namespace cute_attention {
 
-// Raised with every change to a struct of this file, of config.h or of params.h.
-constexpr uint32_t kKernelLibraryAbi = 4;
+// The version of the ABI. Whoever changes a struct of this file, of config.h or of params.h, or
+// what a member of it means, raises it.
+constexpr uint32_t kKernelLibraryAbi = 5;
 
-// What dispatch and launchers need to know of a device.
+// What dispatch and launch functions need to know of a GPU.
 struct DeviceInfo {
   int32_t ordinal;
   int32_t compute_capability;  // major * 10 + minor
@@ -34,16 +36,22 @@ struct LaunchContext {
   void* stream;              // cudaStream_t
 };
 
-// Launches a kernel on the current device and returns the cudaError_t of the launch (0 is success).
-// `params` is a ForwardParams or BackwardParams, as the row's direction says.
+// Launches the row's kernels on the current device and returns the cudaError_t of the launch (0 is
+// success). `params` points to a ForwardParams or a BackwardParams, as the row's direction says.
 using LaunchFunction = int32_t (*)(void const* params, LaunchContext const* context);
 
+// Says how large the workspaces of a backward call must be. Of the pointers in `params` it reads
+// only whether cu_seqlens_q is null.
+using WorkspaceFunction = void (*)(BackwardParams const* params, BackwardWorkspace* sizes);
+
+// A row's answers: what it serves, and what a call of it needs.
 struct KernelRow {
   char const* name;  // the row's name in src/kernels/*.def
   KernelKey key;
   KernelConfig config;
   int32_t threads;              // of a CTA
   int32_t shared_memory_bytes;  // of a CTA, dynamic
+  WorkspaceFunction workspace;  // null in forward rows
   LaunchFunction launch;
 };
 
@@ -54,8 +62,8 @@ struct KernelLibrary {
   int32_t row_count;
   KernelRow const* rows;
 
-  // CUDA is linked statically into each kernel library, and only there: the core asks through
-  // these.
+  // Only kernel libraries contain the CUDA runtime, each a static copy of its own. The core asks it
+  // through these functions.
   int32_t (*device_count)();                                  // 0 where there is no driver
   int32_t (*device_info)(int32_t ordinal, DeviceInfo* out);   // returns a cudaError_t
   int32_t (*set_device)(int32_t ordinal, int32_t* previous);  // returns a cudaError_t

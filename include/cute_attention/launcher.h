@@ -1,19 +1,27 @@
-// launcher.h: what a generated instance file needs: a row's entry in the table of its kernel
-// library.
+// launcher.h: makes the entry of a row in the table of its kernel library, for the generated
+// instance files.
 #pragma once
 
 #include "cute_attention/kernel_library.h"
 
 namespace cute_attention {
 
-// `Row` is a tag type of src/kernels/row.h; `Launch` is <arch>/<direction>_launch.h's class for
-// it, with kThreads, kSharedMemoryBytes and a static launch() that is a LaunchFunction.
+// Asks a row for its answers. `Row` is a tag type of src/kernels/row.h. `Launch` is the class for
+// it from <arch>/<direction>_launch.h, which has
+//
+//   kThreads, kSharedMemoryBytes  of a CTA
+//   launch()                      a LaunchFunction
+//   workspace()                   a WorkspaceFunction, in a backward row
 template <class Row, class Launch>
 KernelRow make_kernel_row() {
   static_assert(Row::kConfig.tile_m <= kMaxTile && Row::kConfig.tile_n <= kMaxTile,
-                "a tile reaches no further past the end of a sequence than 32 bits can count");
-  return {Row::kName,     Row::kKey, Row::kConfig, Launch::kThreads, Launch::kSharedMemoryBytes,
-          &Launch::launch};
+                "the last tile of a sequence ends at a position that 32 bits can count");
+  WorkspaceFunction workspace = nullptr;
+  if constexpr (Row::kKey.direction == Direction::Backward) {
+    workspace = &Launch::workspace;
+  }
+  return {Row::kName, Row::kKey,      Row::kConfig, Launch::kThreads, Launch::kSharedMemoryBytes,
+          workspace,  &Launch::launch};
 }
 
 }  // namespace cute_attention

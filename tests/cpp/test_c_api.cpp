@@ -56,6 +56,26 @@ void test_backward_launch() {
   check_equal(answer.written[5], 64.f, "seqlen_q of a backward launch");
 }
 
+// Each row has its own answer.
+void test_backward_workspace() {
+  BackwardParams params{};
+  testing::fill(params);
+  BackwardWorkspace sizes{};
+  auto const ask = [&] {
+    return cute_attention_backward_workspace(&params, DType::Float16, kAnyArch, testing::kDevice,
+                                             &sizes);
+  };
+  check_equal(ask(), 0, "status of a question for the workspace");
+  check_equal(sizes.delta, 6, "the row that answers");
+  check_equal(sizes.grad_q_sum, 64, "seqlen_q that the row is told of");
+  pack(params);
+  params.seqlen_q = 0;
+  check_equal(ask(), 0, "status of a question for the workspace of packed sequences");
+  check_equal(sizes.grad_q_turn, 64, "total_q that the row is told of");
+  params.head_dim = 256;
+  check_equal(ask(), 1, "status where no row serves");
+}
+
 void test_nothing_to_do() {
   std::function<void(ForwardCall&)> const empty[] = {
       [](ForwardCall& call) { call.params.batch = 0; },
@@ -135,12 +155,12 @@ void test_miss() {
       "head_dim_v 64, window (None, 0), softcap 0.000000, on fake GPU (compute capability 8.0)\n"
       "  fake_sm80_d64_small: head_dim 256 is above the row's 64\n"
       "  fake_sm80_d64_large: head_dim 256 is above the row's 64\n"
-      "  fake_sm80_d128_causal: head_dim 256 is above the row's 128\n"
+      "  fake_sm80_d128: head_dim 256 is above the row's 128\n"
+      "  fake_sm80_d128_softcap: head_dim 256 is above the row's 128; "
+      "it serves only calls with softcap\n"
       "  fake_sm80_bwd_d64_small: it computes the backward pass; head_dim 256 is above the row's "
       "64\n"
-      "  fake_sm80_bwd_d64: it computes the backward pass; head_dim 256 is above the row's 64\n"
-      "  fake_sm80_d128_full_softcap: head_dim 256 is above the row's 128; "
-      "some keys are masked, the row has no mask; softcap is not set, the row has one";
+      "  fake_sm80_bwd_d64: it computes the backward pass; head_dim 256 is above the row's 64";
   check_equal(answer.error, expected, "a miss");
 }
 
@@ -150,6 +170,7 @@ void test_miss() {
 int main() {
   cute_attention::test_launch();
   cute_attention::test_backward_launch();
+  cute_attention::test_backward_workspace();
   cute_attention::test_nothing_to_do();
   cute_attention::test_one_side_is_empty();
   cute_attention::test_packed_rows_of_no_sequence();

@@ -13,10 +13,11 @@ using testing::check_equal;
 DeviceInfo const kDevice{0, 80, 108, 163 * 1024, 164 * 1024, 40 << 20, "test"};
 
 KernelRow row(int32_t tile_m, int32_t tile_n, int32_t head_dim, int32_t warps) {
-  KernelKey const key{Arch::Sm80, Direction::Forward, DType::Float16, head_dim,
-                      head_dim,   Mask::Any,          ScoreMod::None};
-  return {"row",  key, {tile_m, tile_n, 1, warps}, warps * 32, 2 * head_dim * (tile_m + 2 * tile_n),
-          nullptr};
+  KernelKey const key = kernel_key(Arch::Sm80, Direction::Forward, DType::Float16, head_dim,
+                                   head_dim, ScoreMod::None);
+  return {
+      "row",   key,    {tile_m, tile_n, 1, warps}, warps * 32, 2 * head_dim * (tile_m + 2 * tile_n),
+      nullptr, nullptr};
 }
 
 Problem problem(int32_t seqlen_q, int32_t seqlen_k, int32_t left, int32_t right) {

@@ -179,6 +179,21 @@ void test_dense_blocks_do_not_overlap() {
   check_equal(*seen.rbegin(), grad_q_blocks(params, 64) - 1, "inside the workspace");
 }
 
+void test_workspace() {
+  BackwardParams params = problem();
+  int64_t const queries = int64_t(params.batch) * params.heads * params.seqlen_q;
+  BackwardWorkspace const dense = grad_workspace(params, 64, 96);
+  check_equal(dense.delta, 2 * queries, "two numbers a query");
+  check_equal(dense.grad_q_turn, grad_q_blocks(params, 64), "a turn for each block");
+  check_equal(dense.grad_q_sum, grad_q_blocks(params, 64) * 64 * 96, "a tile for each block");
+  int32_t const offsets[1] = {0};  // not read
+  params.cu_seqlens_q = offsets;
+  params.total_q = 1000;
+  BackwardWorkspace const packed = grad_workspace(params, 64, 96);
+  check_equal(packed.delta, 2 * 1000 * params.heads, "two numbers a packed query");
+  check_equal(packed.grad_q_sum, grad_q_blocks(params, 64) * 64 * 96, "a tile for each block");
+}
+
 }  // namespace
 }  // namespace cute_attention
 
@@ -190,5 +205,6 @@ int main() {
   test_groups_of_a_schedule_are_even();
   test_packed_blocks_do_not_overlap();
   test_dense_blocks_do_not_overlap();
+  test_workspace();
   return testing::report();
 }

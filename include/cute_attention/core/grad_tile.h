@@ -69,6 +69,28 @@ CUTE_HOST_DEVICE constexpr int64_t lse_size(BackwardParams const& params) {
                                                         : params.total_q);
 }
 
+// The number of blocks of dQ sums: one for each tile of queries of each head. A packed sequence
+// begins at a block of its own: sequence b of a head at block (cu_seqlens_q[b] + b * tile_m) /
+// tile_m of that head.
+CUTE_HOST_DEVICE constexpr int64_t grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
+  int64_t const blocks_of_a_head =
+      params.cu_seqlens_q == nullptr
+          ? int64_t(params.batch) * ((params.seqlen_q + tile_m - 1) / tile_m)
+          : (params.total_q + int64_t(params.batch) * tile_m) / tile_m;
+  return blocks_of_a_head * params.heads;
+}
+
+// The workspaces of a backward pass that computes `delta` for each query and sums dQ in blocks:
+//
+//   delta        [2, lse_size]               grad_lse - rowsum(grad_o * o), then LSE * log2(e)
+//   grad_q_sum   [blocks, tile_m, head_dim]  the sums
+//   grad_q_turn  [blocks]                    which CTA adds next, where the order matters
+constexpr BackwardWorkspace grad_workspace(BackwardParams const& params, int32_t tile_m,
+                                           int32_t head_dim) {
+  int64_t const blocks = grad_q_blocks(params, tile_m);
+  return {2 * lse_size(params), blocks * tile_m * head_dim, blocks};
+}
+
 // The block of dQ sums of tile 0 of a head of a sequence; the others follow.
 CUTE_HOST_DEVICE constexpr int64_t first_grad_q_block(BackwardParams const& params,
                                                       Sequence const& sequence, int32_t batch,

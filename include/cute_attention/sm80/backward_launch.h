@@ -46,6 +46,11 @@ struct BackwardLaunch {
   static constexpr int kThreads = Traits::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
 
+  // A WorkspaceFunction.
+  static void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
+    *sizes = grad_workspace(*params, Traits::kTileM, Traits::kHeadDim);
+  }
+
   // A LaunchFunction; `params` is a BackwardParams.
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& backward_params = *static_cast<BackwardParams const*>(params);

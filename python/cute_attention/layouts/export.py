@@ -212,13 +212,13 @@ def _tag(index: int, row: TableRow) -> str:
     key = (
         f"Arch::{row.arch.capitalize()}, Direction::{row.direction.capitalize()}, "
         f"DType::{_NAMES[row.dtype]}, {row.head_dim}, {row.head_dim_v}, "
-        f"Mask::{row.mask.capitalize()}, ScoreMod::{row.score_mod.capitalize()}"
+        f"ScoreMod::{row.score_mod.capitalize()}"
     )
     config = f"{row.tile_m}, {row.tile_n}, {row.stages}, {row.warps}"
     return (
         f"struct Row{index} {{\n"
         f'  static constexpr char const* kName = "{row.name}";\n'
-        f"  static constexpr KernelKey kKey{{{key}}};\n"
+        f"  static constexpr KernelKey kKey = kernel_key({key});\n"
         f"  static constexpr KernelConfig kConfig{{{config}}};\n}};\n"
     )
 

@@ -41,7 +41,6 @@ def is_chosen(row: TableRow) -> bool | None:
         heads_kv=HEADS,
         head_dim=row.head_dim,
         head_dim_v=row.head_dim_v,
-        window_right=0 if row.mask == "causal" else -1,
         softcap=SOFTCAP if row.score_mod == "softcap" else 0.0,
     )
     candidates = core.explain(problem, torch.cuda.current_device())
@@ -60,24 +59,21 @@ def launch(row: TableRow) -> None:
     k = random(TILES_N * row.tile_n, row.head_dim)
     v = random(TILES_N * row.tile_n, row.head_dim_v)
     softcap = SOFTCAP if row.score_mod == "softcap" else None
-    causal = row.mask == "causal"
     if row.direction == "forward":
-        attention(q, k, v, causal=causal, softcap=softcap, backend=row.arch)
+        attention(q, k, v, softcap=softcap, backend=row.arch)
     else:
-        _launch_backward(row, (q, k, v), causal, softcap or 0.0)
+        _launch_backward(row, (q, k, v), softcap or 0.0)
     torch.cuda.synchronize()
 
 
-def _launch_backward(
-    row: TableRow, tensors: tuple[Tensor, Tensor, Tensor], causal: bool, softcap: float
-) -> None:
+def _launch_backward(row: TableRow, tensors: tuple[Tensor, Tensor, Tensor], softcap: float) -> None:
     """Calls the backward with a random output and LSE, so that no forward kernel runs."""
     if unbound := binding.binding_error():
         raise RuntimeError(unbound)
     q, _, v = tensors
     out = torch.randn(*q.shape[:3], v.shape[-1], device="cuda", dtype=q.dtype)
     lse = torch.randn(q.shape[0], HEADS, q.shape[1], device="cuda")
-    options = (row.arch, row.head_dim**-0.5, -1, 0 if causal else -1, softcap)
+    options = (row.arch, row.head_dim**-0.5, -1, -1, softcap)
     KERNELS.backward(torch.randn_like(out), None, out, lse, False, *tensors, *options)
 
 

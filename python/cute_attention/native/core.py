@@ -55,7 +55,6 @@ class Row:
     dtype: str
     head_dim: int
     head_dim_v: int
-    mask: str
     score_mod: str
     tile_m: int
     tile_n: int
@@ -63,6 +62,7 @@ class Row:
     warps: int
     threads: int
     shared_memory_bytes: int
+    features: list[str]
 
 
 @dataclass(frozen=True)

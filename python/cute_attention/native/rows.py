@@ -29,12 +29,12 @@ class TableRow:
     dtype: str
     head_dim: int
     head_dim_v: int
-    mask: str
     score_mod: str
     tile_m: int
     tile_n: int
     stages: int
     warps: int
+    ptxas: str = "O3"  # the level at which ptxas optimises
 
     def key_name(self) -> str:
         """The name that the columns of the key spell; the row's own may add a suffix."""
@@ -42,7 +42,6 @@ class TableRow:
         if self.head_dim_v != self.head_dim:
             head_dims += f"x{self.head_dim_v}"
         parts = [self.arch, _PASSES[self.direction], self.dtype, head_dims]
-        parts += [] if self.mask == "any" else [self.mask]
         parts += [] if self.score_mod == "none" else [self.score_mod]
         return "_".join(parts)
 
@@ -61,9 +60,9 @@ def parse(text: str) -> list[TableRow]:
     """The rows of one table."""
     rows = []
     for match in _ROW.finditer(text):
-        name, arch, dtype, head_dim, head_dim_v, mask, score_mod, *config = (
-            column.strip() for column in match[2].split(",")
-        )
+        columns = [column.strip() for column in match[2].split(",")]
+        name, arch, dtype, head_dim, head_dim_v, score_mod, *how = columns
+        tile_m, tile_n, stages, warps, ptxas = how
         rows.append(
             TableRow(
                 name,
@@ -72,9 +71,12 @@ def parse(text: str) -> list[TableRow]:
                 _DTYPES[dtype],
                 int(head_dim),
                 int(head_dim_v),
-                mask.lower(),
                 score_mod.lower(),
-                *map(int, config),
+                int(tile_m),
+                int(tile_n),
+                int(stages),
+                int(warps),
+                ptxas,
             )
         )
     return rows
@@ -89,19 +91,18 @@ def table() -> tuple[TableRow, ...]:
 
 def support_matrix(rows: Iterable[TableRow]) -> str:
     """What the rows serve, as a Markdown table."""
-    lines: dict[tuple[str, str, int, int, str, str], list[str]] = {}
+    lines: dict[tuple[str, str, int, int, str], list[str]] = {}
     for row in rows:
-        key = (row.arch, row.direction, row.head_dim, row.head_dim_v, row.mask, row.score_mod)
+        key = (row.arch, row.direction, row.head_dim, row.head_dim_v, row.score_mod)
         dtypes = lines.setdefault(key, [])
         if row.dtype not in dtypes:
             dtypes.append(row.dtype)
-    text = "| kernels for | pass | head_dim, head_dim_v up to | dtype | masks | softcap |\n"
-    text += "|---|---|---|---|---|---|\n"
-    for (arch, direction, head_dim, head_dim_v, mask, score_mod), dtypes in lines.items():
-        masks = "full, causal, window" if mask == "any" else mask
+    text = "| kernels for | pass | head_dim, head_dim_v up to | dtype | softcap |\n"
+    text += "|---|---|---|---|---|\n"
+    for (arch, direction, head_dim, head_dim_v, score_mod), dtypes in lines.items():
         softcap = "yes" if score_mod == "softcap" else "no"
         text += (
             f"| {_ARCHITECTURES[arch]} | {direction} | {head_dim}, {head_dim_v} "
-            f"| {', '.join(dtypes)} | {masks} | {softcap} |\n"
+            f"| {', '.join(dtypes)} | {softcap} |\n"
         )
     return text
