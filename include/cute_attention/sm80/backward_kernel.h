@@ -12,19 +12,19 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/pending_sums.h"
 #include "cute_attention/core/query_packing.h"
 #include "cute_attention/sm80/backward_operand.h"
-#include "cute_attention/sm80/backward_scores.h"
-#include "cute_attention/sm80/backward_steps.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/gemm.h"
-#include "cute_attention/sm80/pending_sums.h"
 
 namespace cute_attention::sm80 {
 
@@ -108,8 +108,8 @@ struct BackwardKernel {
                     sequence.seqlen_k - n_begin, params.head_dim_v, thread);
   }
 
-  // Starts the copies of a step's Q, dO, LSE and delta. Rows past the end become zeros; their scores
-  // are masked.
+  // Starts the copies of a step's Q, dO, LSE and delta. Rows past the end become zeros; their
+  // scores are masked.
   CUTE_DEVICE void load_queries(Step const& step, int stage) {
     using namespace cute;
     int const rows = sequence.seqlen_q - step.m_block * kTileM;

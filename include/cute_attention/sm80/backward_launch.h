@@ -3,9 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/kernel_library.h"
+#include "cute_attention/sm80/backward_finish.h"
 #include "cute_attention/sm80/backward_kernel.h"
-#include "cute_attention/sm80/backward_passes.h"
 
 namespace cute_attention::sm80 {
 
@@ -28,7 +29,7 @@ CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
 template <class Row>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
-  BackwardPrepare<Row>::run(params, last_first(params, Row::kConfig.tile_m));
+  BackwardPrepare<BackwardTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
 }
 
 template <class Row>

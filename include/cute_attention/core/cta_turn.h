@@ -1,5 +1,5 @@
-// sm80/turn.h: CTAs that add to the same block of global memory one after the other, so that the
-// sum is bitwise the same every time.
+// core/cta_turn.h: CTAs that add to the same block of global memory one after the other, so that
+// the sum is bitwise the same every time.
 //
 // A counter for each block says how many CTAs have ended their turn. Nobody stands still for an
 // atomic's round trip: the counter is read a product before it is needed, and a turn ends a step
@@ -8,7 +8,7 @@
 
 #include <cute/config.hpp>
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
 // PTX ISA, "ld". Relaxed: nothing but atomics depends on it, and they are issued after the branch.
 CUTE_DEVICE int32_t ended_turns(int32_t const* counter) {
@@ -31,4 +31,4 @@ CUTE_DEVICE void end_turn(int32_t* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention

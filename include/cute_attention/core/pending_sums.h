@@ -1,14 +1,14 @@
-// sm80/pending_sums.h: a step's share of dQ, waiting in registers until it is added to the sums in
+// core/pending_sums.h: a step's share of dQ, waiting in registers until it is added to the sums in
 // global memory.
 //
 // It is added under the products of the next step, a few vectors at a time: all at once, the
 // additions would hold up the loads of shared memory behind them.
 #pragma once
 
-#include "cute_attention/sm80/global_sum.h"
-#include "cute_attention/sm80/turn.h"
+#include "cute_attention/core/cta_turn.h"
+#include "cute_attention/core/global_sum.h"
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
 // A fragment goes in kShares parts. All members are the same in all threads of the CTA.
 template <int kThreads, int kShares>
@@ -63,4 +63,4 @@ struct PendingSums {
   }
 };
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention

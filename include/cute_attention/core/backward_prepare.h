@@ -1,20 +1,21 @@
-// sm80/backward_passes.h: what runs before and after the backward kernel, a CTA for each tile of
-// queries of each head. Where a packed sequence is longer than the grid was made for, a CTA has
-// every m_blocks-th tile from its own on: none is left out.
+// core/backward_prepare.h: the kernel that runs before the backward kernel: delta, the LSE in base
+// 2, and the starting values of all that the backward adds to or leaves out.
+//
+// A CTA has a tile of queries of one head. A packed sequence may be longer than params.seqlen_q,
+// the length that the grid was made for; then a CTA prepares every m_blocks-th tile of the sequence
+// from its own on, so that no tile is left out.
 #pragma once
 
-#include "cute_attention/core/accumulator.h"
+#include <cutlass/array.h>
+
+#include <cute/config.hpp>
+
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/core/work_tile.h"
-#include "cute_attention/sm80/backward_operand.h"
-#include "cute_attention/sm80/backward_traits.h"
-#include "cute_attention/sm80/copy.h"
-#include "cute_attention/sm80/global_sum.h"
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
 // Rows [first, last) of `heads` heads of a packed gradient are filled. Each warp fills its share.
 //   gradient  [total, heads, cols]
@@ -30,15 +31,15 @@ CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t fir
 
 // Before: delta = dLSE - rowsum(dO * O), the LSE in units of log2(e), zeros for the sums of dQ and
 // their turns, and for rows of no sequence; NaN where the backward kernel's grid lacks keys.
-template <class Row>
+template <class Traits>
 struct BackwardPrepare {
-  using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = Traits::kThreads;
   static constexpr int kRowThreads = 8;  // neighbours that share a row: 128 bytes a load
+  static constexpr int kVector = 16 / int(sizeof(Element));  // elements of one load
   using Vector = cutlass::AlignedArray<Element, kVector>;
 
   CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work) {
@@ -155,51 +156,4 @@ struct BackwardPrepare {
   }
 };
 
-// After: dQ from its sums, scaled and rounded.
-template <class Row>
-struct BackwardFinish {
-  using Traits = BackwardTraits<Row>;
-  using Element = typename Traits::Element;
-  static constexpr int kTileM = Traits::kTileM;
-  static constexpr int kHeadDim = Traits::kHeadDim;
-
-  CUTE_DEVICE static void run(BackwardParams const& params, Element* smem, WorkTile const& work) {
-    Sequence const sequence = load_sequence(params, work.batch);
-    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
-    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
-      finish_queries(params, smem, work, sequence, m_block);
-      __syncthreads();  // all are done with shared memory
-    }
-  }
-
-  // dQ of a tile of queries.
-  CUTE_DEVICE static void finish_queries(BackwardParams const& params, Element* smem,
-                                         WorkTile const& work, Sequence const& sequence,
-                                         int m_block) {
-    using namespace cute;
-    int const thread = int(threadIdx.x);
-    int const m_begin = m_block * kTileM;
-    typename Traits::TiledMmaQ mma;
-    auto tQrQ =
-        partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-    int64_t const block =
-        first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
-    load_fragment<Traits::kThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tQrQ, thread);
-    CUTE_UNROLL
-    for (int i = 0; i < size(tQrQ); ++i) {
-      tQrQ(i) *= params.scale;
-    }
-    Tensor sQ = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});  // (M, D)
-    Tensor rQ16 = convert<Element>(tQrQ);  // (MMA, MMA_M, MMA_D)
-    typename BackwardOperands<Traits>::PlaceOfGradQ(smem, thread).store(rQ16);
-    __syncthreads();
-    auto* q = static_cast<Element*>(params.grad_q) + work.batch * params.grad_q_stride.batch +
-              work.head * params.grad_q_stride.head +
-              (sequence.row_q + m_begin) * params.grad_q_stride.row;
-    store_tile(typename Traits::GmemStoreQK{}, sQ,
-               gmem_tile<kTileM, kHeadDim>(q, params.grad_q_stride.row),
-               sequence.seqlen_q - m_begin, params.head_dim, thread);
-  }
-};
-
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention

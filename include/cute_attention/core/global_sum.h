@@ -1,9 +1,9 @@
-// sm80/global_sum.h: register fragments of all threads of a CTA, added to a block of global memory.
+// core/global_sum.h: register fragments of all threads of a CTA, added to a block of global memory.
 #pragma once
 
 #include <cute/tensor.hpp>
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
 // Floats that one atomic addition of the target takes: PTX ISA, "red", .v4.f32 from sm_90 on.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -61,4 +61,4 @@ CUTE_DEVICE void load_fragment(float const* block, Fragment& fragment, int threa
   }
 }
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention

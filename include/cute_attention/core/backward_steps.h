@@ -1,4 +1,4 @@
-// sm80/backward_steps.h: the steps of a CTA of the backward pass: the tiles of queries that see its
+// core/backward_steps.h: the steps of a CTA of the backward pass: the tiles of queries that see its
 // block of keys, from the last to the first, of one query head after the other of those that share
 // the kv head.
 #pragma once
@@ -7,7 +7,7 @@
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/work_tile.h"
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
 // One tile of queries of one head. All members are the same in all threads of the CTA.
 template <class Element>
@@ -70,4 +70,4 @@ class BackwardSteps {
   MTiles const& tiles_;
 };
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention

@@ -1,9 +1,9 @@
-// sm80/backward_scores.h: P and dS of the backward pass, element by element.
+// core/backward_scores.h: P and dS of the backward pass, element by element.
 #pragma once
 
 #include "cute_attention/core/score_mod.h"
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
 // P = exp(S - LSE) and dS = P (dP + delta) dS'/dS in two halves: the first runs under the products
 // of dP, the second has dP + delta, as the products began with delta. A modifier's derivative comes
@@ -55,4 +55,4 @@ struct BackwardScores {
   }
 };
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention
