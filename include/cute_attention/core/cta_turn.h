@@ -1,23 +1,25 @@
-// core/cta_turn.h: CTAs that add to the same block of global memory one after the other, so that
-// the sum is bitwise the same every time.
+// core/cta_turn.h: lets CTAs add to the same block of global memory in a fixed order, so that the
+// sum is bitwise the same every time.
 //
-// A counter for each block says how many CTAs have ended their turn. Nobody stands still for an
-// atomic's round trip: the counter is read a product before it is needed, and a turn ends a step
-// late, when its additions have long been done.
+// A counter for each block counts the CTAs that have ended their turn. No CTA stands still while an
+// atomic is under way: it reads the counter one product before it needs the value, and ends its
+// turn one step late, when its additions have long been done.
 #pragma once
 
 #include <cute/config.hpp>
 
 namespace cute_attention {
 
-// PTX ISA, "ld". Relaxed: nothing but atomics depends on it, and they are issued after the branch.
+// How many turns have ended. A relaxed load (PTX ISA, "ld") is enough: only atomics depend on its
+// value, and they are issued after the branch that tests it.
 CUTE_DEVICE int32_t ended_turns(int32_t const* counter) {
   int32_t ended;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(ended) : "l"(counter) : "memory");
   return ended;
 }
 
-// Waits for `turn`; `ended` is what ended_turns said before. All threads of a warp call it.
+// Waits until it is turn `turn`; `ended` is what ended_turns() returned before. All threads of a
+// warp call it together.
 CUTE_DEVICE void await_turn(int32_t const* counter, int32_t turn, int32_t ended) {
   while (ended != turn) {
     ended = ended_turns(counter);
@@ -25,8 +27,9 @@ CUTE_DEVICE void await_turn(int32_t const* counter, int32_t turn, int32_t ended)
   __syncwarp();
 }
 
-// One thread ends the CTA's turn, after a barrier behind the additions of all: a release is
-// cumulative, it covers what the barrier has made it see. PTX ISA, "Memory Consistency Model".
+// Ends the CTA's turn. One thread calls it, after a barrier that follows the additions of all
+// threads. A release is cumulative: it also covers the additions that this thread has seen through
+// the barrier. PTX ISA, "Memory Consistency Model".
 CUTE_DEVICE void end_turn(int32_t* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }

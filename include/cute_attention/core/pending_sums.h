@@ -1,8 +1,8 @@
-// core/pending_sums.h: a step's share of dQ, waiting in registers until it is added to the sums in
+// core/pending_sums.h: the dQ of one step waits in registers until it is added to its sums in
 // global memory.
 //
-// It is added under the products of the next step, a few vectors at a time: all at once, the
-// additions would hold up the loads of shared memory behind them.
+// A kernel adds it during the next step, a few vectors after each group of MMAs: added all at once,
+// it would delay the loads from shared memory that come after it.
 #pragma once
 
 #include "cute_attention/core/cta_turn.h"
@@ -10,27 +10,29 @@
 
 namespace cute_attention {
 
-// A fragment goes in kShares parts. All members are the same in all threads of the CTA.
+// A fragment is added in kShares parts. All threads of the CTA have the same values of the members.
 template <int kThreads, int kShares>
 struct PendingSums {
-  float* block = nullptr;      // of the sums; null while nothing waits
-  int32_t* counter = nullptr;  // of the block's turns; null where additions come in any order
-  int32_t turn = 0;
-  int32_t ended = 0;
+  float* block = nullptr;      // the sums to add to; null while nothing waits
+  int32_t* counter = nullptr;  // counts the block's turns; null where CTAs add in any order
+  int32_t turn = 0;            // which turn is this CTA's
+  int32_t ended = 0;           // how many turns had ended when the counter was last read
 
+  // Makes the CTA wait for its turn at the block, and reads the block's counter ahead of time.
   CUTE_DEVICE void set_turn(int32_t* counter_of_block, int32_t turn_of_cta) {
     counter = counter_of_block;
     turn = turn_of_cta;
     ended = ended_turns(counter);
   }
 
-  // Before the first share.
+  // Waits for the CTA's turn. Call it before the first share is added.
   CUTE_DEVICE void await() const {
     if (counter != nullptr) {
       await_turn(counter, turn, ended);
     }
   }
 
+  // Adds one share, unless nothing waits.
   template <class Fragment>
   CUTE_DEVICE void add(Fragment const& fragment, int share, int thread) const {
     using namespace cute;
@@ -43,7 +45,7 @@ struct PendingSums {
     }
   }
 
-  // All shares of the last step. All threads of the CTA call it.
+  // Adds all shares of the last step. All threads of the CTA call it.
   template <class Fragment>
   CUTE_DEVICE void finish(Fragment const& fragment, int thread) const {
     await();
@@ -55,7 +57,7 @@ struct PendingSums {
     end(thread);
   }
 
-  // Some time after the last share, behind a barrier of the CTA.
+  // Ends the CTA's turn. Call it after the last share, and after a barrier of the CTA behind it.
   CUTE_DEVICE void end(int thread) const {
     if (counter != nullptr && thread == 0) {
       end_turn(counter);

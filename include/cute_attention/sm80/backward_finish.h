@@ -1,9 +1,9 @@
 // sm80/backward_finish.h: the kernel that runs after the backward kernel: it writes dQ from its
 // sums, scaled and rounded.
 //
-// A CTA has a tile of queries of one head. A packed sequence may be longer than params.seqlen_q,
-// the length that the grid was made for; then a CTA computes every m_blocks-th tile of the sequence
-// from its own on, so that no tile is left out.
+// Each CTA has one tile of queries of one head. A packed sequence may be longer than
+// params.seqlen_q, for which the grid was made with m_blocks CTAs for each head. Then each CTA also
+// computes every m_blocks-th tile after its own, so that no tile is left out.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
@@ -29,11 +29,11 @@ struct BackwardFinish {
     int const m_blocks = ceil_div(params.seqlen_q, kTileM);
     for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
       finish_queries(params, smem, work, sequence, m_block);
-      __syncthreads();  // all are done with shared memory
+      __syncthreads();  // all threads are done with shared memory
     }
   }
 
-  // dQ of a tile of queries.
+  // Writes dQ of a tile of queries.
   CUTE_DEVICE static void finish_queries(BackwardParams const& params, Element* smem,
                                          WorkTile const& work, Sequence const& sequence,
                                          int m_block) {
@@ -41,25 +41,26 @@ struct BackwardFinish {
     int const thread = int(threadIdx.x);
     int const m_begin = m_block * kTileM;
     typename Traits::TiledMmaQ mma;
-    auto tQrQ =
+    auto tdQrdQ =
         partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+    CUTE_STATIC_ASSERT_V(size(tdQrdQ) * Int<Traits::kThreads>{} == Int<kTileM * kHeadDim>{});
     int64_t const block =
         first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
-    load_fragment<Traits::kThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tQrQ, thread);
+    load_fragment<Traits::kThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tdQrdQ,
+                                    thread);
     CUTE_UNROLL
-    for (int i = 0; i < size(tQrQ); ++i) {
-      tQrQ(i) *= params.scale;
+    for (int i = 0; i < size(tdQrdQ); ++i) {
+      tdQrdQ(i) *= params.scale;
     }
-    Tensor sQ = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});  // (M, D)
-    Tensor rQ16 = convert<Element>(tQrQ);  // (MMA, MMA_M, MMA_D)
-    typename BackwardOperands<Traits>::PlaceOfGradQ(smem, thread).store(rQ16);
-    __syncthreads();
-    auto* q = static_cast<Element*>(params.grad_q) + work.batch * params.grad_q_stride.batch +
-              work.head * params.grad_q_stride.head +
-              (sequence.row_q + m_begin) * params.grad_q_stride.row;
-    store_tile(typename Traits::GmemStoreQK{}, sQ,
-               gmem_tile<kTileM, kHeadDim>(q, params.grad_q_stride.row),
-               sequence.seqlen_q - m_begin, params.head_dim, thread);
+    Tensor sdQ = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});  // (M, D)
+    Tensor rdQ16 = convert<Element>(tdQrdQ);  // (MMA, MMA_M, MMA_D)
+    typename BackwardOperands<Traits>::PlaceOfGradQ(smem, thread).store(rdQ16);
+    __syncthreads();  // all threads have written their parts of dQ
+    store_tile(
+        typename Traits::GmemStoreQK{}, sdQ,
+        head_tile<kTileM, kHeadDim>(static_cast<Element*>(params.grad_q), params.grad_q_stride,
+                                    work.batch, work.head, sequence.row_q + m_begin),
+        sequence.seqlen_q - m_begin, params.head_dim, thread);
   }
 };
 
