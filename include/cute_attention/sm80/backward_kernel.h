@@ -1,30 +1,34 @@
 // sm80/backward_kernel.h: the sm80 backward kernel: one CTA computes dK and dV of one block of keys
-// of one kv head, and adds the block's share of dQ.
+// of one kv head, and adds to dQ what the block contributes.
 //
-// It walks the tiles of queries that see the block, over all query heads that share the kv head:
+// The CTA walks the tiles of queries that see the block, over all query heads that share the kv
+// head. One step of the walk, from left to right in time:
 //
-//   cp.async |     | Q, dO(t+1)                                                             | ...
-//   MMA      | S^T | barrier | dP^T          | dV own | dK own | barrier | dV, dK of others | dQ
-//   ALU      | red |         | mask P = exp2 | dS     |                                     |
+//   cp.async |     |     | Q, dO(t+1)                                                             |
+//   ... MMA      | S^T | barrier | dP^T          | dV own | dK own | barrier | dV, dK of others |
+//   dQ ALU      | red |         | mask P = exp2 | dS     |                                     |
 //
-// red adds the last step's dQ. With one stage the first barrier stands before S^T, and Q, dO(t+1)
-// follow the products that read Q, dO(t), behind a barrier and under dQ.
+// "red" adds the dQ of the last step to its sums in global memory. "Own" is the part of P^T and
+// dS^T that a warp has in registers; the parts of "others" it reads from shared memory. With one
+// stage the first barrier stands before S^T. Then the copies of Q and dO of step t + 1 can only
+// start when all products that read Q and dO of step t are done: behind another barrier, before dQ.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/pending_sums.h"
 #include "cute_attention/core/query_packing.h"
+#include "cute_attention/sm80/backward_load.h"
 #include "cute_attention/sm80/backward_operand.h"
-#include "cute_attention/sm80/backward_scores.h"
-#include "cute_attention/sm80/backward_steps.h"
+#include "cute_attention/sm80/backward_store.h"
 #include "cute_attention/sm80/backward_traits.h"
-#include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/gemm.h"
-#include "cute_attention/sm80/pending_sums.h"
 
 namespace cute_attention::sm80 {
 
@@ -38,10 +42,10 @@ struct BackwardKernel {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
-  static constexpr int kPartM = Traits::kPartM;
   static constexpr int kStages = Traits::kStages;
 
   using Step = BackwardStep<Element>;
+  using Scores = BackwardScores<Row::kKey.score_mod>;
 
   BackwardParams const& params;
   SharedMemory& shared;
@@ -50,13 +54,13 @@ struct BackwardKernel {
   int const n_begin;  // first key of the block
   MTiles const tiles;
   int const thread;
-  int const own;  // this warp's column in the grid of warps
-  BackwardScores<Row::kKey.score_mod> const elements;
+  int const warp_column;  // of this warp, in the grid of kWarpsN x kWarpsM warps
+  Scores const scores;
 
   BackwardAddresses<Traits> const addresses;
-  float const* const numbers;  // LSE or delta: of which this thread copies one
+  BackwardLoad<Traits> const load;
 
-  PendingSums<Traits::kThreads, kHeadDim / 16> sums;  // one share a K block of S^T
+  PendingSums<Traits::kThreads, kHeadDim / 16> sums;  // one share for each K block of S^T
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
                              GradTile const& tile)
@@ -67,79 +71,38 @@ struct BackwardKernel {
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
         thread(int(threadIdx.x)),
-        own(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
-        elements(params),
+        warp_column(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
+        scores(params),
         addresses(shared, uint32_t(threadIdx.x)),
-        numbers(params.delta + opaque(int(threadIdx.x) < kTileM ? lse_size(params) : 0)) {}
-
-  // Inside the loop over steps, where addresses are computed anew.
-  CUTE_DEVICE uint32_t unsigned_thread() const { return uint32_t(opaque(thread)); }
+        load(params, shared, sequence, int(threadIdx.x)) {}
 
   CUTE_DEVICE void run() {
     using namespace cute;
     if (n_begin >= sequence.seqlen_k) {
-      return;  // a shorter sequence than the grid was made for
+      return;  // the sequence is shorter than the longest, which the grid was made for
     }
     typename Traits::TiledMmaKV mma;
-    auto tKrK =
+    auto tdKrdK =
         partition_fragment_C(mma, Shape<Int<kTileN>, Int<kHeadDim>>{});  // (MMA, MMA_N, MMA_D)
-    auto tVrV =
-        partition_fragment_C(mma, Shape<Int<kTileN>, Int<kHeadDimV>>{});  // (MMA, MMA_N, MMA_D)
-    clear(tKrK);
-    clear(tVrV);
+    auto tdVrdV =
+        partition_fragment_C(mma, Shape<Int<kTileN>, Int<kHeadDimV>>{});  // (MMA, MMA_N, MMA_DV)
+    CUTE_STATIC_ASSERT_V(size<1>(tdKrdK) == size<1>(tdVrdV));
+    clear(tdKrdK);
+    clear(tdVrdV);
     if (tiles.begin < tiles.end) {
-      compute(tKrK, tVrV);
+      compute(tdKrdK, tdVrdV);
     }
-    store(tKrK, tVrV);
+    store_key_gradients<Traits>(params, shared, tile, sequence, thread, tdKrdK, tdVrdV);
   }
 
-  CUTE_DEVICE void load_keys() {
-    using namespace cute;
-    int64_t const row = sequence.row_k + n_begin;
-    load_tile<true>(typename Traits::GmemCopyQK{},
-                    head_tile<kTileN, kHeadDim>(static_cast<Element const*>(params.k),
-                                                params.k_stride, tile.batch, tile.head_kv, row),
-                    make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{}),
-                    sequence.seqlen_k - n_begin, params.head_dim, thread);
-    load_tile<true>(typename Traits::GmemCopyV{},
-                    head_tile<kTileN, kHeadDimV>(static_cast<Element const*>(params.v),
-                                                 params.v_stride, tile.batch, tile.head_kv, row),
-                    make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{}),
-                    sequence.seqlen_k - n_begin, params.head_dim_v, thread);
-  }
-
-  // Starts the copies of a step's Q, dO, LSE and delta. Rows past the end become zeros; their
-  // scores are masked.
-  CUTE_DEVICE void load_queries(Step const& step, int stage) {
-    using namespace cute;
-    int const rows = sequence.seqlen_q - step.m_block * kTileM;
-    load_tile<true>(
-        typename Traits::GmemCopyQK{}, gmem_tile<kTileM, kHeadDim>(step.q, params.q_stride.row),
-        make_tensor(make_smem_ptr(shared.q[stage].data()), typename Traits::SmemLayoutQ{}), rows,
-        params.head_dim, unsigned_thread());
-    load_tile<true>(
-        typename Traits::GmemCopyV{},
-        gmem_tile<kTileM, kHeadDimV>(step.grad_o, params.grad_o_stride.row),
-        make_tensor(make_smem_ptr(shared.grad_o[stage].data()), typename Traits::SmemLayoutGradO{}),
-        rows, params.head_dim_v, unsigned_thread());
-    int const query = opaque(thread) % kTileM;
-    if (thread < 2 * kTileM) {
-      bool const inside = query < rows;
-      float const* source = numbers + step.row;
-      float* target = thread < kTileM ? shared.lse[stage] : shared.delta[stage];
-      SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(source[inside ? query : 0], target[query],
-                                                   inside);
-    }
-    cp_async_fence();
-  }
-
-  // A barrier, behind which all see what any has loaded.
+  // Waits at a barrier until all threads' copies have landed.
   CUTE_DEVICE static void await_loads() {
     cute::cp_async_wait<0>();
     __syncthreads();
   }
 
-  // A barrier, behind which all see P and dS, and with two stages the next step's Q and dO.
+  // Waits at a barrier until all warps have written P and dS to shared memory, and with two stages
+  // also until Q and dO of the next step have landed.
   CUTE_DEVICE static void await_scores() {
     if constexpr (kStages == 2) {
       cute::cp_async_wait<0>();
@@ -147,16 +110,18 @@ struct BackwardKernel {
     __syncthreads();
   }
 
+  // Walks the tiles of queries.
+  //   tdKrdK  (MMA, MMA_N, MMA_D)    tdVrdV  (MMA, MMA_N, MMA_DV)
   template <class GradK, class GradV>
-  CUTE_DEVICE void compute(GradK& tKrK, GradV& tVrV) {
+  CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
     BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles);
     int const count = steps.count();
     Step step = steps.first();
-    auto tQrQ = partition_fragment_C(typename Traits::TiledMmaQ{},  // (MMA, MMA_M, MMA_D)
-                                     Shape<Int<kTileM>, Int<kHeadDim>>{});
-    load_keys();
-    load_queries(step, 0);
+    auto tdQrdQ = partition_fragment_C(typename Traits::TiledMmaQ{},  // (MMA, MMA_M, MMA_D)
+                                       Shape<Int<kTileM>, Int<kHeadDim>>{});
+    load.keys(tile, n_begin);
+    load.queries(step, 0);
     if constexpr (kStages == 2) {
       await_loads();
     }
@@ -165,42 +130,110 @@ struct BackwardKernel {
       steps.advance(next);
       int const stage = kStages == 1 ? 0 : t % 2;
       if constexpr (kStages == 1) {
-        await_loads();  // and all are done with the last step
+        await_loads();  // at this barrier all threads are also done with the last step
       }
-      grad_keys(step, stage, tKrK, tVrV, tQrQ, [&] {
+      grad_keys(step, stage, tdKrdK, tdVrdV, tdQrdQ, [&] {
         if constexpr (kStages == 2) {
-          __syncthreads();  // all are done with the last step
+          __syncthreads();  // all threads are done with the last step
           if (t + 1 < count) {
-            load_queries(next, 1 - stage);
+            load.queries(next, 1 - stage);
           }
         }
       });
       if (kStages == 1) {
-        __syncthreads();  // all are done with Q and dO
+        __syncthreads();  // all threads are done with Q and dO
         if (t + 1 < count) {
-          load_queries(next, 0);
+          load.queries(next, 0);
         }
       }
-      grad_queries(step, tQrQ);
+      grad_queries(step, tdQrdQ);
       step = next;
     }
-    sums.finish(tQrQ, thread);
+    sums.finish(tdQrdQ, thread);
   }
 
-  // S^T = K Q^T; under it the last step's dQ is added.
-  template <class Scores, class GradQ>
-  CUTE_DEVICE void scores(int stage, Scores& tSrS, GradQ const& tQrQ) {
+  // dV += P^T dO and dK += dS^T Q of one step, where dS = P (dP + delta) is not scaled yet.
+  //   load_next()  starts the copies into the other stage
+  //   tdQrdQ       (MMA, MMA_M, MMA_D)  dQ of the last step, which is added to its sums
+  template <class GradK, class GradV, class GradQ, class LoadNext>
+  CUTE_DEVICE void grad_keys(Step const& step, int stage, GradK& tdKrdK, GradV& tdVrdV,
+                             GradQ const& tdQrdQ, LoadNext&& load_next) {
+    using namespace cute;
+    typename Traits::TiledMmaS mma;
+    auto tSrS =
+        partition_fragment_C(mma, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
+    auto tdPrdP =
+        partition_fragment_C(mma, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
+    CUTE_STATIC_ASSERT_V(size<1>(tSrS) == size<1>(tdKrdK), "a warp has the same keys in both");
+    sums.await();
+    multiply_keys(stage, tSrS, tdQrdQ);
+    multiply_values(step, stage, tSrS, tdPrdP, load_next);
+    auto& tPrP = tSrS;  // add_own_part() completes P^T and dS^T in place
+    auto& tdSrdS = tdPrdP;
+    add_own_part(stage, tPrP, tdSrdS, tdKrdK, tdVrdV);
+    add_other_parts(stage, tdKrdK, tdVrdV);
+  }
+
+  // S^T = K Q^T. Between its MMAs the dQ of the last step is added to its sums.
+  //   tSrS  (MMA, MMA_N, MMA_M)
+  template <class ScoresT, class GradQ>
+  CUTE_DEVICE void multiply_keys(int stage, ScoresT& tSrS, GradQ const& tdQrdQ) {
     using namespace cute;
     clear(tSrS);
     gemm_smem(
         typename Traits::TiledMmaS{}, typename Operands::K(addresses.k, offsetof(SharedMemory, k)),
         typename Operands::Q(addresses.q + stage * sizeof(shared.q[0]), offsetof(SharedMemory, q)),
-        tSrS, [&](int k) { sums.add(tQrQ, k, thread); });
+        tSrS, [&](int k) { sums.add(tdQrdQ, k, thread); });
   }
 
-  // Hidden scores, and those of queries past the end, become -infinity.
-  template <class Scores>
-  CUTE_DEVICE void mask(Step const& step, Scores& tSrS) const {
+  // dP^T + delta = V dO^T + delta, in accumulators that start with delta. Between its MMAs
+  // scores.begin() makes of S^T what it can without dP: P^T, or with a modifier modified scores.
+  // load_next() runs after the first loads of the product: warps are no longer in step there, so
+  // one warp computes addresses while another's MMAs run.
+  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
+  template <class ScoresT, class LoadNext>
+  CUTE_DEVICE void multiply_values(Step const& step, int stage, ScoresT& tSrS, ScoresT& tdPrdP,
+                                   LoadNext&& load_next) {
+    using namespace cute;
+    auto product = smem_product<typename Traits::TiledMmaS>(
+        typename Operands::V(addresses.k, offsetof(SharedMemory, v)),
+        typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),
+                                 offsetof(SharedMemory, grad_o)));
+    Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
+    CUTE_STATIC_ASSERT_V(size(tdPrdP) == size(tdPsDelta));
+    CUTE_UNROLL
+    for (int i = 0; i < size(tdPrdP); ++i) {
+      tdPrdP(i) = tdPsDelta(i);
+    }
+    load_next();
+    if constexpr (Scores::kMasksFirst) {
+      mask(step, tSrS);
+    }
+    Tensor tSsLse = row_numbers(shared.lse[stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
+    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
+    CUTE_STATIC_ASSERT_V(size<0>(rS) == size<0>(sLse));
+    CUTE_STATIC_ASSERT_V(size<1>(rS) == size<1>(sLse));
+    constexpr int kQueries = decltype(size<1>(rS))::value;
+    constexpr int kBlocks = kHeadDimV / 16;
+    product.add_to(tdPrdP, [&](int k) {
+      CUTE_UNROLL
+      for (int query = 0; query < kQueries; ++query) {
+        if (query * kBlocks / kQueries != k) {
+          continue;  // its turn comes after another K block
+        }
+        scores.begin(rS(_, query), sLse(0, query));
+      }
+    });
+    if constexpr (!Scores::kMasksFirst) {
+      mask(step, tSrS);
+    }
+  }
+
+  // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
+  //   tSrS  (MMA, MMA_N, MMA_M)
+  template <class ScoresT>
+  CUTE_DEVICE void mask(Step const& step, ScoresT& tSrS) const {
     if (tiles.masked(step.m_block)) {
       QueryPacking const packing = unpacked_queries();
       auto const tile = make_score_tile_of_transpose<kTileM, kTileN>(
@@ -213,176 +246,131 @@ struct BackwardKernel {
     }
   }
 
-  // This thread's part of one number a query, like an accumulator (MMA, MMA_N, MMA_M).
+  // This thread's part of `numbers` (M), one number for each query, as if it were an accumulator of
+  // S^T: (MMA, MMA_N, MMA_M).
   CUTE_DEVICE auto row_numbers(float const* numbers) const {
     using namespace cute;
     typename Traits::TiledMmaS mma;
     return mma.get_slice(thread).partition_C(
-        make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));
+        make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
   }
 
-  // dP^T + delta = V dO^T + delta; under its products P^T from S^T, column by column.
-  template <class Product, class Scores>
-  CUTE_DEVICE void probabilities(Product& product, int stage, Scores& tSrS, Scores& tSrP) {
+  // dV += P^T dO and dK += dS^T Q with this warp's own part of P^T and dS^T, from registers. Right
+  // before the first MMAs of a K block, scores.finish() completes P^T and dS^T of the block; then
+  // they are rounded, and written to shared memory for other warps and for dQ.
+  //   tPrP    (MMA, MMA_N, MMA_M)  what scores.begin() left, becomes P^T
+  //   tdSrdS  (MMA, MMA_N, MMA_M)  dP^T + delta, becomes dS^T
+  template <class ScoresT, class GradK, class GradV>
+  CUTE_DEVICE void add_own_part(int stage, ScoresT& tPrP, ScoresT& tdSrdS, GradK& tdKrdK,
+                                GradV& tdVrdV) {
     using namespace cute;
-    Tensor tSsL = row_numbers(shared.lse[stage]);                           // (MMA, MMA_N, MMA_M)
-    Tensor sL = make_tensor(tSsL.data(), rows_and_columns(tSsL.layout()));  // (ROWS, COLS)
-    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
-    constexpr int kCols = decltype(size<1>(rS))::value;
-    constexpr int kBlocks = kHeadDimV / 16;
-    product.add_to(tSrP, [&](int k) {
-      CUTE_UNROLL
-      for (int col = 0; col < kCols; ++col) {
-        if (col * kBlocks / kCols != k) {
-          continue;  // under the products of another K block
-        }
-        elements.begin(rS(_, col), sL(0, col));
-      }
-    });
-  }
-
-  // dV += P^T dO and dK += dS^T Q with dS = P (dP + delta), unscaled.
-  // load_next() starts copies into the other stage: behind the first product, when warps are no
-  // longer in step and one's address arithmetic runs under another's MMAs.
-  template <class GradK, class GradV, class GradQ, class LoadNext>
-  CUTE_DEVICE void grad_keys(Step const& step, int stage, GradK& tKrK, GradV& tVrV,
-                             GradQ const& tQrQ, LoadNext&& load_next) {
-    using namespace cute;
-    typename Traits::TiledMmaS mma_s;
     typename Traits::TiledMmaKV mma;
-    auto tSrS =
-        partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
-    auto tSrP =
-        partition_fragment_C(mma_s, Shape<Int<kTileN>, Int<kTileM>>{});  // (MMA, MMA_N, MMA_M)
-    sums.await();
-    scores(stage, tSrS, tQrQ);
-    auto product = smem_product<typename Traits::TiledMmaS>(
-        typename Operands::V(addresses.k, offsetof(SharedMemory, v)),
-        typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),
-                                 offsetof(SharedMemory, grad_o)));
-    Tensor tSsD = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
-    CUTE_UNROLL
-    for (int i = 0; i < size(tSrP); ++i) {
-      tSrP(i) = tSsD(i);
-    }
-    load_next();
-    if constexpr (BackwardScores<Traits::kKey.score_mod>::kMasksFirst) {
-      mask(step, tSrS);
-    }
-    probabilities(product, stage, tSrS, tSrP);
-    if constexpr (!BackwardScores<Traits::kKey.score_mod>::kMasksFirst) {
-      mask(step, tSrS);
-    }
-
     Tensor sP =  // (N, M)
         make_tensor(make_smem_ptr(shared.p.data()), typename Traits::SmemLayoutP{});
-    Tensor sS =  // (N, M)
+    Tensor sdS =  // (N, M)
         make_tensor(make_smem_ptr(shared.grad_s.data()), typename Traits::SmemLayoutP{});
-    // What a column of warps has of an operand: kPartM of its K.
-    auto const part_p = [&](uint32_t p, int index) {
-      return typename Operands::P(addresses.p + Operands::part_of_p(index), p);
-    };
-    auto const part_qt = [&](int index) {
-      return typename Operands::Qt(addresses.qt + stage * sizeof(shared.q[0]) +
-                                       Operands::template part_of_t<kHeadDim>(index),
-                                   offsetof(SharedMemory, q));
-    };
-    auto const part_ot = [&](int index) {
-      return typename Operands::GradOt(addresses.qt + stage * sizeof(shared.grad_o[0]) +
-                                           Operands::template part_of_t<kHeadDimV>(index),
-                                       offsetof(SharedMemory, grad_o));
-    };
-
-    // The own part, from registers.
-    Tensor rP = make_tensor(tSrS.data(), as_a_operand(tSrS.layout()));  // (MMA, MMA_N, MMA_M / 2)
-    Tensor rS = make_tensor(tSrP.data(), as_a_operand(tSrP.layout()));  // (MMA, MMA_N, MMA_M / 2)
-    Tensor tSsL = row_numbers(shared.lse[stage]);                       // (MMA, MMA_N, MMA_M)
-    Tensor sL = make_tensor(tSsL.data(), as_a_operand(tSsL.layout()));  // (MMA, MMA_N, MMA_M / 2)
-    auto const thread_mma_s = mma_s.get_slice(thread);
-    Tensor tSsP = thread_mma_s.partition_C(sP);  // (MMA, MMA_N, MMA_M)
-    Tensor tSsS = thread_mma_s.partition_C(sS);  // (MMA, MMA_N, MMA_M)
-    auto rS16 = make_tensor<Element>(shape(rS));
-    auto const own_p = [&](int k) {
-      Tensor p = operand_rows(rP(_, _, k));    // (ROWS, COLS)
-      Tensor s = operand_rows(rS(_, _, k));    // (ROWS, COLS)
-      Tensor lse = operand_rows(sL(_, _, k));  // (ROWS, COLS)
+    // The same registers as A operands of the two products.
+    Tensor tdVrP =
+        make_tensor(tPrP.data(), as_a_operand(tPrP.layout()));  // (MMA, MMA_N, MMA_M / 2)
+    Tensor tdKrdS =
+        make_tensor(tdSrdS.data(), as_a_operand(tdSrdS.layout()));  // (MMA, MMA_N, MMA_M / 2)
+    Tensor tSsLse = row_numbers(shared.lse[stage]);                 // (MMA, MMA_N, MMA_M)
+    Tensor sLse =
+        make_tensor(tSsLse.data(), as_a_operand(tSsLse.layout()));  // (MMA, MMA_N, MMA_M / 2)
+    auto const thread_mma_s = typename Traits::TiledMmaS{}.get_slice(thread);
+    Tensor tPsP = thread_mma_s.partition_C(sP);           // (MMA, MMA_N, MMA_M)
+    Tensor tdSsdS = thread_mma_s.partition_C(sdS);        // (MMA, MMA_N, MMA_M)
+    auto tdKrdS16 = make_tensor<Element>(shape(tdKrdS));  // (MMA, MMA_N, MMA_M / 2)
+    CUTE_STATIC_ASSERT_V(size<1>(tdVrP) == size<1>(tdVrdV));
+    CUTE_STATIC_ASSERT_V(size<1>(tdKrdS) == size<1>(tdKrdK));
+    CUTE_STATIC_ASSERT_V(size<2>(tdVrP) * _2{} == size<2>(tPsP));
+    CUTE_STATIC_ASSERT_V(size<2>(tdKrdS) * _2{} == size<2>(tdSsdS));
+    CUTE_STATIC_ASSERT_V(size<2>(tdVrP) == size<2>(sLse));
+    auto const finish_block = [&](int k) {
+      Tensor p = operand_rows(tdVrP(_, _, k));    // (KEYS, QUERIES)
+      Tensor ds = operand_rows(tdKrdS(_, _, k));  // (KEYS, QUERIES)
+      Tensor lse = operand_rows(sLse(_, _, k));   // (KEYS, QUERIES)
+      CUTE_STATIC_ASSERT_V(size<0>(p) == size<0>(ds));
+      CUTE_STATIC_ASSERT_V(size<1>(p) == size<1>(lse));
       CUTE_UNROLL
-      for (int col = 0; col < size<1>(p); ++col) {
-        elements.finish(p(_, col), s(_, col), lse(0, col));
+      for (int query = 0; query < size<1>(p); ++query) {
+        scores.finish(p(_, query), ds(_, query), lse(0, query));
       }
-      Tensor s16 = rS16(_, _, k);                           // (MMA, MMA_N)
-      auto p16 = make_tensor<Element>(shape(rP(_, _, k)));  // (MMA, MMA_N)
-      round_into(rS(_, _, k), s16);
-      round_into(rP(_, _, k), p16);
-      store_operand_block(s16, tSsS, k);
+      Tensor ds16 = tdKrdS16(_, _, k);                         // (MMA, MMA_N)
+      auto p16 = make_tensor<Element>(shape(tdVrP(_, _, k)));  // (MMA, MMA_N)
+      round_into(tdKrdS(_, _, k), ds16);
+      round_into(tdVrP(_, _, k), p16);
+      store_operand_block(ds16, tdSsdS, k);
       if constexpr (Traits::kWarpsM > 1) {
-        store_operand_block(p16, tSsP, k);
+        store_operand_block(p16, tPsP, k);
       }
       return p16;
     };
-    gemm_register_a(mma, own_p, part_ot(own), tVrV);
-    gemm_register_a(mma, [&](int k) { return rS16(_, _, k); }, part_qt(own), tKrK);
+    gemm_register_a(mma, finish_block, part_of_grad_o(stage, warp_column), tdVrdV);
+    gemm_register_a(
+        mma, [&](int k) { return tdKrdS16(_, _, k); }, part_of_q(stage, warp_column), tdKrdK);
+  }
+
+  // dV += P^T dO and dK += dS^T Q with the parts of P^T and dS^T that the other warps with the same
+  // keys have written to shared memory.
+  template <class GradK, class GradV>
+  CUTE_DEVICE void add_other_parts(int stage, GradK& tdKrdK, GradV& tdVrdV) {
+    using namespace cute;
+    typename Traits::TiledMmaKV mma;
     if constexpr (Traits::kWarpsM == 1) {
       await_scores();
       sums.end(thread);
     } else {
-      int other = Operands::column_after(own, 1);
-      Tensor tVrO = load_operand_b(mma, part_ot(other));  // (MMA, MMA_D, MMA_M)
+      int other = Operands::column_after(warp_column, 1);
+      Tensor tdVrdO = load_operand_b(mma, part_of_grad_o(stage, other));  // (MMA, MMA_DV, MMA_M)
       await_scores();
       sums.end(thread);
-      gemm_register_b(mma, part_p(offsetof(SharedMemory, p), other), tVrO, tVrV);
-      gemm_smem(mma, part_p(offsetof(SharedMemory, grad_s), other), part_qt(other), tKrK);
+      gemm_register_b(mma, part_of_p(other), tdVrdO, tdVrdV);
+      gemm_smem(mma, part_of_grad_s(other), part_of_q(stage, other), tdKrdK);
       CUTE_UNROLL
       for (int i = 2; i < Traits::kWarpsM; ++i) {
-        other = Operands::column_after(own, i);
-        gemm_smem(mma, part_p(offsetof(SharedMemory, p), other), part_ot(other), tVrV);
-        gemm_smem(mma, part_p(offsetof(SharedMemory, grad_s), other), part_qt(other), tKrK);
+        other = Operands::column_after(warp_column, i);
+        gemm_smem(mma, part_of_p(other), part_of_grad_o(stage, other), tdVrdV);
+        gemm_smem(mma, part_of_grad_s(other), part_of_q(stage, other), tdKrdK);
       }
     }
   }
 
-  // dQ = dS K, unscaled, of this block of keys.
+  // The operands of dV and dK, cut along their K, the queries: the kPartM queries of the warps in
+  // one column of the grid.
+  CUTE_DEVICE auto part_of_p(int column) const {
+    return
+        typename Operands::P(addresses.p + Operands::part_of_p(column), offsetof(SharedMemory, p));
+  }
+  CUTE_DEVICE auto part_of_grad_s(int column) const {
+    return typename Operands::P(addresses.p + Operands::part_of_p(column),
+                                offsetof(SharedMemory, grad_s));
+  }
+  CUTE_DEVICE auto part_of_q(int stage, int column) const {
+    return typename Operands::Qt(
+        addresses.qt + stage * sizeof(shared.q[0]) + Operands::template part_of_t<kHeadDim>(column),
+        offsetof(SharedMemory, q));
+  }
+  CUTE_DEVICE auto part_of_grad_o(int stage, int column) const {
+    return typename Operands::GradOt(addresses.qt + stage * sizeof(shared.grad_o[0]) +
+                                         Operands::template part_of_t<kHeadDimV>(column),
+                                     offsetof(SharedMemory, grad_o));
+  }
+
+  // dQ = dS K of this block of keys, not scaled yet; it waits in registers to be added to its sums.
+  //   tdQrdQ  (MMA, MMA_M, MMA_D)
   template <class GradQ>
-  CUTE_DEVICE void grad_queries(Step const& step, GradQ& tQrQ) {
+  CUTE_DEVICE void grad_queries(Step const& step, GradQ& tdQrdQ) {
     using namespace cute;
     sums.block = params.grad_q_sum + step.grad_q_block * (kTileM * kHeadDim);
     if (params.grad_q_turn != nullptr) {
       KvTiles const keys = kv_tiles(sequence, step.m_block * kTileM, kTileM, kTileN);
       sums.set_turn(params.grad_q_turn + step.grad_q_block, tile.n_block - keys.begin);
     }
-    clear(tQrQ);
+    clear(tdQrdQ);
     gemm_smem(typename Traits::TiledMmaQ{},
               typename Operands::Pt(addresses.pt, offsetof(SharedMemory, grad_s)),
-              typename Operands::Kt(addresses.kt, offsetof(SharedMemory, k)), tQrQ);
-  }
-
-  // dK and dV leave through shared memory in whole 16-byte vectors.
-  template <class GradK, class GradV>
-  CUTE_DEVICE void store(GradK& tKrK, GradV& tVrV) {
-    using namespace cute;
-    CUTE_UNROLL
-    for (int i = 0; i < size(tKrK); ++i) {
-      tKrK(i) *= params.scale;
-    }
-    Tensor sK =  // (N, D)
-        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});
-    Tensor sV =  // (N, DV)
-        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});
-    Tensor rK16 = convert<Element>(tKrK);  // (MMA, MMA_N, MMA_D)
-    Tensor rV16 = convert<Element>(tVrV);  // (MMA, MMA_N, MMA_D)
-    __syncthreads();                       // all are done with K and V
-    typename Operands::PlaceOfGradK(shared.k.data(), thread).store(rK16);
-    typename Operands::PlaceOfGradV(shared.v.data(), thread).store(rV16);
-    __syncthreads();
-    int64_t const row = sequence.row_k + n_begin;
-    store_tile(typename Traits::GmemStoreQK{}, sK,
-               head_tile<kTileN, kHeadDim>(static_cast<Element*>(params.grad_k),
-                                           params.grad_k_stride, tile.batch, tile.head_kv, row),
-               sequence.seqlen_k - n_begin, params.head_dim, thread);
-    store_tile(typename Traits::GmemStoreV{}, sV,
-               head_tile<kTileN, kHeadDimV>(static_cast<Element*>(params.grad_v),
-                                            params.grad_v_stride, tile.batch, tile.head_kv, row),
-               sequence.seqlen_k - n_begin, params.head_dim_v, thread);
+              typename Operands::Kt(addresses.kt, offsetof(SharedMemory, k)), tdQrdQ);
   }
 };
 

@@ -3,9 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/kernel_library.h"
+#include "cute_attention/sm80/backward_finish.h"
 #include "cute_attention/sm80/backward_kernel.h"
-#include "cute_attention/sm80/backward_passes.h"
 
 namespace cute_attention::sm80 {
 
@@ -19,8 +20,9 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32)
   Kernel(params, shared, schedule.tile(int(blockIdx.x))).run();
 }
 
-// The tile of queries of this CTA of a pass: from the last head to the first, as `backward` goes
-// from the first to the last. So each kernel finds in L2 what the one before it wrote at its end.
+// The tile of queries that this CTA of backward_prepare or backward_finish takes. These kernels go
+// from the last head to the first, and `backward` goes from the first to the last: so each kernel
+// begins with what the kernel before it wrote last, and finds it in L2.
 CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
   return work_tile(params, tile_m, int(gridDim.x - 1 - blockIdx.x));
 }
@@ -28,7 +30,7 @@ CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
 template <class Row>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
-  BackwardPrepare<Row>::run(params, last_first(params, Row::kConfig.tile_m));
+  BackwardPrepare<BackwardTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
 }
 
 template <class Row>
@@ -46,12 +48,12 @@ struct BackwardLaunch {
   static constexpr int kThreads = Traits::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
 
-  // A WorkspaceFunction.
+  // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
     *sizes = grad_workspace(*params, Traits::kTileM, Traits::kHeadDim);
   }
 
-  // A LaunchFunction; `params` is a BackwardParams.
+  // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& backward_params = *static_cast<BackwardParams const*>(params);
     auto const stream = static_cast<cudaStream_t>(context->stream);
@@ -61,7 +63,8 @@ struct BackwardLaunch {
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    // Half of the cache: the other half is for K, V and what passes through.
+    // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
+    // that is read or written once.
     GradSchedule const schedule = make_grad_schedule(
         backward_params, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
         int64_t(context->device->multiprocessors) * (8 / Row::kConfig.warps));

@@ -1,5 +1,5 @@
-// sm80/backward_operand.h: the operands of the backward's products in shared memory; how scores in
-// registers become an operand of the next product, and how it gets to other warps.
+// sm80/backward_operand.h: the operands of the backward's products that lie in shared memory; how P
+// and dS in registers become operands of the next products, and how other warps get them.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -27,22 +27,24 @@ struct BackwardOperands {
   using Q = Straight<typename Traits::SmemCopyQ, typename Traits::SmemLayoutQ, kRow>;
   using V = Straight<typename Traits::SmemCopyK, typename Traits::SmemLayoutV, kRowV>;
   using GradO = Straight<typename Traits::SmemCopyQ, typename Traits::SmemLayoutGradO, kRowV>;
-  // dV += P^T dO and dK += dS^T Q, a column of warps' part of the queries.
+  // dV += P^T dO and dK += dS^T Q: the part of each operand that has the kPartM queries of one
+  // column of warps.
   using P =
       SmemOperand<typename Traits::SmemCopyP, typename Traits::SmemLayoutP, kRowP, false, kPartM>;
   using Qt =
       SmemOperand<typename Traits::SmemCopyQt, typename Traits::SmemLayoutQt, kRow, true, kPartM>;
   using GradOt = SmemOperand<typename Traits::SmemCopyQt, typename Traits::SmemLayoutGradOt, kRowV,
                              true, kPartM>;
-  // Where a column of warps' part begins in P^T and dS^T, and in Q^T or dO^T with kCols columns:
-  // bytes. And whose part a warp of column `own` multiplies with as the i-th after its own.
+  // Where the part of a column of warps begins, in bytes: in P^T and dS^T,
   CUTE_HOST_DEVICE static constexpr int part_of_p(int column) {
     return column * (Traits::kTileN * kPartM * kBytes);
   }
+  // and in Q^T or dO^T with kCols columns.
   template <int kCols>
   CUTE_HOST_DEVICE static constexpr int part_of_t(int column) {
     return column * (kPartM * kSwizzleCols<kCols> * kBytes);
   }
+  // The column of warps whose part a warp of column `own` takes as the i-th after its own part.
   CUTE_HOST_DEVICE static constexpr int column_after(int own, int i) {
     return (own + i) % Traits::kWarpsM;
   }
@@ -58,16 +60,17 @@ struct BackwardOperands {
   using PlaceOfGradQ = Place<typename Traits::TiledMmaQ, typename Traits::SmemLayoutQ, kRow>;
 };
 
-// What this thread gives to ldmatrix for each operand whose tile began at the start of shared
-// memory. Tiles of both head dims have the same rows, so K and V share one, and Q and dO.
+// For each operand the first address that this thread would give to ldmatrix if the operand's tile
+// began at the start of shared memory; each product adds where the tile really begins. Tiles of
+// both head dims have rows of the same length, so K and V share an address, and so do Q and dO.
 template <class Traits>
 struct BackwardAddresses {
   using Operands = BackwardOperands<Traits>;
   uint32_t k;   // and V
   uint32_t q;   // and dO
   uint32_t qt;  // and dO^T
-  uint32_t p;   // and dS, as they lie
-  uint32_t pt;  // dS transposed
+  uint32_t p;   // P^T and dS^T, as they lie
+  uint32_t pt;  // dS, transposed
   uint32_t kt;
 
   CUTE_DEVICE BackwardAddresses(typename Traits::SharedMemory const& shared, uint32_t thread)
@@ -87,17 +90,18 @@ struct BackwardAddresses {
   }
 };
 
-// A part of an accumulator, rounded into 16-bit elements without gaps; `convert_into` takes its
-// values as they lie.
+// Rounds a part of an accumulator into 16-bit elements. The registers of the part may have gaps
+// between them, which convert_into() would not leave out, so a copy without gaps is made first.
 template <class Block, class Block16>
 CUTE_DEVICE void round_into(Block const& block, Block16&& block16) {
   using namespace cute;
-  Tensor compact = make_fragment_like(block);  // as block, without gaps
+  Tensor compact = make_fragment_like(block);  // the shape of block
+  CUTE_STATIC_ASSERT_V(size(block) == size(block16));
   copy(block, compact);
   convert_into(compact, block16);
 }
 
-// One K block ((2 cols, 2 rows, 2 col blocks), MMA_M) of an A operand as (ROWS, COLS).
+// One K block ((2 cols, 2 rows, 2 col blocks), MMA_M) of an A operand, seen as (ROWS, COLS).
 template <class Block>
 CUTE_DEVICE auto operand_rows(Block&& block) {
   using namespace cute;
@@ -106,13 +110,17 @@ CUTE_DEVICE auto operand_rows(Block&& block) {
                                                make_layout(get<0, 0>(layout), get<0, 2>(layout))));
 }
 
-// Registers of one K block ((2, 2, 2), MMA_M) of a transposed A operand, into columns 16 k .. of
-//   tXsX  ((2, 2), MMA_M, MMA_N)  the accumulator's places in shared memory
+// Writes one K block of an A operand to shared memory, into columns 16 k to 16 k + 15 of a tile.
+//   block  ((2, 2, 2), MMA_M)       16-bit elements
+//   tXsX   ((2, 2), MMA_M, MMA_N)   this thread's part of the tile, as of an accumulator
 template <class Block, class Smem>
 CUTE_DEVICE void store_operand_block(Block const& block, Smem&& tXsX, int k) {
   using namespace cute;
   Tensor r32 = recast<uint32_t>(block);  // ((1, 2, 2), MMA_M)
   Tensor s32 = recast<uint32_t>(tXsX);   // ((1, 2), MMA_M, MMA_N)
+  CUTE_STATIC_ASSERT_V(size<0>(r32) == _4{});
+  CUTE_STATIC_ASSERT_V(size<0>(s32) == _2{});
+  CUTE_STATIC_ASSERT_V(size<1>(r32) == size<1>(s32));
   CUTE_UNROLL
   for (int m = 0; m < size<1>(r32); ++m) {
     CUTE_UNROLL

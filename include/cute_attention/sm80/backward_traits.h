@@ -5,16 +5,18 @@
 // the A operands of dV += P^T dO and dK += dS^T Q. Warps form a grid of kWarpsN x kWarpsM:
 //
 //   S^T, dP^T (N, M)   a warp has 32 or 16 keys and kPartM queries
-//   dV, dK    (N, D)   a warp has the same keys, and D / kWarpsM columns: it multiplies its own
-//                      part of P^T from registers, those of its neighbours from shared memory
-//   dQ        (M, D)   a grid of its own; dS goes through shared memory
+//   dV, dK    (N, D)   a warp has the same keys and D / kWarpsM columns. It multiplies its own part
+//                      of P^T and dS^T from registers, and the parts of the other warps with these
+//                      keys from shared memory
+//   dQ        (M, D)   the warps form another grid, and read dS from shared memory
 #pragma once
 
 #include "cute_attention/sm80/forward_traits.h"
 
 namespace cute_attention::sm80 {
 
-// 8 rows x kCols of 16, 32 or 64 columns, swizzled so that 8 rows lie in 8 groups of 4 banks.
+// 8 rows of kCols elements, where kCols is 16, 32 or 64, swizzled so that the vectors of one column
+// in the 8 rows lie in 8 different groups of 4 banks.
 template <int kCols>
 using NarrowAtom =
     decltype(cute::composition(cute::Swizzle<kCols == 64   ? 3
@@ -24,8 +26,8 @@ using NarrowAtom =
                                cute::Layout<cute::Shape<cute::_8, cute::Int<kCols>>,
                                             cute::Stride<cute::Int<kCols>, cute::_1>>{}));
 
-// Whether warps of `keys` keys each are a grid over the tile: the parts of its other sides are
-// whole MMAs.
+// Whether a grid of warps with `keys` keys each divides the tile: the warps fill the grid, and the
+// queries and columns of a warp are whole MMAs.
 constexpr bool divides_tile(KernelConfig const& config, KernelKey const& key, int keys) {
   int const warps_n = config.tile_n / keys;
   int const side = 16 * (config.warps / warps_n);
@@ -45,11 +47,13 @@ struct BackwardTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   using Element = ElementOf<kKey.dtype>;
 
-  // 32 keys a warp reuse an operand of the other side twice, where so the warps divide the rest.
+  // A warp has 32 keys where such a grid divides the tile, else 16. With 32 keys each fragment of
+  // Q, dO, Q^T or dO^T that the warp loads serves two MMAs, one for each 16 keys.
   static constexpr int kWarpsN = divides_tile(kConfig, kKey, 32) ? kTileN / 32 : kTileN / 16;
   static constexpr int kWarpsM = kConfig.warps / kWarpsN;
   static constexpr int kPartM = kTileM / kWarpsM;
-  // dQ: as square a part for each warp as the tile allows.
+  // The grid of warps for dQ. A warp has 32 queries where that divides the tile, else 16: the
+  // nearer its part of dQ is to a square, the less the warp loads.
   static constexpr int kGradQWarpsM =
       kTileM / (kTileM >= 32 && kHeadDim % (16 * (kConfig.warps / (kTileM / 32))) == 0 ? 32 : 16);
   static constexpr int kGradQWarpsD = kConfig.warps / kGradQWarpsM;
@@ -60,7 +64,8 @@ struct BackwardTraits {
       cute::Layout<cute::Shape<cute::Int<kWarpsRows>, cute::Int<kWarpsCols>, cute::_1>>{},
       cute::Tile<cute::Int<16 * kWarpsRows>, TileCols, cute::_16>{}));
 
-  // The queries of a warp are adjacent: a K block of the A operand that they become.
+  // The permutation gives a warp kPartM adjacent queries: P^T and dS^T then are K blocks of the A
+  // operand of dV and dK as they lie in the warp's registers.
   using TiledMmaS =
       Mma<kWarpsN, kWarpsM,
           cute::Layout<cute::Shape<cute::_8, cute::Int<kWarpsM>, cute::Int<kPartM / 8>>,
@@ -75,14 +80,14 @@ struct BackwardTraits {
   using SmemLayoutV = SmemTile<kTileN, kHeadDimV>;
   using SmemLayoutGradO = SmemTile<kTileM, kHeadDimV>;
   using SmemLayoutGradOt = SmemTileTransposed<kTileM, kHeadDimV>;
-  // P^T and dS^T (N, M), the kPartM columns of each column of warps together.
+  // P^T and dS^T (N, M). The part of each column of warps, kPartM queries, lies together in memory.
   static constexpr int kRowP = kPartM < 64 ? kPartM : 64;
   using SmemLayoutP = decltype(cute::tile_to_shape(
       NarrowAtom<kRowP>{}, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>{}));
   using SmemLayoutPt = decltype(cute::composition(
       SmemLayoutP{}, cute::Layout<cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>,
                                   cute::Stride<cute::Int<kTileN>, cute::_1>>{}));
-  // One number a query, seen by all keys: (N, M).
+  // One number for each query, as a tile (N, M): all keys see the same number.
   using SmemLayoutRow = cute::Layout<cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>,
                                      cute::Stride<cute::_0, cute::_1>>;
 
@@ -94,7 +99,8 @@ struct BackwardTraits {
   using GmemStoreV =
       GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDimV, kThreads>;
 
-  // ldmatrix: four 8x8 matrices an instruction, transposed where the tile lies the other way round.
+  // ldmatrix loads four 8x8 matrices with one instruction. It transposes them where the K of the
+  // product does not run along the rows of the tile.
   using Ldmatrix = cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>;
   using LdmatrixT = cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>;
   using SmemCopyK = decltype(cute::make_tiled_copy_A(Ldmatrix{}, TiledMmaS{}));     // and V
@@ -104,14 +110,14 @@ struct BackwardTraits {
   using SmemCopyPt = decltype(cute::make_tiled_copy_A(LdmatrixT{}, TiledMmaQ{}));   // dS
   using SmemCopyKt = decltype(cute::make_tiled_copy_B(LdmatrixT{}, TiledMmaQ{}));
 
-  // At the end dK takes K's place and dV takes V's.
+  // At the end dK takes the place of K, and dV that of V.
   struct SharedMemory {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 128> q[kStages];
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutGradO>, 128> grad_o[kStages];
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutP>, 128> grad_s;
-    // With one column of warps nobody else needs P.
+    // With one column of warps each warp has all of its P in registers, and nothing is stored here.
     cute::array_aligned<Element, kWarpsM == 1 ? 8 : cute::cosize_v<SmemLayoutP>, 128> p;
     float lse[kStages][kTileM];
     float delta[kStages][kTileM];
@@ -121,11 +127,16 @@ struct BackwardTraits {
   static_assert(kTileN % 32 == 0 && divides_tile(kConfig, kKey, kTileN / kWarpsN),
                 "a warp owns whole MMA tiles of S^T, dK and dV");
   static_assert(kTileM % (16 * kGradQWarpsM) == 0 && kHeadDim % (16 * kGradQWarpsD) == 0,
-                "dQ of a warp");
+                "a warp owns whole MMA tiles of dQ");
   static_assert(kSwizzleCols<kHeadDim> == kSwizzleCols<kHeadDimV>, "K and V share addresses");
-  static_assert(kThreads >= 2 * kTileM, "a thread loads one number of a row");
+  static_assert(kThreads >= 2 * kTileM, "each thread copies one LSE or delta");
   static_assert(kStages == 1 || kStages == 2, "buffers of Q and dO");
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
+  CUTE_STATIC_ASSERT_V(cute::size(TiledMmaS{}) == cute::Int<kThreads>{}, "threads of S^T, dP^T");
+  CUTE_STATIC_ASSERT_V(cute::size(TiledMmaKV{}) == cute::Int<kThreads>{}, "threads of dK, dV");
+  CUTE_STATIC_ASSERT_V(cute::size(TiledMmaQ{}) == cute::Int<kThreads>{}, "threads of dQ");
+  CUTE_STATIC_ASSERT_V(cute::size(GmemCopyQK{}) == cute::Int<kThreads>{}, "threads of the copy");
+  CUTE_STATIC_ASSERT_V(cute::size(GmemCopyV{}) == cute::Int<kThreads>{}, "threads of the copy");
 };
 
 }  // namespace cute_attention::sm80

@@ -1,13 +1,15 @@
-// sm80/copy.h: tiles between global and shared memory, with the tensor's edges as predicates.
+// sm80/copy.h: copies of tiles between global and shared memory; what lies outside the tensor is
+// neither read nor written.
 #pragma once
 
 #include <cute/tensor.hpp>
 
-#include "cute_attention/params.h"
+#include "cute_attention/core/address.h"
 
 namespace cute_attention::sm80 {
 
-// Global memory of one head's tile: (rows, cols) at `pointer` with rows `row_stride` apart.
+// A tile (ROWS, COLS) of one head in global memory: its first row begins at `pointer`, and each row
+// begins `row_stride` elements after the one before.
 template <int kRows, int kCols, class Element>
 CUTE_DEVICE auto gmem_tile(Element* pointer, int64_t row_stride) {
   using namespace cute;
@@ -15,24 +17,23 @@ CUTE_DEVICE auto gmem_tile(Element* pointer, int64_t row_stride) {
                      make_stride(row_stride, _1{}));
 }
 
-// Rows [row, row + kRows) of one head of a tensor.
+// The tile (ROWS, COLS) of one head of a tensor that begins with row `row`.
 template <int kRows, int kCols, class Element>
 CUTE_DEVICE auto head_tile(Element* tensor, Strides const& stride, int batch, int head,
                            int64_t row) {
-  return gmem_tile<kRows, kCols>(
-      tensor + batch * stride.batch + head * stride.head + row * stride.row, stride.row);
+  return gmem_tile<kRows, kCols>(row_pointer(tensor, stride, batch, head, row), stride.row);
 }
 
-// Coordinates (row, column) of a tile, partitioned like the tile itself.
+// The (row, column) of each element of a tile (ROWS, COLS), to be partitioned like the tile.
 template <class Tile>
 CUTE_DEVICE auto tile_coordinates(Tile const& tile) {
   using namespace cute;
   return make_identity_tensor(make_shape(size<0>(tile), size<1>(tile)));
 }
 
-// Starts the copy of a tile from global memory (ROWS, COLS) to shared memory (ROWS, COLS); what
-// lies outside the tensor is filled with zeros. Columns from `cols` on are outside, and with
-// kCheckRows rows from `rows` on.
+// Starts the copy of a tile from global memory (ROWS, COLS) to shared memory (ROWS, COLS). Zeros
+// take the place of what lies outside the tensor: the columns from `cols` on, and with kCheckRows
+// the rows from `rows` on.
 template <bool kCheckRows, class TiledCopy, class Gmem, class Smem>
 CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Gmem const& gX, Smem&& sX, int rows,
                            int cols, uint32_t thread) {
@@ -43,6 +44,10 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Gmem const& gX, Smem&& s
   Tensor tXgX = thread_copy.partition_S(gX);                    // (CPY, CPY_ROWS, CPY_COLS)
   Tensor tXsX = thread_copy.partition_D(sX);                    // (CPY, CPY_ROWS, CPY_COLS)
   Tensor tXcX = thread_copy.partition_S(tile_coordinates(gX));  // (CPY, CPY_ROWS, CPY_COLS)
+  CUTE_STATIC_ASSERT_V(size<1>(tXgX) == size<1>(tXsX));
+  CUTE_STATIC_ASSERT_V(size<2>(tXgX) == size<2>(tXsX));
+  CUTE_STATIC_ASSERT_V(size<1>(tXgX) == size<1>(tXcX));
+  CUTE_STATIC_ASSERT_V(size<2>(tXgX) == size<2>(tXcX));
   CUTE_UNROLL
   for (int m = 0; m < size<1>(tXgX); ++m) {
     bool const row_inside = !kCheckRows || int(get<0>(tXcX(0, m, 0))) < rows;
@@ -54,8 +59,8 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Gmem const& gX, Smem&& s
   }
 }
 
-// Writes a tile from shared memory (ROWS, COLS) to global memory (ROWS, COLS), and nothing outside
-// the tensor.
+// Writes a tile from shared memory (ROWS, COLS) to global memory (ROWS, COLS). Leaves out what lies
+// outside the tensor: the columns from `cols` on and the rows from `rows` on.
 template <class TiledCopy, class Smem, class Gmem>
 CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy, Smem const& sX, Gmem&& gX, int rows,
                             int cols, int thread) {
@@ -66,6 +71,10 @@ CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy, Smem const& sX, Gmem&& 
   Tensor tXsX = thread_copy.partition_S(sX);                    // (CPY, CPY_ROWS, CPY_COLS)
   Tensor tXgX = thread_copy.partition_D(gX);                    // (CPY, CPY_ROWS, CPY_COLS)
   Tensor tXcX = thread_copy.partition_S(tile_coordinates(gX));  // (CPY, CPY_ROWS, CPY_COLS)
+  CUTE_STATIC_ASSERT_V(size<1>(tXgX) == size<1>(tXsX));
+  CUTE_STATIC_ASSERT_V(size<2>(tXgX) == size<2>(tXsX));
+  CUTE_STATIC_ASSERT_V(size<1>(tXgX) == size<1>(tXcX));
+  CUTE_STATIC_ASSERT_V(size<2>(tXgX) == size<2>(tXcX));
   CUTE_UNROLL
   for (int m = 0; m < size<1>(tXgX); ++m) {
     CUTE_UNROLL

@@ -1,15 +1,17 @@
 // sm80/forward_kernel.h: the sm80 forward kernel: one CTA computes one tile of queries of one head.
 //
-// One buffer each for K and V, and every copy hides behind a product:
+// K and V have one buffer each. Every copy runs while a product or the softmax runs:
 //
 //   cp.async   Q K(n)  | V(n)                | K(n-1)   | V(n-1) ...
 //   MMA                | S = Q K^T | softmax | O += P V | S = Q K^T ...
 //
-// On an NVIDIA H200 an MMA takes 6 clocks of its part of a multiprocessor, and each other
-// instruction about one, whether or not it stands between MMAs: what counts is their number.
+// On an NVIDIA H200 an MMA occupies its quarter of a multiprocessor for 6 clocks, and every other
+// instruction for about one clock, also where it stands between MMAs. So the kernel is written to
+// issue few instructions.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/address.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
@@ -38,7 +40,8 @@ struct ForwardKernel {
   using Operands = ForwardOperands<Traits>;
   using WalkK = TileWalk<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>;
   using WalkV = TileWalk<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>;
-  // Whether several warps share the keys of a tile and the columns of O.
+  // Whether the warps that have the same queries divide the keys of a tile, and the columns of O,
+  // among themselves.
   static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
 
   ForwardParams const& params;
@@ -58,6 +61,7 @@ struct ForwardKernel {
         m_begin(work.m_block * kTileM),
         thread(int(threadIdx.x)) {}
 
+  // A buffer of shared memory as a tensor with the shape of Layout.
   template <class Layout, class Buffer>
   CUTE_DEVICE static auto smem_tensor(Buffer& buffer) {
     return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
@@ -66,11 +70,11 @@ struct ForwardKernel {
   CUTE_DEVICE void run() {
     using namespace cute;
     if (m_begin >= sequence.seqlen_q) {
-      return;  // a shorter sequence than the grid was made for
+      return;  // the sequence is shorter than the longest, which the grid was made for
     }
     typename Traits::TiledMma mma;
     auto tOrO =
-        partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
+        partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_DV)
     clear(tOrO);
     OnlineSoftmax<2 * decltype(size<1>(tOrO))::value, kSharesKeys ? 0 : 14> softmax(
         Modifier::exponent_scale(params));
@@ -81,7 +85,8 @@ struct ForwardKernel {
     store(mma, tOrO, softmax);
   }
 
-  // Walks the KV tiles, right to left: O += softmax(Q K^T) V.
+  // Walks the KV tiles from right to left: O += softmax(Q K^T) V.
+  //   tOrO  (MMA, MMA_M, MMA_DV)
   template <class TiledMma, class Output, class Softmax>
   CUTE_DEVICE void compute(TiledMma const& mma, KvTiles const& tiles, Output& tOrO,
                            Softmax& softmax) {
@@ -95,62 +100,74 @@ struct ForwardKernel {
                  shared.k.data(), thread);
     WalkV walk_v(key_tile(params.v, params.v_stride, tiles.end - 1), params.v_stride.row,
                  shared.v.data(), thread);
-    // kLast: the tile where the walk begins, which alone may reach past the end of the sequence.
+    // Rows of the tile where the walk begins, the only one that may reach past the sequence's end.
     int const last_rows = sequence.seqlen_k - (tiles.end - 1) * kTileN;
-    auto const load_k = [&](auto last) {
-      walk_k.template load<decltype(last)::value>(params.k_stride.row, last_rows, params.head_dim,
-                                                  thread);
-    };
-    auto const load_v = [&](auto last) {
-      walk_v.template load<decltype(last)::value>(params.v_stride.row, last_rows, params.head_dim_v,
-                                                  thread);
-    };
-    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     Modifier const modifier(params);
-    typename Softmax::Rows factors;
+    typename Softmax::Rows factors;  // (ROWS)
 
     load_q();
-    load_k(true_type{});
+    load_k<true>(walk_k, last_rows);
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
-      bool const first = n_block == tiles.end - 1;
-      bool const masked = first || tiles.masked(n_block);
-      cp_async_wait<0>();  // K(n), and at the first tile Q, have landed for this thread
-      __syncthreads();     // ... for all; and all are done with V(n+1)
-      if (first) {
-        load_v(true_type{});
+      bool const last = n_block == tiles.end - 1;
+      bool const masked = last || tiles.masked(n_block);
+      await_copies();  // K(n) and at the first tile Q are there; all threads are done with V(n+1)
+      if (last) {
+        load_v<true>(walk_v, last_rows);
       } else {
-        load_v(false_type{});
+        load_v<false>(walk_v, last_rows);
       }
-
       auto tSrS =
-          partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});       // (MMA, MMA_M, MMA_N)
-      Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
+          partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
       gemm_smem(mma, q, k, tSrS);
-      modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(modifier, rS, masked,
-                                                 [&] { mask(mma, tSrS, n_block * kTileN); });
-      if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
-        scale_rows(rO, factors);
-      }
+      take_probabilities(mma, modifier, n_block, masked, tSrS, tOrO, softmax, factors);
+      auto& tPrP = tSrS;  // (MMA, MMA_M, MMA_N): the scores have become probabilities in place
       if constexpr (kSharesKeys) {
-        place_of_p.store(convert<Element>(tSrS));
+        place_of_p.store(convert<Element>(tPrP));
       }
-      cp_async_wait<0>();  // V(n) has landed for this thread
-      __syncthreads();     // ... for all, and P of all is there; all are done with K(n)
+      await_copies();  // V(n), and P of all warps, are there; all threads are done with K(n)
       if (n_block > tiles.begin) {
-        load_k(false_type{});
+        load_k<false>(walk_k, last_rows);
       }
-      if constexpr (kSharesKeys) {
-        gemm_smem(mma, p, v, tOrO);
-      } else {
-        Tensor rP = convert<Element>(tSrS);                               // (MMA, MMA_M, MMA_N)
-        Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
-        gemm_register_a(mma, [&](int k_block) { return tOrP(_, _, k_block); }, v, tOrO);
-      }
+      multiply_values(mma, p, v, tPrP, tOrO);
     }
   }
 
-  // Where this thread writes or reads P, if it goes through shared memory.
+  // Waits at a barrier until all threads' copies have landed.
+  CUTE_DEVICE static void await_copies() {
+    cute::cp_async_wait<0>();
+    __syncthreads();
+  }
+
+  CUTE_DEVICE void load_q() {
+    auto gQ = head_tile<kTileM, kHeadDim>(  // (M, D)
+        static_cast<Element const*>(params.q), params.q_stride, work.batch, work.head,
+        sequence.row_q + m_begin);
+    load_tile<true>(typename Traits::GmemCopyQK{}, gQ,
+                    smem_tensor<typename Traits::SmemLayoutQ>(shared.q),  // (M, D)
+                    sequence.seqlen_q - m_begin, params.head_dim, thread);
+    cute::cp_async_fence();
+  }
+
+  // Start the copies of the next tile of K or of V. kLast: it is the tile where the walk begins,
+  // with `last_rows` rows inside the sequence.
+  template <bool kLast>
+  CUTE_DEVICE void load_k(WalkK& walk, int last_rows) const {
+    walk.template load<kLast>(params.k_stride.row, last_rows, params.head_dim, thread);
+  }
+  template <bool kLast>
+  CUTE_DEVICE void load_v(WalkV& walk, int last_rows) const {
+    walk.template load<kLast>(params.v_stride.row, last_rows, params.head_dim_v, thread);
+  }
+
+  // The first row of a tile of keys of K or V.
+  CUTE_DEVICE Element const* key_tile(void const* tensor, Strides const& stride, int n_block) {
+    auto const* const head =
+        row_pointer(static_cast<Element const*>(tensor), stride, work.batch, head_kv, 0);
+    return head + (sequence.row_k + n_block * kTileN) * stride.row;
+  }
+
+  // An operand or a place in the P of shared memory, if P goes through it.
   template <class Place>
   CUTE_DEVICE auto in_shared_p() {
     if constexpr (kSharesKeys) {
@@ -160,7 +177,36 @@ struct ForwardKernel {
     }
   }
 
-  // Takes numbers (ROWS) of the warps that have the same queries together.
+  // Modifies and masks the scores of a tile, turns them into probabilities, and rescales O where
+  // the softmax has changed a row's reference.
+  //   tSrS     (MMA, MMA_M, MMA_N)    tOrO  (MMA, MMA_M, MMA_DV)
+  //   factors  (ROWS)  room for the factors by which O is multiplied
+  template <class TiledMma, class Scores, class Output, class Softmax>
+  CUTE_DEVICE void take_probabilities(TiledMma const& mma, Modifier const& modifier, int n_block,
+                                      bool masked, Scores& tSrS, Output& tOrO, Softmax& softmax,
+                                      typename Softmax::Rows& factors) {
+    using namespace cute;
+    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
+    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
+    CUTE_STATIC_ASSERT_V(size<0>(rS) == size<0>(rO));
+    CUTE_STATIC_ASSERT_V(size<0>(rS) == size(factors));
+    modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(modifier, rS, masked,
+                                               [&] { mask(mma, tSrS, n_block * kTileN); });
+    if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
+      scale_rows(rO, factors);
+    }
+  }
+
+  // Hides the scores of keys that a query does not see.
+  //   tSrS  (MMA, MMA_M, MMA_N)  scores of the tile whose first key is n_begin
+  template <class TiledMma, class Scores>
+  CUTE_DEVICE void mask(TiledMma const& mma, Scores& tSrS, int n_begin) {
+    QueryPacking const packing = unpacked_queries();
+    mask_scores(make_score_tile<kTileM, kTileN>(mma, opaque(thread), tSrS, sequence, packing,
+                                                m_begin, n_begin));
+  }
+
+  // Combines one number for each row (ROWS) with those of the warps that have the same queries.
   template <class TiledMma>
   CUTE_DEVICE auto combine_rows(TiledMma const& mma) {
     return [&](auto& rows, auto const& op) {
@@ -169,53 +215,54 @@ struct ForwardKernel {
         Tensor tScS = mma.get_slice(opaque(thread))  // (MMA, MMA_M, MMA_N)
                           .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
         Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
+        CUTE_STATIC_ASSERT_V(size(rows) == size<0>(cS));
         shared.rows.combine(rows, [&](int row) { return int(get<0>(cS(row, 0))); }, thread, op);
       }
     };
   }
 
-  CUTE_DEVICE void load_q() {
-    auto gQ = head_tile<kTileM, kHeadDim>(static_cast<Element const*>(params.q), params.q_stride,
-                                          work.batch, work.head, sequence.row_q + m_begin);
-    load_tile<true>(typename Traits::GmemCopyQK{}, gQ,
-                    smem_tensor<typename Traits::SmemLayoutQ>(shared.q),
-                    sequence.seqlen_q - m_begin, params.head_dim, thread);
-    cute::cp_async_fence();
-  }
-
-  // The first row of a tile of keys of K or V.
-  CUTE_DEVICE Element const* key_tile(void const* tensor, Strides const& stride, int n_block) {
-    return static_cast<Element const*>(tensor) + work.batch * stride.batch + head_kv * stride.head +
-           (sequence.row_k + n_block * kTileN) * stride.row;
-  }
-
-  // Hides the scores (MMA, MMA_M, MMA_N) of the tile whose first key is n_begin.
-  template <class TiledMma, class Accumulator>
-  CUTE_DEVICE void mask(TiledMma const& mma, Accumulator& tSrS, int n_begin) {
-    QueryPacking const packing = unpacked_queries();
-    mask_scores(make_score_tile<kTileM, kTileN>(mma, opaque(thread), tSrS, sequence, packing,
-                                                m_begin, n_begin));
+  // O += P V.
+  //   p     (M, N)  the operand in shared memory, where warps share keys
+  //   v     (DV, N)
+  //   tPrP  (MMA, MMA_M, MMA_N)    tOrO  (MMA, MMA_M, MMA_DV)
+  template <class TiledMma, class OperandP, class OperandV, class Probabilities, class Output>
+  CUTE_DEVICE static void multiply_values(TiledMma const& mma, OperandP const& p, OperandV const& v,
+                                          Probabilities const& tPrP, Output& tOrO) {
+    using namespace cute;
+    if constexpr (kSharesKeys) {
+      gemm_smem(mma, p, v, tOrO);
+    } else {
+      Tensor rP = convert<Element>(tPrP);                               // (MMA, MMA_M, MMA_N)
+      Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
+      CUTE_STATIC_ASSERT_V(size<1>(tOrP) == size<1>(tOrO));
+      CUTE_STATIC_ASSERT_V(size<2>(tOrP) * _2{} == size<2>(rP));
+      gemm_register_a(mma, [&](int k_block) { return tOrP(_, _, k_block); }, v, tOrO);
+    }
   }
 
   // Normalises O and writes it through shared memory in whole 16-byte vectors; writes the LSE.
+  //   tOrO  (MMA, MMA_M, MMA_DV)
   template <class TiledMma, class Output, class Softmax>
   CUTE_DEVICE void store(TiledMma const& mma, Output& tOrO, Softmax& softmax) {
     using namespace cute;
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
-    typename Softmax::Rows lse;
+    typename Softmax::Rows lse;                                             // (ROWS)
+    CUTE_STATIC_ASSERT_V(size<0>(rO) == size(lse));
     scale_rows(rO, softmax.finish(lse, combine_rows(mma)));
 
-    Tensor rO16 = convert<Element>(tOrO);  // (MMA, MMA_M, MMA_DV)
-    __syncthreads();                       // all are done with Q, whose place O takes
+    Tensor rO16 = convert<Element>(tOrO);                           // (MMA, MMA_M, MMA_DV)
+    auto sO = smem_tensor<typename Traits::SmemLayoutO>(shared.o);  // (M, DV)
+    CUTE_STATIC_ASSERT_V(size(rO16) * Int<Traits::kThreads>{} == size(sO));
+    __syncthreads();  // all threads are done with Q, whose place O takes
     typename Operands::PlaceOfO(shared.o.data(), thread).store(rO16);
     store_lse(mma, lse);
-    __syncthreads();
+    __syncthreads();  // all threads have written their parts of O
 
     Tensor gO =  // (M, DV)
         head_tile<kTileM, kHeadDimV>(static_cast<Element*>(params.o), params.o_stride, work.batch,
                                      work.head, sequence.row_q + m_begin);
-    store_tile(typename Traits::GmemCopyO{}, smem_tensor<typename Traits::SmemLayoutO>(shared.o),
-               gO, sequence.seqlen_q - m_begin, params.head_dim_v, thread);
+    store_tile(typename Traits::GmemCopyO{}, sO, gO, sequence.seqlen_q - m_begin, params.head_dim_v,
+               thread);
   }
 
   //   rLse  (ROWS)
@@ -228,8 +275,9 @@ struct ForwardKernel {
     Tensor tOcO = mma.get_slice(thread).partition_C(  // (MMA, MMA_M, MMA_DV)
         make_identity_tensor(Shape<Int<kTileM>, Int<kHeadDimV>>{}));
     Tensor cO = make_tensor(tOcO.data(), rows_and_columns(tOcO.layout()));  // (ROWS, COLS)
-    float* const lse = params.lse + lse_offset(params, work, sequence) + m_begin;
-    if (int(get<1>(cO(0, 0))) == 0) {  // one of the threads of each row
+    CUTE_STATIC_ASSERT_V(size<0>(cO) == size(rLse));
+    float* const lse = params.lse + lse_index(params, sequence, work.batch, work.head, m_begin);
+    if (int(get<1>(cO(0, 0))) == 0) {  // one of the threads that hold a row writes its LSE
       CUTE_UNROLL
       for (int row = 0; row < size<0>(cO); ++row) {
         int const query = int(get<0>(cO(row, 0)));

@@ -28,10 +28,11 @@ struct ForwardLaunch {
   static constexpr int kThreads = ForwardTraits<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename ForwardTraits<Row>::SharedMemory));
 
-  // A LaunchFunction; `params` is a ForwardParams with at least one query.
+  // A LaunchFunction (kernel_library.h); `params` points to a ForwardParams with at least one
+  // query.
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& forward_params = *static_cast<ForwardParams const*>(params);
-    if constexpr (kSharedMemoryBytes > 48 * 1024) {  // above this a kernel has to ask
+    if constexpr (kSharedMemoryBytes > 48 * 1024) {  // a kernel that needs more has to ask for it
       cudaError_t const error = cudaFuncSetAttribute(
           forward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryBytes);
       if (error != cudaSuccess) {

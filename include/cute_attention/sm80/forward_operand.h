@@ -1,4 +1,5 @@
-// sm80/forward_operand.h: the operands of the forward's products in shared memory.
+// sm80/forward_operand.h: the operands of the forward's products that lie in shared memory, and the
+// accumulators that go there.
 #pragma once
 
 #include "cute_attention/sm80/forward_traits.h"
@@ -15,7 +16,7 @@ struct ForwardOperands {
   // S = Q K^T.
   using Q = SmemOperand<typename Traits::SmemCopyQ, typename Traits::SmemLayoutQ, kRow, false>;
   using K = SmemOperand<typename Traits::SmemCopyK, typename Traits::SmemLayoutK, kRow, false>;
-  // O += P V. Where warps share the keys of a tile, P goes through shared memory.
+  // O += P V. P is an operand in shared memory only where several warps divide the keys of a tile.
   using V = SmemOperand<typename Traits::SmemCopyV, typename Traits::SmemLayoutVt, kRowV, true>;
   using P = SmemOperand<typename Traits::SmemCopyP, typename Traits::SmemLayoutP, kRowP, false>;
   using PlaceOfP = SmemAccumulator<typename Traits::TiledMma, typename Traits::SmemLayoutP, kRowP,

@@ -1,14 +1,15 @@
 // sm80/forward_traits.h: every layout, copy and MMA of the sm80 forward kernel, for one row of the
 // table.
 //
-// Warps form a grid of kWarpsM x kWarpsN. Each has 32 queries, so that a fragment of K or V serves
-// two MMAs:
+// The warps form a grid of kWarpsM x kWarpsN. Each warp has 32 queries, so that each fragment of K
+// or V that it loads serves two MMAs:
 //
-//   S (M, N)    the keys of a tile are divided among the kWarpsN warps that have the same queries
-//   O (M, DV)   and so are its columns: where kWarpsN > 1, P goes through shared memory
+//   S (M, N)    the kWarpsN warps with the same queries divide the keys of a tile among themselves
+//   O (M, DV)   the same warps divide the columns of O; a warp needs P of all keys for its columns,
+//               so where kWarpsN > 1, P goes through shared memory
 //
-// To change how the kernel moves or multiplies, change this file (or the row's tile in
-// src/kernels/forward.def); the kernel follows. It compiles for the host too.
+// To change how the kernel moves data or multiplies, change this file (or the row's tile in
+// src/kernels/forward.def); the kernel follows. This file compiles for the host too.
 #pragma once
 
 #include <cute/tensor.hpp>  // before the atoms: they need it, and g++ does not forgive the order
@@ -31,14 +32,14 @@ using MmaAtom =
 // swizzle here.
 constexpr int kVector = 8;
 
-// Columns of a swizzled block: 64 elements (128 bytes, all 32 banks) where the head dim allows,
-// else 32.
+// Columns of a swizzled block: 64 elements (128 bytes, all 32 banks) where 64 divides the number of
+// columns, else 32.
 template <int kCols>
 constexpr int kSwizzleCols = kCols % 64 == 0 ? 64 : 32;
 
-// 8 rows x kSwizzleCols, row-major, the 16-byte vectors of row r moved to column v ^ r: the 8 rows
-// that one ldmatrix phase reads lie in 8 different groups of 4 banks. With 32 columns two rows
-// share 128 bytes, and the XOR takes r / 2.
+// 8 rows x kSwizzleCols, row-major. The swizzle moves 16-byte vector v of row r to vector v ^ r, so
+// that the 8 rows that ldmatrix reads at a time lie in 8 different groups of 4 banks. With 32
+// columns two rows share 128 bytes, and the XOR takes r / 2.
 template <int kCols>
 using SwizzledAtom = decltype(cute::composition(
     cute::Swizzle<kSwizzleCols<kCols> == 64 ? 3 : 2, 3, 3>{},
@@ -56,8 +57,9 @@ using SmemTileTransposed = decltype(cute::composition(
     SmemTile<kRows, kCols>{}, cute::Layout<cute::Shape<cute::Int<kCols>, cute::Int<kRows>>,
                                            cute::Stride<cute::Int<kRows>, cute::_1>>{}));
 
-// Copies between global and shared memory: each thread one 16-byte vector, neighbouring threads
-// along a row, so that a row of kSwizzleCols is read in whole 32-byte sectors.
+// Copies between global and shared memory. Each thread copies one 16-byte vector, and neighbouring
+// threads copy neighbouring vectors of a row, so that kSwizzleCols columns of a row are read in
+// whole 32-byte sectors.
 template <class CopyOperation, class Element, int kCols, int kThreads>
 using GmemTiledCopy = decltype(cute::make_tiled_copy(
     cute::Copy_Atom<CopyOperation, Element>{},
@@ -91,15 +93,16 @@ struct ForwardTraits {
   using SmemLayoutO = SmemTile<kTileM, kHeadDimV>;
   using SmemLayoutP = SmemTile<kTileM, kTileN>;
 
-  // Zero-filling: a vector outside the tensor becomes zeros, so that no garbage meets an MMA.
+  // This cp.async writes zeros instead of a vector that lies outside the tensor, so that no MMA
+  // reads garbage.
   using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
   using GmemCopyQK = GmemTiledCopy<CpAsync, Element, kHeadDim, kThreads>;
   using GmemCopyV = GmemTiledCopy<CpAsync, Element, kHeadDimV, kThreads>;
   using GmemCopyO =
       GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDimV, kThreads>;
 
-  // ldmatrix: four 8x8 matrices an instruction; V transposed on the way, as its MMA wants keys
-  // along K.
+  // ldmatrix loads four 8x8 matrices with one instruction. It transposes V on the way, because the
+  // MMA of O needs adjacent keys in one register, and V has adjacent columns there.
   using SmemCopyQ = decltype(cute::make_tiled_copy_A(
       cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
   using SmemCopyK = decltype(cute::make_tiled_copy_B(
@@ -108,7 +111,7 @@ struct ForwardTraits {
   using SmemCopyV = decltype(cute::make_tiled_copy_B(
       cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>{}, TiledMma{}));
 
-  // O takes Q's place once the last S is computed.
+  // O takes the place of Q once the last S is computed.
   struct Tiles {
     union {
       cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 128> q;
@@ -117,7 +120,7 @@ struct ForwardTraits {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
   };
-  // What warps of the same queries share; nothing where there is one.
+  // What the warps with the same queries exchange. Nothing where one warp has all keys.
   struct Exchange {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutP>, 128> p;
     RowExchange<kTileM, kWarpsM, kWarpsN> rows;
@@ -125,10 +128,11 @@ struct ForwardTraits {
   struct Nothing {};
   struct SharedMemory : Tiles, std::conditional_t<(kWarpsN > 1), Exchange, Nothing> {};
 
-  // CTAs that a multiprocessor's registers are to hold: where S and O take 128 or fewer of a
-  // thread's, the rest needs no more than 40, and 12 warps hide more than 8 do, if the 228 KB of
-  // the largest chips hold the tiles of so many. An NVIDIA H200, head dim 64, 4096 tokens, full:
-  // 361 TFLOP/s with three CTAs of 128 x 64, 357 with two of 128 x 128.
+  // How many CTAs the registers of a multiprocessor must hold: as many as make 12 warps, if S and O
+  // take at most 128 registers of a thread (the rest needs at most 40), and if the 228 KB of shared
+  // memory of the largest chips hold the tiles of so many CTAs. Else as many as make 8 warps. More
+  // warps hide more latency: on an NVIDIA H200 at head dim 64, 4096 tokens, full, three CTAs with
+  // tiles of 128 x 64 reach 361 TFLOP/s, two CTAs with tiles of 128 x 128 reach 357.
   static constexpr int kAccumulators = kTileM * (kTileN + kHeadDimV) / kThreads;
   static constexpr bool kTwelveWarps =
       kAccumulators <= 128 && 12 / kConfig.warps * (int(sizeof(SharedMemory)) + 1024) <= 228 * 1024;
@@ -141,6 +145,10 @@ struct ForwardTraits {
                 "MMA and swizzle block sizes");
   static_assert(kConfig.stages == 1, "K and V have one buffer each");
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
+  CUTE_STATIC_ASSERT_V(cute::size(TiledMma{}) == cute::Int<kThreads>{}, "threads of the MMA");
+  CUTE_STATIC_ASSERT_V(cute::size(GmemCopyQK{}) == cute::Int<kThreads>{}, "threads of the copy");
+  CUTE_STATIC_ASSERT_V(cute::size(GmemCopyV{}) == cute::Int<kThreads>{}, "threads of the copy");
+  CUTE_STATIC_ASSERT_V(cute::size(SmemLayoutV{}) == cute::size(SmemLayoutVt{}), "the same memory");
 };
 
 }  // namespace cute_attention::sm80

@@ -1,5 +1,5 @@
-// sm80/gemm.h: products of a warp: ldmatrix of the next K block under the MMAs of this one, and
-// other work between the MMAs of one K block and the next.
+// sm80/gemm.h: matrix products of a warp. While the MMAs of one K block run, ldmatrix loads the
+// next K block; other work can be placed between the MMAs of one K block and the next.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -12,8 +12,8 @@ struct NoWork {
   CUTE_DEVICE void operator()(int) const {}
 };
 
-// A product of operands in shared memory, loaded a K block before their MMAs: the first one when it
-// is made, so that other work may stand between.
+// A product whose operands lie in shared memory. Making it loads the first K block, so that other
+// work may stand between these loads and the first MMAs.
 //   tCrA  (MMA, MMA_M, MMA_K)    tCrB  (MMA, MMA_N, MMA_K)
 template <class TiledMma, class OperandA, class OperandB, class FragmentA, class FragmentB>
 struct SmemProduct {
@@ -22,18 +22,20 @@ struct SmemProduct {
   FragmentA tCrA;
   FragmentB tCrB;
   static constexpr int kBlocks = decltype(cute::size<2>(FragmentA{}))::value;
-  static_assert(kBlocks == decltype(cute::size<2>(FragmentB{}))::value, "one K");
+  CUTE_STATIC_ASSERT_V(cute::size<2>(FragmentA{}) == cute::size<2>(FragmentB{}), "one K");
 
   CUTE_DEVICE void load(int k) {
     a.load(tCrA, k);
     b.load(tCrB, k);
   }
 
-  // C += A B; work(k) follows K block k.
+  // C += A B. Calls work(k) after the MMAs of K block k.
   //   tCrC  (MMA, MMA_M, MMA_N)
   template <class Accumulator, class Work>
   CUTE_DEVICE void add_to(Accumulator& tCrC, Work&& work) {
     using namespace cute;
+    CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(tCrC));
+    CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(tCrC));
     CUTE_UNROLL
     for (int k = 0; k < kBlocks; ++k) {
       if (k + 1 < kBlocks) {
@@ -57,26 +59,28 @@ CUTE_DEVICE auto smem_product(OperandA const& a, OperandB const& b) {
   return product;
 }
 
-// The whole product at once.
+// The whole product at once: C += A B.
+//   a     (M, K)    b     (N, K)    tCrC  (MMA, MMA_M, MMA_N)
 template <class TiledMma, class OperandA, class OperandB, class Accumulator, class Work = NoWork>
 CUTE_DEVICE void gemm_smem(TiledMma const&, OperandA const& a, OperandB const& b, Accumulator& tCrC,
                            Work&& work = {}) {
   smem_product<TiledMma>(a, b).add_to(tCrC, work);
 }
 
-// C += A B, A made in registers: make_a(k) returns K block k of A, (MMA, MMA_M).
-//   tCrC  (MMA, MMA_M, MMA_N)
-//   b     (N, K)
+// C += A B with A from registers: make_a(k) returns K block k of A, (MMA, MMA_M).
+//   b     (N, K)    tCrC  (MMA, MMA_M, MMA_N)
 template <class TiledMma, class MakeA, class OperandB, class Accumulator>
 CUTE_DEVICE void gemm_register_a(TiledMma const& mma, MakeA&& make_a, OperandB const& b,
                                  Accumulator& tCrC) {
   using namespace cute;
   Tensor tCrB = mma.get_slice(_0{}).partition_fragment_B(b.shape_tensor());  // (MMA, MMA_N, MMA_K)
+  CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(tCrC));
   OperandB const b_here = b.here();
   b_here.load(tCrB, 0);
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tCrB); ++k) {
     Tensor tCrA = make_a(k);  // (MMA, MMA_M)
+    CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(tCrC));
     if (k + 1 < size<2>(tCrB)) {
       b_here.load(tCrB, k + 1);
     }
@@ -84,7 +88,8 @@ CUTE_DEVICE void gemm_register_a(TiledMma const& mma, MakeA&& make_a, OperandB c
   }
 }
 
-// All K blocks of B in registers, (MMA, MMA_N, MMA_K), for a product that cannot begin yet.
+// Loads all K blocks of B into registers, (MMA, MMA_N, MMA_K), for a product that cannot begin yet.
+//   b     (N, K)
 template <class TiledMma, class OperandB>
 CUTE_DEVICE auto load_operand_b(TiledMma const& mma, OperandB const& b) {
   using namespace cute;
@@ -98,16 +103,16 @@ CUTE_DEVICE auto load_operand_b(TiledMma const& mma, OperandB const& b) {
   return tCrB;
 }
 
-// C += A B, A from shared memory, B in registers.
-//   tCrC  (MMA, MMA_M, MMA_N)
-//   a     (M, K)
-//   tCrB  (MMA, MMA_N, MMA_K)
+// C += A B with A from shared memory and B from registers.
+//   a     (M, K)    tCrB  (MMA, MMA_N, MMA_K)    tCrC  (MMA, MMA_M, MMA_N)
 template <class TiledMma, class OperandA, class FragmentB, class Accumulator>
 CUTE_DEVICE void gemm_register_b(TiledMma const& mma, OperandA const& a, FragmentB const& tCrB,
                                  Accumulator& tCrC) {
   using namespace cute;
   Tensor tCrA = mma.get_slice(_0{}).partition_fragment_A(a.shape_tensor());  // (MMA, MMA_M, MMA_K)
   CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
+  CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(tCrC));
+  CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(tCrC));
   OperandA const a_here = a.here();
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tCrA); ++k) {

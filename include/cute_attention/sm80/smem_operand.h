@@ -1,11 +1,12 @@
-// sm80/smem_operand.h: an operand of an MMA in a swizzled tile of shared memory, as the addresses
-// that this thread gives to ldmatrix.
+// sm80/smem_operand.h: an operand of an MMA that lies in a swizzled tile of shared memory: which
+// addresses this thread gives to ldmatrix.
 //
-// CuTe says where the thread's first 16 bytes lie and how far from there every other block's do.
-// The swizzle moves vectors within a row of its atom by an XOR, and a block begins at a multiple of
-// what a thread's own position spans there: its address is one XOR from the thread's first, plus a
-// constant that the instruction holds. So a product computes at most four addresses, not one for
-// each block.
+// CuTe computes where the thread's first 16 bytes lie before the swizzle, and how far from them
+// those of every other block lie. The swizzle is an XOR that moves 16-byte vectors within a row of
+// its atom. The distances to other blocks have no bits in common with the thread's own position in
+// that row. So the address of a block is the thread's first address, XORed with the distance within
+// the row, plus the rest of the distance, a constant that the instruction holds. A product computes
+// at most four addresses by XOR, instead of one for each block.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -15,7 +16,7 @@
 
 namespace cute_attention::sm80 {
 
-// Four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix".
+// Loads four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix".
 template <bool kTransposed>
 CUTE_DEVICE void ldmatrix(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2,
                           uint32_t& r3) {
@@ -31,7 +32,7 @@ CUTE_DEVICE void ldmatrix(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t
 }
 
 //   TiledCopy    ldmatrix, tiled as operand A or B of an MMA
-//   SmemLayout   (M or N, K), swizzled; of K the first kK are the operand
+//   SmemLayout   (M or N, K), swizzled; the operand is the first kK of K
 //   kRow         elements in a row of the swizzled atom
 template <class TiledCopy, class SmemLayout, int kRow, bool kTransposed,
           int kK = decltype(cute::size<1>(SmemLayout{}))::value>
@@ -40,34 +41,37 @@ struct SmemOperand {
   using Swizzled = SwizzledLayout<SmemLayout>;
   static constexpr uint32_t kElementBytes = sizeof(Element);
 
-  uint32_t first;  // shared-memory address of this thread's vector of block (0, 0), less `base`
-  uint32_t base = 0;
+  uint32_t first;     // shared-memory address of this thread's vector of block (0, 0), less `base`
+  uint32_t base = 0;  // added to every address
 
-  // (THREAD, (8, VECTORS), (CPY_MN, CPY_K)) of the tile before the swizzle.
+  // Offsets in the tile before the swizzle: (THREAD, (8, VECTORS), (CPY_MN, CPY_K)).
   using Places = decltype(TiledCopy::tidfrg_S(typename Swizzled::Linear{}));
 
   CUTE_DEVICE SmemOperand(Element const* tile, uint32_t thread)
       : first(cute::cast_smem_ptr_to_uint(tile) +
               Swizzled::swizzle(Places{}(thread, cute::_0{}, cute::_0{})) * kElementBytes) {}
 
-  // The vector's address apart from `tile_bytes`, where the tile begins: tiles with the same rows
-  // share the one, and instructions hold the other, where it is a constant.
+  // The vector lies at address + tile_bytes, where `tile_bytes` is where the tile begins. Tiles
+  // whose rows have the same length can share one `address`; where tile_bytes is a constant, the
+  // instructions hold it.
   CUTE_DEVICE SmemOperand(uint32_t address, uint32_t tile_bytes)
       : first(address), base(tile_bytes) {}
 
-  // The address of a block of this thread, of which thread 0's lies `offset` bytes from its first.
+  // The address of this thread's part of a block. For thread 0 the block lies `offset` bytes after
+  // its first block.
   CUTE_HOST_DEVICE constexpr uint32_t block_address(uint32_t offset) const {
     uint32_t const in_row = offset % (kRow * kElementBytes);
     return (first ^ in_row) + (base + offset - in_row);
   }
 
-  // Loads K block k of the operand's fragment (MMA, MMA_MN, MMA_K).
+  // Loads K block k of the operand into its place in the fragment (MMA, MMA_MN, MMA_K).
   template <class Fragment>
   CUTE_DEVICE void load(Fragment& fragment, int k) const {
     using namespace cute;
     Tensor tXrX = TiledCopy{}.get_slice(_0{}).retile_D(fragment);  // ((8, VECTORS), CPY_MN, CPY_K)
     CUTE_STATIC_ASSERT_V((size<0, 1>(tXrX) == size<1, 1>(Places{})));
     CUTE_STATIC_ASSERT_V((size<1>(tXrX) == size<2, 0>(Places{})));
+    CUTE_STATIC_ASSERT_V(size<2>(fragment) * _16{} == Int<kK>{});
     CUTE_UNROLL
     for (int block = 0; block < size<1>(tXrX); ++block) {
       CUTE_UNROLL
@@ -82,21 +86,21 @@ struct SmemOperand {
     }
   }
 
-  // The operand as a tensor of its shape (M or N, K), to make fragments of.
+  // A tensor with the operand's shape (M or N, K) and no memory, from which an MMA makes fragments.
   CUTE_DEVICE static auto shape_tensor() {
     using namespace cute;
     return make_tensor(make_smem_ptr(static_cast<Element*>(nullptr)),
                        make_layout(make_shape(size<0>(SmemLayout{}), Int<kK>{})));
   }
 
-  // The same, whose first address is computed once for a whole loop.
+  // The same operand. The compiler computes its first address once and holds it for a whole loop.
   CUTE_DEVICE SmemOperand held() const {
     SmemOperand operand = *this;
     operand.first = pinned(first);
     return operand;
   }
 
-  // The same, whose addresses the compiler computes where they are used, not ahead of a loop.
+  // The same operand. The compiler computes its addresses where they are used, not ahead of a loop.
   CUTE_DEVICE SmemOperand here() const {
     SmemOperand operand = *this;
     operand.first = opaque(first);
@@ -104,8 +108,8 @@ struct SmemOperand {
   }
 };
 
-// Where this thread's part of an accumulator goes in a swizzled tile of shared memory, in pairs of
-// 16-bit elements; addresses as above.
+// The places in a swizzled tile of shared memory to which this thread writes its part of an
+// accumulator, in pairs of 16-bit elements. Addresses are computed as for SmemOperand.
 //
 //   SmemLayout   (M, N), swizzled
 //   kRow         elements in a row of the swizzled atom
@@ -120,7 +124,7 @@ struct SmemAccumulator {
       : first(cute::cast_smem_ptr_to_uint(tile) +
               Swizzled::swizzle(places(thread)(0)) * kElementBytes) {}
 
-  // Where the elements of a thread lie before the swizzle, ((2 cols, 2 rows), MMA_M, MMA_N).
+  // Offsets of a thread's elements before the swizzle: ((2 cols, 2 rows), MMA_M, MMA_N).
   template <class Thread>
   CUTE_HOST_DEVICE static constexpr auto places(Thread const& thread) {
     return TiledMma{}.get_slice(thread).partition_C(
@@ -131,7 +135,8 @@ struct SmemAccumulator {
 
   CUTE_DEVICE SmemAccumulator held() const { return SmemAccumulator(pinned(first)); }
 
-  // The address of a pair of this thread, of which thread 0's lies `offset` bytes from its first.
+  // The address of a pair of this thread. For thread 0 the pair lies `offset` bytes after its first
+  // pair.
   CUTE_HOST_DEVICE constexpr uint32_t block_address(uint32_t offset) const {
     uint32_t const in_row = offset % (kRow * kElementBytes);
     return (first ^ in_row) + (offset - in_row);
@@ -143,6 +148,9 @@ struct SmemAccumulator {
     using namespace cute;
     auto const pairs = places(_0{});          // ((2 cols, 2 rows), MMA_M, MMA_N)
     Tensor r32 = recast<uint32_t>(fragment);  // ((1, 2 rows), MMA_M, MMA_N)
+    CUTE_STATIC_ASSERT_V((size<0, 1>(r32) == size<0, 1>(pairs)));
+    CUTE_STATIC_ASSERT_V(size<1>(r32) == size<1>(pairs));
+    CUTE_STATIC_ASSERT_V(size<2>(r32) == size<2>(pairs));
     CUTE_UNROLL
     for (int n = 0; n < size<2>(r32); ++n) {
       CUTE_UNROLL

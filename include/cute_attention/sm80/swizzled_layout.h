@@ -1,13 +1,13 @@
-// sm80/swizzled_layout.h: a layout in shared memory, taken apart.
+// sm80/swizzled_layout.h: splits a layout in shared memory into a linear part and a swizzle.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 namespace cute_attention::sm80 {
 
-// A layout as its part that is linear in the coordinates and the swizzle of what that gives, if
-// there is one. The backward kernel, which partitions the linear parts, compiles in three quarters
-// of the time that it takes with the whole layouts.
+// The offset of an element is swizzle(Linear(coordinate)). A layout without a swizzle is its own
+// linear part. Kernels partition the linear parts alone: the backward kernel then compiles in three
+// quarters of the time that it takes when it partitions whole layouts.
 template <class Layout>
 struct SwizzledLayout {
   using Linear = Layout;

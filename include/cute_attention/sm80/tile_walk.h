@@ -1,9 +1,10 @@
-// sm80/tile_walk.h: the tiles of keys of one head, copied one after the other into one buffer, last
-// tile first.
+// sm80/tile_walk.h: copies the tiles of keys of one head into one buffer, one tile after the other,
+// the last tile first.
 //
-// A thread keeps where its part of the next tile begins, in global and in shared memory. All else
-// is that plus constants and multiples of the row stride: a copy costs little more than its
-// cp.async, which stand between products where every instruction counts.
+// A thread keeps two addresses: where its part of the next tile begins in global and in shared
+// memory. All other addresses are these two plus constants and multiples of the row stride, so that
+// a copy issues few instructions besides its cp.async. The copies stand between products, where
+// every instruction takes time.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -14,30 +15,34 @@
 
 namespace cute_attention::sm80 {
 
-// 16 bytes from global to shared memory, or as many zeros. PTX ISA, "cp.async".
+// Copies 16 bytes from global to shared memory, or writes 16 zero bytes where not `inside`. PTX
+// ISA, "cp.async".
 CUTE_DEVICE void cp_async_or_zeros(uint32_t target, void const* source, bool inside) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                "r"(inside ? 16 : 0));
 }
 
-//   TiledCopy    of 16-byte vectors
-//   SmemLayout   (ROWS, COLS) of a tile; passes of the copy are whole swizzle atoms apart
+//   TiledCopy    copies 16-byte vectors
+//   SmemLayout   (ROWS, COLS) of a tile; the distance between two passes of the copy is a multiple
+//                of a swizzle atom
 template <class TiledCopy, class SmemLayout>
 struct TileWalk {
   using Element = typename TiledCopy::ValType;
   static constexpr int kRows = decltype(cute::size<0>(SmemLayout{}))::value;
   static constexpr int kCols = decltype(cute::size<1>(SmemLayout{}))::value;
-  // A pass of the copy: whole rows of kSwizzleCols columns.
+  // In one step of a pass all threads together copy kPassRows rows of kSwizzleCols columns.
   static constexpr int kThreads = decltype(cute::size(TiledCopy{}))::value;
   static constexpr int kPassRows = kThreads * kVector / kSwizzleCols<kCols>;
   static constexpr int kPasses = kRows / kPassRows;
   static constexpr int kSteps = kCols / kSwizzleCols<kCols>;
   using Swizzled = SwizzledLayout<SmemLayout>;
-  // (THREAD, (8, 1), (CPY_ROWS, CPY_COLS)) of a tile before the swizzle.
+  // Offsets in the tile before the swizzle: (THREAD, (8, 1), (CPY_ROWS, CPY_COLS)).
   using Places = decltype(TiledCopy::tidfrg_D(typename Swizzled::Linear{}));
+  CUTE_STATIC_ASSERT_V((cute::size<2, 0>(Places{}) == cute::Int<kPasses>{}));
+  CUTE_STATIC_ASSERT_V((cute::size<2, 1>(Places{}) == cute::Int<kSteps>{}));
 
-  // How far vector `step` of pass `pass` of a thread is from its first: bytes in shared memory,
-  // rows and columns of the tile.
+  // How far a thread's vector `step` of pass `pass` lies from its first vector: in bytes of shared
+  // memory, and in rows and columns of the tile.
   CUTE_HOST_DEVICE static constexpr uint32_t offset(int pass, int step) {
     using namespace cute;
     return Swizzled::swizzle(Places{}(_0{}, _0{}, make_coord(pass, step))) *
@@ -46,10 +51,10 @@ struct TileWalk {
   CUTE_HOST_DEVICE static constexpr int row(int pass) { return pass * kPassRows; }
   CUTE_HOST_DEVICE static constexpr int col(int step) { return step * kSwizzleCols<kCols>; }
 
-  Element const* source;  // this thread's first vector in the last pass of the tile to load next
-  uint32_t target;        // shared-memory address of its first vector of a tile
+  Element const* source;  // this thread's first vector of the last pass of the tile to load next
+  uint32_t target;        // shared-memory address of this thread's first vector of a tile
 
-  // `tile` is the first row of the tile where the walk begins, with rows `row_stride` apart.
+  // The walk begins at the tile whose first row is `tile`. Rows begin `row_stride` elements apart.
   CUTE_DEVICE TileWalk(Element const* tile, int64_t row_stride, Element const* buffer, int thread) {
     using namespace cute;
     auto const place = coordinates(uint32_t(thread))(0, 0, 0);
@@ -60,14 +65,14 @@ struct TileWalk {
                         uint32_t(sizeof(Element)));
   }
 
-  // (row, column) in a tile of this thread's vectors, (CPY, CPY_ROWS, CPY_COLS).
+  // The (row, column) in a tile of each of this thread's elements, (CPY, CPY_ROWS, CPY_COLS).
   CUTE_DEVICE static constexpr auto coordinates(uint32_t thread) {
     return TiledCopy{}.get_slice(thread).partition_S(
         cute::make_identity_tensor(cute::product_each(cute::shape(SmemLayout{}))));
   }
 
-  // Starts the copy of the next tile, last rows first. Columns from `cols` on become zeros, and
-  // with kCheckRows rows from `rows` on.
+  // Starts the copy of the next tile, its last rows first. Zeros take the place of the columns from
+  // `cols` on, and with kCheckRows of the rows from `rows` on.
   template <bool kCheckRows>
   CUTE_DEVICE void load(int64_t row_stride, int rows, int cols, int thread) {
     using namespace cute;
@@ -80,7 +85,8 @@ struct TileWalk {
         bool const inside = row_inside && int(get<1>(place)) + col(step) < cols;
         cp_async_or_zeros(target + offset(pass, step), source + col(step), inside);
       }
-      // One step at a time: the compiler would rather compute all rows from the first.
+      // Opaque, so that the compiler computes each address from the one before; else it computes
+      // all of them from the first, with more instructions.
       source = opaque(source - kPassRows * row_stride);
     }
     cp_async_fence();

@@ -1,18 +1,21 @@
-// sm80/backward_scores.h: P and dS of the backward pass, element by element.
+// core/backward_scores.h: P and dS of the backward pass, score by score.
 #pragma once
 
 #include "cute_attention/core/score_mod.h"
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
-// P = exp(S - LSE) and dS = P (dP + delta) dS'/dS in two halves: the first runs under the products
-// of dP, the second has dP + delta, as the products began with delta. A modifier's derivative comes
-// from the modified score, which P cannot replace before dS is there: then the exponentials belong
-// to the second half, and no register is held for them.
+// Computes P = exp(S' - LSE) and dS = P * (dP + delta) * dS'/dS, where S' is the modified score. A
+// kernel calls begin() while the MMAs of dP run. It calls finish() when these have left dP + delta,
+// in accumulators that started with delta.
+//
+// Without a modifier begin() computes P, and finish() only multiplies. With a modifier the
+// derivative is computed from S', and P would take the register of S' too early: so begin()
+// computes S', and finish() computes P and dS together, without another register for each score.
 template <ScoreMod kMod>
 struct BackwardScores {
   using Modifier = ScoreModifier<kMod>;
-  // Whether scores are masked before begin(), or modified scores after it.
+  // Whether the kernel masks scores before begin(). Else it masks modified scores after begin().
   static constexpr bool kMasksFirst = Modifier::kIsIdentity;
   Modifier modifier;
   float scale_log2;
@@ -21,13 +24,14 @@ struct BackwardScores {
   CUTE_DEVICE explicit BackwardScores(Params const& params)
       : modifier(params), scale_log2(Modifier::exponent_scale(params) * float(M_LOG2E)) {}
 
-  // Of a score, masked and modified; a query without keys has LSE +infinity here: exp2(-inf - inf)
-  // is 0, not NaN.
+  // P of a masked and modified score. A query that sees no key has an LSE of +infinity here, so
+  // that its P is exp2(-inf - inf) = 0 and not NaN.
   CUTE_DEVICE float probability(float score, float lse_log2) const {
     return exp2f(score * scale_log2 - lse_log2);
   }
 
-  // Before dP: scores (KEYS) of one query.
+  // Before dP is there.
+  //   scores     (KEYS)  of one query
   template <class Scores>
   CUTE_DEVICE void begin(Scores&& scores, float const& lse_log2) const {
     modifier.template modify<1>(scores);
@@ -39,7 +43,9 @@ struct BackwardScores {
     }
   }
 
-  // With dP + delta (KEYS) of one query: turns what begin() left into P, and those into dS.
+  // When dP + delta is there.
+  //   scores     (KEYS)  of one query: what begin() left, becomes P
+  //   gradients  (KEYS)  of the same query: dP + delta, becomes dS
   template <class Scores, class Gradients>
   CUTE_DEVICE void finish(Scores&& scores, Gradients&& gradients, float const& lse_log2) const {
     CUTE_UNROLL
@@ -55,4 +61,4 @@ struct BackwardScores {
   }
 };
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention

@@ -1,44 +1,54 @@
-// sm80/backward_passes.h: what runs before and after the backward kernel, a CTA for each tile of
-// queries of each head. Where a packed sequence is longer than the grid was made for, a CTA has
-// every m_blocks-th tile from its own on: none is left out.
+// core/backward_prepare.h: the kernel that runs before the backward kernel: delta, the LSE in base
+// 2, and the starting values of all that the backward adds to or leaves out.
+//
+// Each CTA has one tile of queries of one head. A packed sequence may be longer than
+// params.seqlen_q, for which the grid was made with m_blocks CTAs for each head. Then each CTA also
+// prepares every m_blocks-th tile after its own, so that no tile is left out.
 #pragma once
 
-#include "cute_attention/core/accumulator.h"
+#include <cutlass/array.h>
+
+#include <cute/config.hpp>
+
+#include "cute_attention/core/address.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/core/work_tile.h"
-#include "cute_attention/sm80/backward_operand.h"
-#include "cute_attention/sm80/backward_traits.h"
-#include "cute_attention/sm80/copy.h"
-#include "cute_attention/sm80/global_sum.h"
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
-// Rows [first, last) of `heads` heads of a packed gradient are filled. Each warp fills its share.
+// Fills rows [first, last) of `heads` heads of a packed gradient. Each warp fills its share of
+// them.
 //   gradient  [total, heads, cols]
 template <class Element>
 CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t first, int64_t last,
                            int heads, int cols, GridWarp const& warp, uint32_t filling) {
   for (int64_t row = first + warp.index; row < last; row += warp.count) {
+    Element* const of_first_head = row_pointer(gradient, stride, 0, 0, row);
     for (int head = 0; head < heads; ++head) {
-      fill_row(gradient + row * stride.row + head * stride.head, cols, filling);
+      fill_row(of_first_head + head * stride.head, cols, filling);
     }
   }
 }
 
-// Before: delta = dLSE - rowsum(dO * O), the LSE in units of log2(e), zeros for the sums of dQ and
-// their turns, and for rows of no sequence; NaN where the backward kernel's grid lacks keys.
-template <class Row>
+// Writes what the backward kernel starts from:
+//
+//   delta = dLSE - rowsum(dO * O), and LSE * log2(e)
+//   zeros for the sums of dQ and for the counters of their turns
+//   zeros for the gradients of packed rows that belong to no sequence
+//   NaN for all gradients that would need keys for which the backward kernel's grid has no CTA
+//
+//   Traits   Element, kTileM, kTileN, kHeadDim, kHeadDimV and kThreads of the backward kernel
+template <class Traits>
 struct BackwardPrepare {
-  using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = Traits::kThreads;
-  static constexpr int kRowThreads = 8;  // neighbours that share a row: 128 bytes a load
+  static constexpr int kRowThreads = 8;  // neighbouring threads that share a row and load 128 bytes
+  static constexpr int kVector = 16 / int(sizeof(Element));  // elements of one load
   using Vector = cutlass::AlignedArray<Element, kVector>;
 
   CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work) {
@@ -46,15 +56,15 @@ struct BackwardPrepare {
       clear_unused_rows(params);
     }
     Sequence const sequence = load_sequence(params, work.batch);
-    // Keys that the CTAs of the backward kernel have: all, unless the sequence is longer than its
-    // grid was made for.
+    // How many keys have a CTA of the backward kernel: all keys, unless the sequence is longer than
+    // params.seqlen_k, for which that grid was made.
     int const keys = ceil_div(params.seqlen_k, kTileN) * kTileN;
     if (keys < sequence.seqlen_k) {
       mark_keys_without_tile(params, work, sequence, keys);
     }
     int const m_blocks = ceil_div(params.seqlen_q, kTileM);
     for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
-      // dQ lacks the share of keys that no CTA has.
+      // Keys without a CTA add nothing to dQ, so dQ is wrong where there are such keys: NaN.
       start_sums(params,
                  first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
                  keys < sequence.seqlen_k ? NAN : 0.f);
@@ -62,11 +72,11 @@ struct BackwardPrepare {
     }
   }
 
-  // delta and the LSE of a tile of queries.
+  // Writes delta and LSE * log2(e) of a tile of queries.
   CUTE_DEVICE static void prepare_queries(BackwardParams const& params, WorkTile const& work,
                                           Sequence const& sequence, int m_begin) {
     int const thread = int(threadIdx.x);
-    int64_t const first = lse_offset(params, work, sequence);
+    int64_t const first = lse_index(params, sequence, work.batch, work.head, 0);
     CUTE_UNROLL
     for (int i = thread / kRowThreads; i < kTileM; i += kThreads / kRowThreads) {
       int const query = m_begin + i;
@@ -79,8 +89,9 @@ struct BackwardPrepare {
       }
       if (inside && thread % kRowThreads == 0) {
         float const grad_lse = params.grad_lse == nullptr ? 0.f : params.grad_lse[first + query];
-        // A query without keys has no gradient, whatever its LSE's is, and no probabilities:
-        // exp2(-inf - inf) is 0, where -inf + inf would be NaN. A NaN is no such LSE.
+        // A query that sees no key has no gradient, even where its LSE has one, and no
+        // probabilities. Its LSE is stored as +infinity: exp2(-inf - inf) is 0, while
+        // exp2(-inf + inf) would be NaN. An LSE that is NaN compares false and stays NaN.
         float const lse_log2 = params.lse[first + query] * float(M_LOG2E);
         bool const sees_none = lse_log2 < kLowestLseLog2;
         params.delta[first + query] = sees_none ? 0.f : grad_lse - sum;
@@ -89,7 +100,7 @@ struct BackwardPrepare {
     }
   }
 
-  // Of all packed gradients, those after the last sequence.
+  // Clears the rows of all packed gradients that come after the last sequence.
   CUTE_DEVICE static void clear_unused_rows(BackwardParams const& params) {
     GridWarp const warp = grid_warp(blockIdx.x, gridDim.x, threadIdx.x, kThreads);
     int64_t const first_q = params.cu_seqlens_q[params.batch];
@@ -102,8 +113,8 @@ struct BackwardPrepare {
               params.heads_kv, params.head_dim_v, warp, kZeros);
   }
 
-  // Keys of the sequence from `first` on, which no CTA of the backward kernel has: dK and dV NaN.
-  // Of the query heads that share a kv head the first writes them.
+  // Writes NaN to dK and dV of the sequence's keys from `first` on, for which the backward kernel
+  // has no CTA. Among the query heads that share a kv head, the CTAs of the first head write.
   CUTE_DEVICE static void mark_keys_without_tile(BackwardParams const& params, WorkTile const& work,
                                                  Sequence const& sequence, int first) {
     int const group = params.heads / params.heads_kv;
@@ -113,12 +124,15 @@ struct BackwardPrepare {
     int const head_kv = work.head / group;
     GridWarp const warp = head_warp(params, work, kTileM, kThreads);
     int64_t const begin = sequence.row_k + first, end = sequence.row_k + sequence.seqlen_k;
-    fill_rows(static_cast<Element*>(params.grad_k) + head_kv * params.grad_k_stride.head,
-              params.grad_k_stride, begin, end, 1, params.head_dim, warp, kNaNs);
-    fill_rows(static_cast<Element*>(params.grad_v) + head_kv * params.grad_v_stride.head,
-              params.grad_v_stride, begin, end, 1, params.head_dim_v, warp, kNaNs);
+    fill_rows(
+        row_pointer(static_cast<Element*>(params.grad_k), params.grad_k_stride, 0, head_kv, 0),
+        params.grad_k_stride, begin, end, 1, params.head_dim, warp, kNaNs);
+    fill_rows(
+        row_pointer(static_cast<Element*>(params.grad_v), params.grad_v_stride, 0, head_kv, 0),
+        params.grad_v_stride, begin, end, 1, params.head_dim_v, warp, kNaNs);
   }
 
+  // Sets the sums of dQ of a block to `value`, and the counter of its turns to 0.
   CUTE_DEVICE static void start_sums(BackwardParams const& params, int64_t block, float value) {
     int const thread = int(threadIdx.x);
     auto* sums = reinterpret_cast<float4*>(params.grad_q_sum + block * (kTileM * kHeadDim));
@@ -131,14 +145,13 @@ struct BackwardPrepare {
     }
   }
 
-  // dO * O of every eighth vector of a row.
+  // The sum of dO * O over this thread's vectors of a row: every kRowThreads-th vector from `lane`.
   CUTE_DEVICE static float part_of_row(BackwardParams const& params, WorkTile const& work,
                                        int64_t row, int lane) {
-    auto const* o = static_cast<Element const*>(params.o) + work.batch * params.o_stride.batch +
-                    work.head * params.o_stride.head + row * params.o_stride.row;
-    auto const* grad_o = static_cast<Element const*>(params.grad_o) +
-                         work.batch * params.grad_o_stride.batch +
-                         work.head * params.grad_o_stride.head + row * params.grad_o_stride.row;
+    auto const* o = row_pointer(static_cast<Element const*>(params.o), params.o_stride, work.batch,
+                                work.head, row);
+    auto const* grad_o = row_pointer(static_cast<Element const*>(params.grad_o),
+                                     params.grad_o_stride, work.batch, work.head, row);
     float sum = 0.f;
     CUTE_UNROLL
     for (int d = lane * kVector; d < Traits::kHeadDimV; d += kRowThreads * kVector) {
@@ -155,51 +168,4 @@ struct BackwardPrepare {
   }
 };
 
-// After: dQ from its sums, scaled and rounded.
-template <class Row>
-struct BackwardFinish {
-  using Traits = BackwardTraits<Row>;
-  using Element = typename Traits::Element;
-  static constexpr int kTileM = Traits::kTileM;
-  static constexpr int kHeadDim = Traits::kHeadDim;
-
-  CUTE_DEVICE static void run(BackwardParams const& params, Element* smem, WorkTile const& work) {
-    Sequence const sequence = load_sequence(params, work.batch);
-    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
-    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
-      finish_queries(params, smem, work, sequence, m_block);
-      __syncthreads();  // all are done with shared memory
-    }
-  }
-
-  // dQ of a tile of queries.
-  CUTE_DEVICE static void finish_queries(BackwardParams const& params, Element* smem,
-                                         WorkTile const& work, Sequence const& sequence,
-                                         int m_block) {
-    using namespace cute;
-    int const thread = int(threadIdx.x);
-    int const m_begin = m_block * kTileM;
-    typename Traits::TiledMmaQ mma;
-    auto tQrQ =
-        partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-    int64_t const block =
-        first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
-    load_fragment<Traits::kThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tQrQ, thread);
-    CUTE_UNROLL
-    for (int i = 0; i < size(tQrQ); ++i) {
-      tQrQ(i) *= params.scale;
-    }
-    Tensor sQ = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});  // (M, D)
-    Tensor rQ16 = convert<Element>(tQrQ);  // (MMA, MMA_M, MMA_D)
-    typename BackwardOperands<Traits>::PlaceOfGradQ(smem, thread).store(rQ16);
-    __syncthreads();
-    auto* q = static_cast<Element*>(params.grad_q) + work.batch * params.grad_q_stride.batch +
-              work.head * params.grad_q_stride.head +
-              (sequence.row_q + m_begin) * params.grad_q_stride.row;
-    store_tile(typename Traits::GmemStoreQK{}, sQ,
-               gmem_tile<kTileM, kHeadDim>(q, params.grad_q_stride.row),
-               sequence.seqlen_q - m_begin, params.head_dim, thread);
-  }
-};
-
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention

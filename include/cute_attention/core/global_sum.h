@@ -1,11 +1,12 @@
-// sm80/global_sum.h: register fragments of all threads of a CTA, added to a block of global memory.
+// core/global_sum.h: adds the register fragments of all threads of a CTA to a block of global
+// memory, and reads them back.
 #pragma once
 
 #include <cute/tensor.hpp>
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
-// Floats that one atomic addition of the target takes: PTX ISA, "red", .v4.f32 from sm_90 on.
+// How many floats one atomic addition takes: PTX ISA, "red", has .v4.f32 from sm_90 on.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr int kSumVector = 4;
 #else
@@ -13,9 +14,9 @@ constexpr int kSumVector = 1;
 #endif
 using SumVector = cutlass::AlignedArray<float, kSumVector>;
 
-// Adds where `wanted`. Unconditional additions (zeros, at the first step) would be fewer
-// instructions, but from -O2 on ptxas puts them all ahead of the product that they should run
-// under: 313 TFLOP/s against 336 at head dim 128 on an NVIDIA H200.
+// Adds `value` if `wanted`. Adding always, and zeros in the first step, would take fewer
+// instructions, but from -O2 on ptxas then moves all additions in front of the MMAs between which
+// they should run: 313 TFLOP/s against 336 at head dim 128 on an NVIDIA H200.
 CUTE_DEVICE void add_to_global(SumVector* address, SumVector const& value, bool wanted) {
   if constexpr (kSumVector == 4) {
     asm volatile(
@@ -33,9 +34,8 @@ CUTE_DEVICE void add_to_global(SumVector* address, SumVector const& value, bool 
   }
 }
 
-// Adds vector v of a fragment (any static layout). A block holds its fragments in an order of its
-// own, so that a warp's access is whole cache lines: vector v of `thread` is number v * kThreads +
-// thread.
+// Adds vector v of a fragment, which may have any static layout. Vector v of `thread` is vector
+// v * kThreads + thread of the block: with this order a warp accesses whole cache lines.
 template <int kThreads, class Fragment>
 CUTE_DEVICE void add_vector(float* block, Fragment const& fragment, int v, int thread,
                             bool wanted) {
@@ -47,7 +47,7 @@ CUTE_DEVICE void add_vector(float* block, Fragment const& fragment, int v, int t
   add_to_global(reinterpret_cast<SumVector*>(block) + v * kThreads + thread, vector, wanted);
 }
 
-// Reads a fragment back from its block.
+// Reads this thread's fragment back from a block.
 template <int kThreads, class Fragment>
 CUTE_DEVICE void load_fragment(float const* block, Fragment& fragment, int thread) {
   using namespace cute;
@@ -61,4 +61,4 @@ CUTE_DEVICE void load_fragment(float const* block, Fragment& fragment, int threa
   }
 }
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention

@@ -1,23 +1,23 @@
-// sm80/backward_steps.h: the steps of a CTA of the backward pass: the tiles of queries that see its
-// block of keys, from the last to the first, of one query head after the other of those that share
-// the kv head.
+// core/backward_steps.h: in which order a CTA of the backward pass takes the tiles of queries that
+// see its block of keys: one query head of the kv head's group after the other, and the tiles of a
+// head from the last to the first.
 #pragma once
 
+#include "cute_attention/core/address.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/m_tiles.h"
-#include "cute_attention/core/work_tile.h"
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
-// One tile of queries of one head. All members are the same in all threads of the CTA.
+// One step: a tile of queries of one head. All threads of the CTA have the same values.
 template <class Element>
 struct BackwardStep {
   int head;
   int m_block;
-  int64_t grad_q_block;   // of the sums of dQ
-  int64_t row;            // the tile's first of LSE and delta
-  Element const* q;       // its first row
-  Element const* grad_o;  // likewise
+  int64_t grad_q_block;   // the tile's block of the sums of dQ
+  int64_t row;            // index of the tile's first number in the LSE and in delta
+  Element const* q;       // first row of the tile in q
+  Element const* grad_o;  // first row of the tile in grad_o
 };
 
 template <class Element, int kTileM>
@@ -32,8 +32,8 @@ class BackwardSteps {
   CUTE_DEVICE int count() const { return tiles_.count() * group(); }
   CUTE_DEVICE Step first() const { return last_tile(tile_.head_kv * group()); }
 
-  // Moves to the step that follows, if there is one: within a head by additions alone, where
-  // products with strides of 64 bits would be some 60 instructions.
+  // Moves to the next step; after the last step the result must not be used. Within a head this is
+  // done by additions: products with 64-bit strides would take some 60 instructions.
   CUTE_DEVICE void advance(Step& step) const {
     if (step.m_block > tiles_.begin) {
       --step.m_block;
@@ -56,12 +56,11 @@ class BackwardSteps {
     return {head,
             m_block,
             first_grad_q_block(params_, sequence_, tile_.batch, head, kTileM) + m_block,
-            lse_offset(params_, WorkTile{m_block, head, tile_.batch}, sequence_) + query,
-            static_cast<Element const*>(params_.q) + tile_.batch * params_.q_stride.batch +
-                head * params_.q_stride.head + row * params_.q_stride.row,
-            static_cast<Element const*>(params_.grad_o) +
-                tile_.batch * params_.grad_o_stride.batch + head * params_.grad_o_stride.head +
-                row * params_.grad_o_stride.row};
+            lse_index(params_, sequence_, tile_.batch, head, query),
+            row_pointer(static_cast<Element const*>(params_.q), params_.q_stride, tile_.batch, head,
+                        row),
+            row_pointer(static_cast<Element const*>(params_.grad_o), params_.grad_o_stride,
+                        tile_.batch, head, row)};
   }
 
   BackwardParams const& params_;
@@ -70,4 +69,4 @@ class BackwardSteps {
   MTiles const& tiles_;
 };
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention
