@@ -37,7 +37,8 @@ void check_packing(Params const& p) {
   require(p.batch > 0 || !rows, "batch is 0, expected 1 or more where there are packed rows");
 }
 
-void check_sizes(Sizes const& p) {
+template <class Params>
+void check_any_shape(Params const& p) {
   check_range("batch", p.batch, 0, INT32_MAX);
   check_range("seqlen_q", p.seqlen_q, 0, kMaxSeqlen);
   check_range("seqlen_k", p.seqlen_k, 0, kMaxSeqlen);
@@ -47,9 +48,6 @@ void check_sizes(Sizes const& p) {
           ", expected a multiple of heads_kv (", p.heads_kv, ")");
   check_range("head_dim", p.head_dim, 1, INT32_MAX);
   check_range("head_dim_v", p.head_dim_v, 1, INT32_MAX);
-}
-
-void check_options(ScoreOptions const& p) {
   check_range("window_left", p.window_left, 0, INT32_MAX);
   check_range("window_right", p.window_right, 0, INT32_MAX);
   require(std::abs(p.scale) <= kMaxFactor, "scale is ", p.scale,
@@ -58,12 +56,6 @@ void check_options(ScoreOptions const& p) {
           ", expected 0 (none) or a finite number of at most 2^127");
   require(p.softcap == 0 || std::abs(p.scale) / p.softcap <= kMaxFactor / 4, "softcap is ",
           p.softcap, ", too small for scale ", p.scale, ": their quotient overflows");
-}
-
-template <class Params>
-void check_any_shape(Params const& p) {
-  check_sizes(p);
-  check_options(p);
   check_packing(p);
 }
 

@@ -41,34 +41,7 @@ constexpr int64_t tile_count(int32_t seqlen, int32_t tile, int32_t heads, int32_
 // The bound of a window that has none on this side: larger than any distance between two positions.
 constexpr int32_t kUnbounded = INT32_MAX;
 
-// The sizes of a call.
-struct Sizes {
-  int32_t batch;
-  // At most kMaxSeqlen. Where sequences are packed, at least the length of the longest one: each
-  // row of a longer sequence comes out right or NaN.
-  int32_t seqlen_q;
-  int32_t seqlen_k;  // likewise
-  int64_t total_q;   // rows of packed q, at most kMaxPackedRows; unused otherwise
-  int64_t total_k;   // rows of packed k and v, likewise
-  int32_t heads;
-  int32_t heads_kv;  // divides heads; query head h reads kv head h / (heads / heads_kv)
-  int32_t head_dim;  // at most the row's, a multiple of 8
-  int32_t head_dim_v;
-};
-
-// What a call makes of a score, and which scores it hides.
-struct ScoreOptions {
-  float scale;    // multiplies q.k; finite
-  float softcap;  // s -> softcap * tanh(s / softcap) after the scale; 0 where there is none
-
-  // Query i sees keys j with i + shift - window_left <= j <= i + shift + window_right, where
-  // shift = seqlen_k - seqlen_q of its sequence. Causal is window_right = 0. Never negative;
-  // kUnbounded where a side has no bound.
-  int32_t window_left;
-  int32_t window_right;
-};
-
-struct ForwardTensors {
+struct ForwardParams {
   void const* q;  // [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]
   void const* k;  // [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim]
   void const*
@@ -87,10 +60,28 @@ struct ForwardTensors {
   Strides k_stride;
   Strides v_stride;
   Strides o_stride;
-};
 
-// The order of the bases is the order in memory, where kernels read them.
-struct ForwardParams : ForwardTensors, Sizes, ScoreOptions {
+  int32_t batch;
+  // At most kMaxSeqlen. Where sequences are packed, at least the length of the longest one: each
+  // row of a longer sequence comes out right or NaN.
+  int32_t seqlen_q;
+  int32_t seqlen_k;  // likewise
+  int64_t total_q;   // rows of packed q, at most kMaxPackedRows; unused otherwise
+  int64_t total_k;   // rows of packed k and v, likewise
+  int32_t heads;
+  int32_t heads_kv;  // divides heads; query head h reads kv head h / (heads / heads_kv)
+  int32_t head_dim;  // at most the row's, a multiple of 8
+  int32_t head_dim_v;
+
+  float scale;    // multiplies q.k; finite
+  float softcap;  // s -> softcap * tanh(s / softcap) after the scale; 0 where there is none
+
+  // Query i sees keys j with i + shift - window_left <= j <= i + shift + window_right, where
+  // shift = seqlen_k - seqlen_q of its sequence. Causal is window_right = 0. Never negative;
+  // kUnbounded where a side has no bound.
+  int32_t window_left;
+  int32_t window_right;
+
   // int32 [1], a workspace: the next tile of packed queries that a free CTA takes. Where it is
   // null, each CTA gets an equal number of tiles. What it contains before the call does not matter.
   int32_t* next_tile;
@@ -102,8 +93,8 @@ struct ForwardParams : ForwardTensors, Sizes, ScoreOptions {
 // from something in q and k, such as a channel of -1e30, that is meant to hide keys.
 constexpr float kLowestLseLog2 = -16777216.f;  // -2^24
 
-// What has a name of ForwardTensors means the same here.
-struct BackwardTensors {
+// A member that has the name of one of ForwardParams means the same.
+struct BackwardParams {
   void const* q;
   void const* k;
   void const* v;
@@ -132,9 +123,22 @@ struct BackwardTensors {
   Strides grad_q_stride;
   Strides grad_k_stride;
   Strides grad_v_stride;
-};
 
-struct BackwardParams : BackwardTensors, Sizes, ScoreOptions {};
+  int32_t batch;
+  int32_t seqlen_q;
+  int32_t seqlen_k;
+  int64_t total_q;
+  int64_t total_k;
+  int32_t heads;
+  int32_t heads_kv;
+  int32_t head_dim;
+  int32_t head_dim_v;
+
+  float scale;
+  float softcap;
+  int32_t window_left;
+  int32_t window_right;
+};
 
 // How many elements the workspaces of a backward call need.
 struct BackwardWorkspace {

@@ -72,7 +72,7 @@ CUTE_HOST_DEVICE constexpr int64_t lse_size(BackwardParams const& params) {
 // The number of blocks of dQ sums: one for each tile of queries of each head. A packed sequence
 // begins at a block of its own: sequence b of a head at block (cu_seqlens_q[b] + b * tile_m) /
 // tile_m of that head.
-CUTE_HOST_DEVICE constexpr int64_t grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
+constexpr int64_t grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
   int64_t const blocks_of_a_head =
       params.cu_seqlens_q == nullptr
           ? int64_t(params.batch) * ((params.seqlen_q + tile_m - 1) / tile_m)
