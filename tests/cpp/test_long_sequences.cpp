@@ -1,5 +1,7 @@
 // test_long_sequences.cpp: tile ranges and masks at the longest lengths that are served, against
 // the contract in 64 bits. Compiled so that an int32 that overflows ends the program.
+#include "layouts/host_cuda.h"  // before everything else
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
