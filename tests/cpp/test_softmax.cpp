@@ -142,20 +142,20 @@ void test_ways() {
     }
   }
 
-  // A row that has seen nothing has no reference.
+  // A row that has seen nothing has no reference; its first key gives it one.
   for (int first = 1; first <= tiles; ++first) {
     Problem late = equal;
     for (int tile = 0; tile < first; ++tile) {
       std::fill_n(&late.at(tile, 6, 0), kColumns, -INFINITY);
     }
-    check_ways(late, std::min(first + 1, tiles), "a row with late keys");
+    check_ways(late, first < tiles ? 2 : 1, "a row with late keys");
     late.masked.assign(tiles, 1);
-    check_ways(late, std::min(first + 1, tiles), "a row with late keys, and masks");
+    check_ways(late, first < tiles ? 2 : 1, "a row with late keys, and masks");
   }
 
   Problem large = equal;
   std::fill(large.scores.begin(), large.scores.end(), 1e10f);
-  check_ways(large, tiles, "scores of 1e10");
+  check_ways(large, 1, "scores of 1e10");
 }
 
 // A NaN makes its own row NaN, and not a bit of another row is different.
