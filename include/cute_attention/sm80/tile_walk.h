@@ -38,8 +38,6 @@ struct TileWalk {
   using Swizzled = SwizzledLayout<SmemLayout>;
   // Offsets in the tile before the swizzle: (THREAD, (8, 1), (CPY_ROWS, CPY_COLS)).
   using Places = decltype(TiledCopy::tidfrg_D(typename Swizzled::Linear{}));
-  CUTE_STATIC_ASSERT_V((cute::size<2, 0>(Places{}) == cute::Int<kPasses>{}));
-  CUTE_STATIC_ASSERT_V((cute::size<2, 1>(Places{}) == cute::Int<kSteps>{}));
 
   // How far a thread's vector `step` of pass `pass` lies from its first vector: in bytes of shared
   // memory, and in rows and columns of the tile.
@@ -57,6 +55,9 @@ struct TileWalk {
   // The walk begins at the tile whose first row is `tile`. Rows begin `row_stride` elements apart.
   CUTE_DEVICE TileWalk(Element const* tile, int64_t row_stride, Element const* buffer, int thread) {
     using namespace cute;
+    // Here and not in the class, so that the layout lab can look at a layout that breaks them.
+    CUTE_STATIC_ASSERT_V((size<2, 0>(Places{}) == Int<kPasses>{}));
+    CUTE_STATIC_ASSERT_V((size<2, 1>(Places{}) == Int<kSteps>{}));
     auto const place = coordinates(uint32_t(thread))(0, 0, 0);
     source =
         pinned(tile + (int(get<0>(place)) + row(kPasses - 1)) * row_stride + int(get<1>(place)));
