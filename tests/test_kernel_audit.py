@@ -136,7 +136,7 @@ def test_shared_memory_is_as_computed(row):
 @each_row
 def test_library_reports_the_table(row):
     reported = loaded_rows()[row.name]
-    columns = row.__dataclass_fields__
+    columns = row.__dataclass_fields__.keys() - {"ptxas"}  # of the build: no library knows it
     assert {name: reported[name] for name in columns} == {
         name: getattr(row, name) for name in columns
     }
