@@ -8,9 +8,9 @@
 namespace cute_attention {
 namespace {
 
-constexpr int32_t kVector = 8;           // elements of 16 bytes, the unit of the kernels' loads
-constexpr int64_t kMaxSpan = 1LL << 39;  // elements: TMA strides are below 2^40 bytes
-constexpr float kMaxFactor = 0x1p127f;   // of scores: times log2(e) it is finite
+constexpr int32_t kVector = 8;           // kernels load 16 bytes at once: so many elements
+constexpr int64_t kMaxSpan = 1LL << 39;  // elements; a stride of TMA must be below 2^40 bytes
+constexpr float kMaxFactor = 0x1p127f;   // largest scale or softcap: times log2(e) it is finite
 
 template <class... Parts>
 void require(bool condition, Parts const&... parts) {
@@ -59,7 +59,7 @@ void check_any_shape(Params const& p) {
   check_packing(p);
 }
 
-// Whoever writes a tensor may not write an element twice.
+// What a kernel does with a tensor. In one that it writes, no two elements may share an address.
 enum class Access { Read, Write };
 
 struct TensorArgument {
@@ -81,7 +81,7 @@ void check_stride(TensorArgument const& tensor, char const* dimension, int64_t s
             expected...);
   };
   require_stride(stride % kVector == 0, "a multiple of ", kVector, " elements (16 bytes)");
-  if (extent <= 1) return;  // never used
+  if (extent <= 1) return;  // no kernel steps along this dimension: any such stride will do
   require_stride(stride >= 0, "0 or more");
   require_stride(stride <= kMaxSpan / extent, "at most 2^39 / ", extent);
   require_stride(tensor.access == Access::Read || stride >= tensor.cols, "at least ", tensor.cols,
@@ -89,7 +89,8 @@ void check_stride(TensorArgument const& tensor, char const* dimension, int64_t s
 }
 
 void check_tensor(TensorArgument const& tensor) {
-  if (tensor.batch == 0 || tensor.rows == 0 || tensor.heads == 0) return;  // nothing to point at
+  if (tensor.batch == 0 || tensor.rows == 0 || tensor.heads == 0)
+    return;  // no element: the pointer may be null
   require(tensor.data != nullptr, tensor.name, " is null, expected device memory");
   require(reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0, tensor.name, " is ", tensor.data,
           ", expected a multiple of 16 bytes");
@@ -100,7 +101,7 @@ void check_tensor(TensorArgument const& tensor) {
   check_stride(tensor, "head", tensor.stride.head, tensor.heads);
 }
 
-// A tensor of q's rows, or of k's.
+// Checks a tensor that has the batch, rows and heads of q, or those of k.
 template <class Params>
 void check_like_q(Params const& p, char const* name, void const* data, Strides const& stride,
                   int32_t cols, Access access) {
@@ -125,7 +126,7 @@ void check_inputs(Params const& p) {
 
 enum class Presence { Optional, Required };
 
-// Contiguous numbers.
+// Checks a pointer to contiguous numbers; `alignment` is in bytes.
 void check_numbers(char const* name, void const* data, int32_t alignment, Presence presence) {
   require(presence == Presence::Optional || data != nullptr, name,
           " is null, expected device memory");

@@ -5,20 +5,26 @@
 namespace cute_attention {
 namespace {
 
-constexpr double kClocksPerUs =
-    1500;  // a typical clock: the same for every row, so it ranks nothing
-constexpr double kEfficiency = 0.75;         // of the peak that a row's inner loop reaches
-constexpr double kEfficiencyOfThree = 0.78;  // ... of one with three computing warpgroups
-constexpr double kExpsPerClock = 16;         // MUFU results a clock and SM
-constexpr double kTurnClocks = 2500;  // a CTA's prologue and epilogue: Q and the first K in, O out
-constexpr double kTileClocks = 200;   // of a key tile beside its arithmetic: barriers, row maxima
+// A typical clock rate. The estimates of all rows use the same one, so it does not change which of
+// them is the smallest.
+constexpr double kClocksPerUs = 1500;
+// The share of the peak that a row's inner loop reaches, and the share that it reaches where three
+// warpgroups compute.
+constexpr double kEfficiency = 0.75;
+constexpr double kEfficiencyOfThreeWarpgroups = 0.78;
+constexpr double kExpsPerClock = 16;  // exponentials (MUFU results) that an SM computes in a clock
+// What a CTA takes before and after its key tiles: it loads Q and the first K, and stores O.
+constexpr double kCtaClocks = 2500;
+// What a key tile takes in addition to its arithmetic: barriers and the maxima of rows.
+constexpr double kTileClocks = 200;
 constexpr double kLaunchUs = 3;
-constexpr int32_t kReservedSharedMemory = 1024;  // that CUDA keeps for itself, per CTA
-constexpr int32_t kWarpsOfTwo = 12;              // of a producer and two consumer warpgroups
-constexpr int32_t kSaturatingWarps = 8;          // warps that keep an SM's tensor cores busy
+constexpr int32_t kReservedSharedMemory = 1024;  // bytes of each CTA that CUDA keeps for itself
+constexpr int32_t kWarpsOfTwoConsumers = 12;     // a producer warpgroup and two that compute
+constexpr int32_t kSaturatingWarps = 8;  // so many warps keep the tensor cores of an SM busy
 
-// Dense 16-bit multiply-adds with fp32 sums, times two, a clock and SM (the chips' white papers;
-// mma.sync on Hopper reaches five eighths of WGMMA).
+// The floating-point operations that the tensor cores of one SM do in a clock: multiply-adds of
+// dense 16-bit numbers with fp32 sums, each counted as two. The figures are from the white papers
+// of the chips. On Hopper mma.sync reaches five eighths of what WGMMA does.
 double flops_per_clock(Arch arch, int32_t compute_capability) {
   if (arch == Arch::Sm90) return 4096;
   switch (compute_capability) {
@@ -36,14 +42,15 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 TileWork tile_work(Problem const& problem, KernelConfig const& config) {
-  int64_t const shift = int64_t{problem.seqlen_k} - problem.seqlen_q;
+  // The masks are aligned at the bottom right: query i stands at key i + diagonal.
+  int64_t const diagonal = int64_t{problem.seqlen_k} - problem.seqlen_q;
   TileWork work{ceil_div(problem.seqlen_q, config.tile_m), 0, 0};
   for (int64_t m_block = 0; m_block < work.ctas; ++m_block) {
     int64_t const first_query = m_block * config.tile_m;
     int64_t const last_query = std::min<int64_t>(first_query + config.tile_m, problem.seqlen_q) - 1;
-    int64_t const first_key = std::max<int64_t>(0, first_query + shift - problem.window_left);
+    int64_t const first_key = std::max<int64_t>(0, first_query + diagonal - problem.window_left);
     int64_t const last_key =
-        std::min<int64_t>(problem.seqlen_k - 1, last_query + shift + problem.window_right);
+        std::min<int64_t>(problem.seqlen_k - 1, last_query + diagonal + problem.window_right);
     if (last_key < first_key) continue;
     int64_t const tiles = last_key / config.tile_n - first_key / config.tile_n + 1;
     work.tiles += tiles;
@@ -62,22 +69,23 @@ double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo cons
   double const tile_clocks =
       std::max(flops / flops_per_clock(row.key.arch, device.compute_capability),
                scores / kExpsPerClock) /
-          (row.config.warps > kWarpsOfTwo ? kEfficiencyOfThree : kEfficiency) +
+          (row.config.warps > kWarpsOfTwoConsumers ? kEfficiencyOfThreeWarpgroups : kEfficiency) +
       kTileClocks;
 
-  int32_t const fitting =
+  // How many CTAs an SM runs at the same time.
+  int32_t const fit_shared_memory =
       device.shared_memory_per_multiprocessor / (row.shared_memory_bytes + kReservedSharedMemory);
-  int64_t const resident = std::max<int32_t>(1, std::min(fitting, 1536 / row.threads));
+  int64_t const resident = std::max<int32_t>(1, std::min(fit_shared_memory, 1536 / row.threads));
   int64_t const per_multiprocessor = ceil_div(ctas, device.multiprocessors);
   double const busy_warps = double(std::min(resident, per_multiprocessor)) * row.threads / 32;
-  double const share = std::min(1.0, busy_warps / kSaturatingWarps);
+  double const speed = std::min(1.0, busy_warps / kSaturatingWarps);  // 1: the full speed of an SM
 
-  // An SM shares its tensor cores among its CTAs; the busiest CTA alone is the shortest possible
-  // time.
+  // The CTAs of an SM share its tensor cores, so the time of the SM is the sum of theirs. No
+  // schedule takes less time than the CTA with the most key tiles takes.
   double const mean_tiles = double(work.tiles) / double(work.ctas);
   double const tiles = std::max(double(per_multiprocessor) * mean_tiles, double(work.longest));
-  double const turns = double(ceil_div(ctas, device.multiprocessors * resident));
-  return kLaunchUs + (tiles * tile_clocks / share + turns * kTurnClocks) / kClocksPerUs;
+  double const rounds = double(ceil_div(ctas, device.multiprocessors * resident));
+  return kLaunchUs + (tiles * tile_clocks / speed + rounds * kCtaClocks) / kClocksPerUs;
 }
 
 }  // namespace cute_attention

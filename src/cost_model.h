@@ -1,5 +1,5 @@
-// cost_model.h: how long a row would take on a problem. It ranks rows that serve the same problem;
-// it predicts nothing.
+// cost_model.h: estimates how long a forward row takes for a problem. The estimates serve to
+// compare rows that can all compute the problem; they do not predict the time of one.
 #pragma once
 
 #include "cute_attention/c_api.h"
@@ -7,15 +7,16 @@
 
 namespace cute_attention {
 
-// Key tiles that the CTAs of one head visit: whole tiles, so that what a mask or a ragged end
-// wastes counts.
+// The work of one head. It is counted in whole tiles, so that it includes the scores that a CTA
+// computes in vain: those that the mask hides, and those past the end of a sequence.
 struct TileWork {
-  int64_t ctas;     // query tiles of one head
-  int64_t tiles;    // key tiles of all of them
-  int64_t longest;  // key tiles of the busiest
+  int64_t ctas;     // tiles of queries; one CTA computes each
+  int64_t tiles;    // key tiles that all these CTAs visit together
+  int64_t longest;  // key tiles that the CTA with the most of them visits
 };
 TileWork tile_work(Problem const& problem, KernelConfig const& config);
 
+// The estimated time of the row for the problem on the device, in microseconds.
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 
 }  // namespace cute_attention

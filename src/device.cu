@@ -1,4 +1,5 @@
-// device.cu: a kernel library's questions to the CUDA runtime, which is linked into it statically.
+// device.cu: the functions of a kernel library that ask the CUDA runtime about devices and errors.
+// The runtime is linked into each library statically.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -11,7 +12,9 @@ namespace {
 int32_t device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  cudaGetLastError();  // no driver is an answer: leave no error for the next launch to find
+  // Without a driver there are no devices, which is an answer and no error. This call clears CUDA's
+  // record of the error, which a later launch would otherwise report as its own.
+  cudaGetLastError();
   return 0;
 }
 

@@ -44,7 +44,7 @@ std::vector<fs::path> find_libraries() {
   std::vector<fs::path> found;
   for (fs::path const& folder : search_folders()) {
     std::vector<fs::path> here;
-    std::error_code error;  // a folder that cannot be read holds no libraries
+    std::error_code error;  // not looked at: a folder that cannot be read counts as empty
     for (auto const& entry : fs::directory_iterator(folder, error)) {
       fs::path const path = fs::weakly_canonical(entry.path(), error);
       if (is_kernel_library(path)) here.push_back(path);
@@ -80,8 +80,9 @@ LoadedLibrary load(fs::path const& path) {
   return library;
 }
 
-// Rows that dispatch may choose: those whose names match CUTE_ATTENTION_ROWS, if it is set. So a
-// row can be run and measured where another one of its key would be chosen.
+// The pattern that the name of a row must match, so that dispatch may choose it. It is the
+// environment variable CUTE_ATTENTION_ROWS; where that is not set, every row matches. With it one
+// can run and measure a row instead of another row of the same key, which dispatch would prefer.
 std::regex wanted_rows() {
   char const* const pattern = std::getenv("CUTE_ATTENTION_ROWS");
   try {
@@ -109,8 +110,9 @@ KernelLibraries load_all() {
   return all;
 }
 
-// What every device is taken to have at most, so that the rows for smaller chips can be run on
-// larger ones: CUTE_ATTENTION_SHARED_MEMORY, in bytes a CTA.
+// The value of the environment variable CUTE_ATTENTION_SHARED_MEMORY, in bytes. The core takes
+// every device for one that gives a CTA at most so much shared memory. So the rows for chips with
+// little shared memory can be run on a larger chip.
 int32_t shared_memory_limit() {
   char const* const text = std::getenv("CUTE_ATTENTION_SHARED_MEMORY");
   if (text == nullptr || *text == '\0') return std::numeric_limits<int32_t>::max();

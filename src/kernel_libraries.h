@@ -1,5 +1,5 @@
-// kernel_libraries.h: the kernel libraries of this process: found and loaded at the first call,
-// never unloaded.
+// kernel_libraries.h: the kernel libraries of this process. The first call finds and loads them;
+// they are never unloaded.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace cute_attention {
 
 struct LoadedLibrary {
   std::string path;
-  KernelLibrary const* table;  // null where it was refused
-  std::string error;           // why it was refused
+  KernelLibrary const* table;  // null if the core refused the library
+  std::string error;           // why the core refused it; empty if it did not
 };
 
 struct LoadedRow {
@@ -25,9 +25,10 @@ struct KernelLibraries {
   std::vector<LoadedRow> rows;
 };
 
-// Every libcute_attention_*.so in the folders of CUTE_ATTENTION_KERNEL_PATH, then in the core's
-// own. Where two have a row of the same name, the one found first serves: a row rebuilt elsewhere
-// replaces the installed one.
+// Loads every libcute_attention_*.so: first those in the folders of the environment variable
+// CUTE_ATTENTION_KERNEL_PATH, then those in the folder of the core itself. If two libraries have a
+// row of the same name, dispatch uses the one that was found first. So a row that was rebuilt
+// elsewhere replaces the installed one.
 KernelLibraries const& kernel_libraries();
 
 // The GPUs that the kernel libraries see, in CUDA's order; the first call initialises CUDA.

@@ -1,4 +1,4 @@
-// element.h: the CUTLASS type of a DType.
+// element.h: ElementOf, the CUTLASS type of the numbers that a DType names.
 #pragma once
 
 #include <cutlass/numeric_types.h>

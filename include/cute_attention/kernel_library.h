@@ -44,7 +44,7 @@ using LaunchFunction = int32_t (*)(void const* params, LaunchContext const* cont
 // only whether cu_seqlens_q is null.
 using WorkspaceFunction = void (*)(BackwardParams const* params, BackwardWorkspace* sizes);
 
-// A row's answers: what it serves, and what a call of it needs.
+// One row: which calls it serves, what a call needs, and how to launch it.
 struct KernelRow {
   char const* name;  // the row's name in src/kernels/*.def
   KernelKey key;

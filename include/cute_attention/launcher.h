@@ -6,12 +6,13 @@
 
 namespace cute_attention {
 
-// Asks a row for its answers. `Row` is a tag type of src/kernels/row.h. `Launch` is the class for
-// it from <arch>/<direction>_launch.h, which has
+// Makes the KernelRow of a row. `Row` is a tag type of src/kernels/row.h. `Launch` is the class for
+// the row from <arch>/<direction>_launch.h. It must have these static members:
 //
-//   kThreads, kSharedMemoryBytes  of a CTA
-//   launch()                      a LaunchFunction
-//   workspace()                   a WorkspaceFunction, in a backward row
+//   kThreads            the threads of a CTA
+//   kSharedMemoryBytes  the dynamic shared memory of a CTA
+//   launch()            a LaunchFunction
+//   workspace()         a WorkspaceFunction; only in a backward row
 template <class Row, class Launch>
 KernelRow make_kernel_row() {
   static_assert(Row::kConfig.tile_m <= kMaxTile && Row::kConfig.tile_n <= kMaxTile,
@@ -26,8 +27,8 @@ KernelRow make_kernel_row() {
 
 }  // namespace cute_attention
 
-// Defines cute_attention::rows::row_<name>(), which the library's generated table calls. LAUNCH is
-// a template over the row, such as sm80::ForwardLaunch.
+// Defines the function cute_attention::rows::row_<name>(). The generated table of the library calls
+// it. LAUNCH is a class template whose argument is the row, such as sm80::ForwardLaunch.
 #define CUTE_ATTENTION_LAUNCHER(NAME, LAUNCH)                              \
   namespace cute_attention::rows {                                         \
   KernelRow row_##NAME() { return make_kernel_row<NAME, LAUNCH<NAME>>(); } \

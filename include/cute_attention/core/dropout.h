@@ -1,11 +1,13 @@
 // core/dropout.h: the random bits of dropout, a pure function of (seed, batch, head, query, key).
 //
-// Philox4x32 with 7 rounds: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1,
-// 2, 3" (SC 2011). One call gives 16 bytes, one for each of the 16 scores that a thread's
-// accumulator of S holds in a patch of 16 queries by 32 keys: a forward kernel needs each call
-// once. A kernel that computes S^T holds other scores together and makes more calls for the same
-// bytes. The bits depend on the position alone, not on tiles, architecture or sharding.
-// docs/design.md, section 5.
+// The generator is Philox4x32 with 7 rounds: Salmon, Moraes, Dror and Shaw, "Parallel random
+// numbers: as easy as 1, 2, 3" (SC 2011). One call of it returns 16 bytes. In a patch of 16 queries
+// by 32 keys, a thread's accumulator of S holds 16 scores, and each of them gets one of these
+// bytes. So a kernel that computes S makes each call once. In an accumulator of S^T a thread holds
+// other scores, so a kernel that computes S^T makes more calls to get the same bytes.
+//
+// The bits depend on the position of the score alone, not on tiles, architecture or sharding:
+// docs/design.md, section 5. No row serves dropout yet; the reference backend draws the same bits.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +40,8 @@ CUTE_HOST_DEVICE constexpr PhiloxBits dropout_bits(uint64_t seed, uint32_t head_
                       seed);
 }
 
-// The byte of its patch that decides about score (query, key): the score is dropped if the byte is
-// less than round(256 * p).
+// The byte that decides whether the score of `query` and `key` is dropped, taken from the bits of
+// its patch. The score is dropped if the byte is less than round(256 * p).
 CUTE_HOST_DEVICE constexpr uint32_t dropout_byte(PhiloxBits const& bits, uint32_t query,
                                                  uint32_t key) {
   uint32_t const byte = 8 * (query % 16 / 8) + 2 * (key % 32 / 8) + key % 2;

@@ -1,5 +1,5 @@
-// core/grad_tile.h: which block of keys a CTA of the backward pass computes, and where the blocks
-// of its dQ sums lie.
+// core/grad_tile.h: which block of keys a CTA of the backward pass computes, and where in the
+// workspace the sums of dQ lie, to which it adds.
 #pragma once
 
 #include <cute/config.hpp>
@@ -18,17 +18,20 @@ struct GradTile {
 
 // The order in which CTAs take the blocks of keys of all heads and sequences.
 //
-// Heads form groups whose queries and dQ sums stay in L2 together. Within a group the first keys,
-// which most queries see under a causal mask, come first: the short blocks fill the tail. A CTA
-// waits for none but earlier ones, those with lower n_block: where dQ is summed in order, that is
-// the order.
+// The KV heads are divided into groups, one group after the other. L2 can hold the queries and
+// the sums of dQ of about one group. Within a group the blocks of the first keys come first.
+// Under a causal mask most queries see these keys, so these blocks take the longest, and the short
+// blocks are left for the end, where they keep all SMs busy.
+//
+// If dQ is to be summed in a fixed order, the CTAs of a head add to it in the order of their
+// n_block. A CTA then waits only for CTAs with a lower n_block, which have started before it.
 struct GradSchedule {
   int32_t n_blocks;
-  int32_t heads_kv;         // of one sequence
-  int32_t all_heads;        // kv heads of all sequences
-  int32_t heads_per_group;  // of all_heads
+  int32_t heads_kv;         // KV heads of one sequence
+  int32_t all_heads;        // KV heads of all sequences together
+  int32_t heads_per_group;  // KV heads of one group
 
-  // At most kMaxTiles, as work_tiles().
+  // How many blocks of keys there are. A launch may have at most kMaxTiles.
   CUTE_HOST_DEVICE constexpr int64_t tiles() const { return int64_t(n_blocks) * all_heads; }
 
   CUTE_HOST_DEVICE constexpr GradTile tile(int32_t index) const {
@@ -41,14 +44,19 @@ struct GradSchedule {
   }
 };
 
-// `l2_bytes` is what a group may take of the L2 cache, `ctas` how many CTAs run together. Where dQ
-// is summed in order, CTAs of one head follow each other a step apart: a group has so many heads
-// that few of them run together, four and one more for every 16 steps. Measured on an H200 at head
-// dim 256, 512 tokens, in order: 133 heads of 1 MB a group take 1.44 of the time out of order, 33
-// heads 1.09.
+// `l2_bytes` says how much of the L2 cache a group may take, `ctas` how many CTAs run at the same
+// time.
+//
+// If dQ is summed in a fixed order, the CTAs of a head follow each other, each one step of the loop
+// over queries behind the one before. Then few CTAs of a head should run at the same time: four,
+// and one more for every 16 steps. For this a group may need more heads than L2 holds. But it
+// should not have more than it needs. Measured on an H200 at head dim 256 and 512 tokens, where a
+// head takes 1 MB: with 133 heads in a group the backward in a fixed order takes 1.44 times as long
+// as the one in any order, with 33 heads 1.09 times.
 constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t tile_m,
                                           int32_t tile_n, int64_t l2_bytes, int64_t ctas) {
-  // Q and dO in 16 bits, dQ's sums in 32.
+  // What L2 holds for a KV head: Q and dO of its query heads in 16 bits, and their sums of dQ
+  // in 32.
   int64_t const head_bytes = int64_t(params.seqlen_q) * (params.heads / params.heads_kv) *
                              (6 * params.head_dim + 2 * params.head_dim_v);
   int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
@@ -56,22 +64,22 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   int64_t const steps = ceil_div(params.seqlen_q, tile_m);
   int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / (4 + steps / 16) + 1;
   int64_t const wanted = fitting > least ? fitting : least;
-  // Even groups: with 64 heads in groups of 7 the last, of one head, would leave most of the chip
-  // idle.
+  // All groups have about as many heads. If 64 heads were divided into groups of 7, the last group
+  // would have one head, and most of the chip would be idle.
   int64_t const groups = all_heads > wanted ? all_heads / wanted : 1;
   return {ceil_div(params.seqlen_k, tile_n), params.heads_kv, int32_t(all_heads),
           int32_t((all_heads + groups - 1) / groups)};
 }
 
-// Queries of all heads and sequences: the size of the LSE.
+// How many queries all heads and sequences have together. The LSE has one number for each.
 CUTE_HOST_DEVICE constexpr int64_t lse_size(BackwardParams const& params) {
   return params.heads * (params.cu_seqlens_q == nullptr ? int64_t(params.batch) * params.seqlen_q
                                                         : params.total_q);
 }
 
-// The number of blocks of dQ sums: one for each tile of queries of each head. A packed sequence
-// begins at a block of its own: sequence b of a head at block (cu_seqlens_q[b] + b * tile_m) /
-// tile_m of that head.
+// How many blocks the sums of dQ have in the workspace: one for each tile of queries of each head.
+// Each packed sequence begins with a new block. In the blocks of a head, sequence b begins at block
+// (cu_seqlens_q[b] + b * tile_m) / tile_m.
 constexpr int64_t grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
   int64_t const blocks_of_a_head =
       params.cu_seqlens_q == nullptr
@@ -80,18 +88,19 @@ constexpr int64_t grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
   return blocks_of_a_head * params.heads;
 }
 
-// The workspaces of a backward pass that computes `delta` for each query and sums dQ in blocks:
+// The workspaces of a backward pass that computes `delta` for each query and adds up dQ in blocks:
 //
-//   delta        [2, lse_size]               grad_lse - rowsum(grad_o * o), then LSE * log2(e)
-//   grad_q_sum   [blocks, tile_m, head_dim]  the sums
-//   grad_q_turn  [blocks]                    which CTA adds next, where the order matters
+//   delta        [2, lse_size]               [0]: grad_lse - rowsum(grad_o * o); [1]: LSE * log2(e)
+//   grad_q_sum   [blocks, tile_m, head_dim]  the sums of dQ
+//   grad_q_turn  [blocks]                    which CTA adds next, if the order is fixed
 constexpr BackwardWorkspace grad_workspace(BackwardParams const& params, int32_t tile_m,
                                            int32_t head_dim) {
   int64_t const blocks = grad_q_blocks(params, tile_m);
   return {2 * lse_size(params), blocks * tile_m * head_dim, blocks};
 }
 
-// The block of dQ sums of tile 0 of a head of a sequence; the others follow.
+// The number of the block that holds the sums of dQ for the first tile of queries of a head of a
+// sequence. The blocks of the other tiles follow it.
 CUTE_HOST_DEVICE constexpr int64_t first_grad_q_block(BackwardParams const& params,
                                                       Sequence const& sequence, int32_t batch,
                                                       int32_t head, int32_t tile_m) {

@@ -7,9 +7,9 @@
 
 namespace cute_attention {
 
-// The KV tiles that a tile of queries visits: [begin, end), from the first with a key that one of
-// the queries sees to the last such tile. In the tiles [full_begin, full_end) every query sees
-// every key, so that they need no mask. An empty range has begin == end.
+// The KV tiles that a tile of queries visits are [begin, end). The first and the last of them have
+// a key that one of the queries sees. In the tiles [full_begin, full_end) every query sees every
+// key, so they need no mask. If no query sees a key, begin == end.
 //
 //     begin        full_begin            full_end        end
 //       | left-masked  |   full (no mask)    | right-masked |
@@ -30,7 +30,8 @@ CUTE_HOST_DEVICE constexpr int32_t ceil_div(int32_t a, int32_t b) { return (a + 
 CUTE_HOST_DEVICE constexpr KvTiles kv_tiles(Sequence const& sequence, int32_t m_begin,
                                             int32_t tile_m, int32_t tile_n) {
   int32_t const m_last = min_of(m_begin + tile_m, sequence.seqlen_q) - 1;
-  // Keys that some query sees: from the first query's first to the last query's last.
+  // Keys that at least one query sees: from the first key of the first query to the last key of the
+  // last query.
   int32_t const key_begin = max_of(m_begin + sequence.first_offset, 0);
   int32_t const key_end = min_of(m_last + sequence.last_offset + 1, sequence.seqlen_k);
   if (m_last < m_begin || key_end <= key_begin) {
@@ -38,7 +39,8 @@ CUTE_HOST_DEVICE constexpr KvTiles kv_tiles(Sequence const& sequence, int32_t m_
   }
   int32_t const begin = key_begin / tile_n;
   int32_t const end = ceil_div(key_end, tile_n);
-  // Keys that every query sees: from the last query's first to the first query's last.
+  // Keys that every query sees: from the first key of the last query to the last key of the first
+  // query.
   int32_t const shared_begin = max_of(m_last + sequence.first_offset, 0);
   int32_t const shared_end =
       max_of(min_of(m_begin + sequence.last_offset + 1, sequence.seqlen_k), 0);

@@ -5,11 +5,12 @@
 
 namespace cute_attention {
 
-// A value that all threads of a warp hold alike, told so to the compiler: it can live in a uniform
-// register.
+// Returns the `value` of the warp's first thread to all threads of the warp, which call it
+// together. The compiler then knows that the result is the same in all of them, and can keep it in
+// a uniform register.
 CUTE_DEVICE int32_t warp_uniform(int32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// Sequence `batch` of the problem. All threads of a warp call it together.
+// Returns sequence `batch` of the problem. All threads of a warp call it together.
 template <class Params>
 CUTE_DEVICE Sequence load_sequence(Params const& params, int32_t batch) {
   int32_t row_q = 0, row_k = 0;

@@ -1,14 +1,16 @@
-// core/opaque.h: keeps cheap arithmetic inside a loop.
+// core/opaque.h: tells the compiler whether to compute a value at each use, or to keep it in a
+// register.
 #pragma once
 
 #include <cute/config.hpp>
 
 namespace cute_attention {
 
-// Returns `value`, but the compiler cannot know that it is the same one. So what is computed from
-// an opaque thread index inside the loop over KV tiles is computed there, and not before the loop.
-// Computed before it, the addresses of swizzled blocks, global rows and mask coordinates would
-// occupy some 30 registers during the whole loop, and kernels whose accumulators need 192 would
+// Returns `value`, but in such a way that the compiler cannot know that the result is the same
+// number. What is computed from an opaque thread index inside the loop over KV tiles therefore
+// stays inside the loop. Otherwise the compiler would compute the addresses of swizzled blocks, the
+// addresses of global rows and the coordinates for the mask before the loop. They would occupy
+// about 30 registers during the whole loop, and kernels whose accumulators need 192 registers would
 // spill.
 CUTE_DEVICE int opaque(int value) {
   asm volatile("" : "+r"(value));
@@ -28,9 +30,10 @@ CUTE_DEVICE T* opaque(T* pointer) {
   return pointer;
 }
 
-// `value`, in a register for as long as it is used. ptxas sees through opaque(), and where
-// registers are few it computes a value anew at each use, instruction by instruction; the result of
-// a shuffle it cannot. All threads of a warp call it together.
+// Returns `value` in a register, where it stays until its last use. ptxas sees through opaque():
+// where registers are scarce, it repeats the instructions that compute a value at each use. It
+// cannot repeat a shuffle, so the result of one stays in its register. All threads of a warp call
+// it together.
 CUTE_DEVICE uint32_t pinned(uint32_t value) { return __shfl_xor_sync(0xffffffffu, value, 0); }
 template <class T>
 CUTE_DEVICE T* pinned(T* pointer) {

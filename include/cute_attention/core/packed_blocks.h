@@ -1,5 +1,5 @@
-// core/packed_blocks.h: finds the blocks of queries of packed sequences, whose lengths only the
-// device knows.
+// core/packed_blocks.h: finds the blocks of queries of packed sequences. Only the device knows the
+// lengths of these sequences.
 #pragma once
 
 #include <cute/config.hpp>
@@ -9,21 +9,21 @@
 namespace cute_attention {
 
 struct PackedBlock {
-  int32_t batch;    // its sequence; the number of sequences where there is no such block
-  int32_t m_block;  // in its sequence
+  int32_t batch;    // the block's sequence; if there is no such block, the number of sequences
+  int32_t m_block;  // the block's number in its sequence
 };
 
-// Finds blocks of `tile_m` queries by their index among those of all sequences, one sequence after
-// the other, each from its last block to its first. It goes on from where it was: indices may not
-// fall.
+// Finds blocks of `tile_m` queries by index. The index counts the blocks of all sequences, one
+// sequence after the other, and in each sequence from the last block to the first. A search goes on
+// where the one before ended, so no index may be smaller than the one before.
 struct PackedBlocks {
   int32_t const* cu_seqlens;  // [batch + 1]
   int32_t batch;
   int32_t tile_m;
-  int32_t first = 0;   // a sequence
-  int32_t before = 0;  // blocks of the sequences before it
+  int32_t first = 0;   // the sequence at which the next search begins
+  int32_t before = 0;  // how many blocks the sequences before `first` have
 
-  // All threads of a warp call it together; each looks at one of 32 sequences.
+  // All threads of a warp call it together. They look at 32 sequences at a time, one each.
   CUTE_DEVICE PackedBlock find(int32_t index) {
     constexpr uint32_t kWarp = 0xffffffffu;
     int32_t const lane = int32_t(threadIdx.x) % 32;
@@ -31,7 +31,7 @@ struct PackedBlocks {
       int32_t const mine = first + lane;
       int32_t const blocks =
           mine < batch ? ceil_div(cu_seqlens[mine + 1] - cu_seqlens[mine], tile_m) : 0;
-      int32_t up_to = blocks;  // blocks of sequences first to mine
+      int32_t up_to = blocks;  // at the end of the loop: blocks of the sequences first to mine
       CUTE_UNROLL
       for (int offset = 1; offset < 32; offset *= 2) {
         int32_t const other = __shfl_up_sync(kWarp, up_to, offset);

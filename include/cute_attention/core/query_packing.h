@@ -1,4 +1,4 @@
-// core/query_packing.h: query heads that share a tile, because they read the same K and V.
+// core/query_packing.h: puts several query heads into one tile, where they read the same K and V.
 #pragma once
 
 #include <cute/config.hpp>
@@ -8,10 +8,10 @@
 
 namespace cute_attention {
 
-// How the rows of a tile hold queries. A tile holds the same queries of 2^shift heads: its row r is
-// query r >> shift of head r % 2^shift. With shift 0 it holds one head. The heads that read one KV
-// head form a group; where the size of a group is no multiple of 2^shift, the last tile of the
-// group has rows without a head:
+// Which query and which head each row of a tile holds. A tile holds the same queries of 2^shift
+// heads: row r holds query r >> shift of head r % 2^shift, both counted from the first of the tile.
+// With shift 0 a tile holds one head. The heads that read one KV head form a group. If the size of
+// the group is not a multiple of 2^shift, its last tile has rows that hold no head:
 //
 //   group 3, shift 2    row     0    1    2    3  |  4    5    6    7  |  8 ...
 //                       query   0    0    0    0  |  1    1    1    1  |  2
@@ -19,15 +19,15 @@ namespace cute_attention {
 struct QueryPacking {
   int32_t shift;
   int32_t group;  // query heads that read one KV head
-  int32_t parts;  // tiles that the heads of a group are dealt over: ceil(group / 2^shift)
+  int32_t parts;  // how many tiles the heads of a group take: ceil(group / 2^shift)
 
-  // Queries that `rows` rows, a multiple of 2^shift, hold.
+  // How many queries of each head `rows` rows hold; `rows` is a multiple of 2^shift.
   CUTE_HOST_DEVICE constexpr int32_t queries(int32_t rows) const { return rows >> shift; }
   CUTE_HOST_DEVICE constexpr int32_t query(int32_t row) const { return row >> shift; }
   CUTE_HOST_DEVICE constexpr int32_t head(int32_t row) const { return row & ((1 << shift) - 1); }
 
-  // Of the tiles of all heads of a sequence, heads_kv * parts of them: the first head of the
-  // `index`-th, and how many it holds.
+  // The heads of a sequence take heads_kv * parts tiles for the same queries. These two functions
+  // say which head is the first in the tile number `index`, and how many heads that tile holds.
   CUTE_HOST_DEVICE constexpr int32_t first_head(int32_t index) const {
     return index / parts * group + (index % parts << shift);
   }
@@ -36,11 +36,12 @@ struct QueryPacking {
   }
 };
 
-// One head in a tile: row r is query r.
+// The packing with one head in a tile: row r holds query r.
 CUTE_HOST_DEVICE constexpr QueryPacking unpacked_queries() { return {0, 1, 1}; }
 
-// How many tiles of `rows` rows the queries of one KV head take. The host does not know the lengths
-// of packed sequences: it assumes that each leaves half of its last tile empty, which is the mean.
+// How many tiles of `rows` rows the queries of one KV head take, over the whole batch. The host
+// does not know the lengths of packed sequences. It assumes that each of them leaves half of its
+// last tile empty, as sequences of random lengths do on average.
 template <class Params>
 constexpr int64_t packed_tiles(Params const& params, int32_t rows, QueryPacking const& packing) {
   int64_t const queries = packing.queries(rows);
@@ -52,9 +53,10 @@ constexpr int64_t packed_tiles(Params const& params, int32_t rows, QueryPacking 
   return (mean < longest ? mean : longest) * packing.parts;
 }
 
-// The packing that needs the fewest tiles of `rows` rows. Where several need as few, the one that
-// puts the fewest heads into a tile: the queries of a long sequence fill tiles without other
-// heads'. A tile holds at most `max_heads` heads, a power of two.
+// Returns the packing that needs the fewest tiles of `rows` rows. If several packings need equally
+// few, it is the one with the fewest heads in a tile: the queries of one head of a long sequence
+// fill its tiles, and there is nothing to gain. A tile holds at most `max_heads` heads, which is a
+// power of two.
 template <class Params>
 constexpr QueryPacking make_query_packing(Params const& params, int32_t rows, int32_t max_heads) {
   int32_t const group = params.heads / params.heads_kv;

@@ -8,15 +8,15 @@
 
 namespace cute_attention {
 
-// One sequence. No sum of its numbers overflows an int32: lengths are at most kMaxSeqlen
-// (params.h), which is so much less than 2^30 that the positions of a tile that reaches past the
-// end stay below 2^30, too; offsets lie between -2^30 and 2^30. So a position plus an offset fits,
-// and so does the difference of two positions plus an offset.
+// One sequence. Kernels may add its numbers in 32 bits. A length is at most kMaxSeqlen (params.h),
+// which is kMaxTile less than 2^30, so all positions in a tile that reaches past the end of the
+// sequence are still below 2^30. The offsets lie between -2^30 and 2^30. So neither a position plus
+// an offset nor the difference of two positions plus an offset overflows an int32.
 struct Sequence {
   int32_t seqlen_q;
   int32_t seqlen_k;
-  // Packed: the row of q, or of k and v, where the sequence begins. Dense: 0, as there the batch
-  // stride says where it begins.
+  // The row of q, and the row of k and v, where a packed sequence begins. 0 where sequences are not
+  // packed: there the batch stride says where a sequence begins.
   int64_t row_q;
   int64_t row_k;
   // Query i sees the keys j with i + first_offset <= j <= i + last_offset and 0 <= j < seqlen_k.
@@ -30,10 +30,12 @@ CUTE_HOST_DEVICE constexpr int32_t max_of(int32_t a, int32_t b) { return a < b ?
 CUTE_HOST_DEVICE constexpr Sequence make_sequence(int32_t seqlen_q, int32_t seqlen_k, int64_t row_q,
                                                   int64_t row_k, int32_t window_left,
                                                   int32_t window_right) {
-  // Masks are aligned at the bottom right: the last query stands at the last key.
+  // Masks are aligned at the bottom right: query i stands at key i + diagonal, so the last query
+  // stands at the last key.
   int32_t const diagonal = seqlen_k - seqlen_q;
-  // A window that reaches 2^30 - 1 keys far reaches past the end of every sequence. A wider one
-  // hides no less, and its offset could overflow.
+  // With a first_offset of -(2^30 - 1) even the last query of the longest sequence sees key 0, and
+  // with a last_offset of 2^30 - 1 query 0 sees the last key. A wider window would show no more
+  // keys, but its offset could overflow, so the offsets end there.
   constexpr int32_t kFarthest = (1 << 30) - 1;
   return {seqlen_q,
           seqlen_k,

@@ -1,5 +1,6 @@
-// core/unused_rows.h: fills the rows of packed outputs that no tile of the grid computes: rows
-// after the last sequence, and the last rows of a sequence that is longer than the caller said.
+// core/unused_rows.h: fills the rows of packed outputs that no tile of the grid computes. These are
+// the rows after the last sequence, and the last rows of a sequence that is longer than the caller
+// said.
 #pragma once
 
 #include <cute/config.hpp>
@@ -10,11 +11,12 @@
 
 namespace cute_attention {
 
-// What a row is filled with: two elements of 16 bits of either type.
+// What a row is filled with: a word of two 16-bit elements, with the same bits in fp16 and bf16.
 constexpr uint32_t kZeros = 0;
 constexpr uint32_t kNaNs = 0xffffffff;
 
-// `cols` elements of 16 bits, a multiple of 8, are filled. All threads of a warp call it.
+// Fills a row of `cols` 16-bit elements with the word `filling`. `cols` is a multiple of 8. All
+// threads of a warp call it together, and each writes a part.
 template <class Element>
 CUTE_DEVICE void fill_row(Element* row, int32_t cols, uint32_t filling) {
   for (int32_t col = 8 * (int32_t(threadIdx.x) % 32); col < cols; col += 8 * 32) {
@@ -22,8 +24,8 @@ CUTE_DEVICE void fill_row(Element* row, int32_t cols, uint32_t filling) {
   }
 }
 
-// Rows after the last sequence's, where there are any: output 0, LSE -infinity. Each warp
-// clears its share.
+// Writes the rows after the last packed sequence, if there are any: output 0, LSE -infinity. The
+// warps divide these rows among themselves; `warp` is the one that calls.
 template <class Element>
 CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, GridWarp const& warp) {
   if (params.cu_seqlens_q == nullptr) {
@@ -42,17 +44,18 @@ CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, GridWarp const& 
   }
 }
 
-// This warp among the warps of all CTAs (of `threads` threads each) that compute a tile of one head
-// of one sequence. A sequence may be longer than params.seqlen_q, the length that the grid was made
-// for: these CTAs share the queries that are left.
+// The number of this warp among the warps of all CTAs that compute a tile of the same head of the
+// same sequence. Each of these CTAs has `threads` threads. A packed sequence may be longer than
+// params.seqlen_q, the length for which the grid was made: then these warps divide the queries that
+// have no tile among themselves.
 template <class Params>
 CUTE_DEVICE GridWarp head_warp(Params const& params, WorkTile const& work, int32_t tile_m,
                                int32_t threads) {
   return grid_warp(work.m_block, ceil_div(params.seqlen_q, tile_m), threadIdx.x, threads);
 }
 
-// Where a packed sequence is longer than params.seqlen_q, its queries past the last tile of the
-// grid, which nobody computes: output and LSE NaN.
+// Writes NaN to the output and the LSE of the queries that have no tile: those that lie past the
+// last tile of the grid, in a packed sequence that is longer than params.seqlen_q.
 template <class Element>
 CUTE_DEVICE void mark_queries_without_tile(ForwardParams const& params, WorkTile const& work,
                                            int32_t tile_m, int32_t threads) {

@@ -1,4 +1,5 @@
-// core/work_tile.h: which tile of which head a CTA computes.
+// core/work_tile.h: the tiles of queries of all heads and sequences, and the order in which CTAs
+// compute them.
 #pragma once
 
 #include <cute/config.hpp>
@@ -14,18 +15,18 @@ struct WorkTile {
   int32_t batch;
 };
 
-// How many tiles all heads and sequences have: the size of a one-dimensional grid. A launch may
-// have at most kMaxTiles of them, so that their indices fit an int32, as do the indices that a
-// persistent grid computes in its last round.
+// How many tiles all heads and sequences have together: the size of a one-dimensional grid. A
+// launch may have at most kMaxTiles. Then the index of every tile fits an int32, and so does every
+// index that a persistent grid computes in its last round.
 template <class Params>
 CUTE_HOST_DEVICE constexpr int64_t work_tiles(Params const& params, int32_t tile_m) {
   return tile_count(params.seqlen_q, tile_m, params.heads, params.batch);
 }
 
-// Tile `index` of them. The tiles of a head follow each other, so that CTAs that run at the same
-// time read the same K and V, from L2. Within a head the last queries come first: under a causal
-// mask they see the most keys, and the short tiles that are left for the end keep all SMs busy
-// until it.
+// Tile `index` of all these tiles. The tiles of a head follow each other, so that CTAs that run at
+// the same time read the same K and V, which L2 holds. Within a head the tile of the last queries
+// comes first. Under a causal mask it takes the longest, since its queries see the most keys. The
+// shortest tiles run at the end, so that all SMs finish at about the same time.
 template <class Params>
 CUTE_HOST_DEVICE constexpr WorkTile work_tile(Params const& params, int32_t tile_m, int32_t index) {
   int32_t const m_blocks = ceil_div(params.seqlen_q, tile_m);
@@ -33,46 +34,47 @@ CUTE_HOST_DEVICE constexpr WorkTile work_tile(Params const& params, int32_t tile
   return {m_blocks - 1 - index % m_blocks, head_index % params.heads, head_index / params.heads};
 }
 
-// One of the warps of a grid whose CTAs have `threads` threads. There may be more than 2^31 warps.
+// One warp among the warps of a whole grid, which may have more than 2^31 of them.
 struct GridWarp {
   int64_t index;
-  int64_t count;  // of the grid
+  int64_t count;  // how many warps the grid has
 };
+// The warp of thread `thread` of CTA `cta`, in a grid of `ctas` CTAs of `threads` threads each.
 CUTE_HOST_DEVICE constexpr GridWarp grid_warp(uint32_t cta, uint32_t ctas, uint32_t thread,
                                               uint32_t threads) {
   uint32_t const warps = threads / 32;
   return {int64_t(cta) * warps + thread / 32, int64_t(ctas) * warps};
 }
 
-// The order in which a persistent grid of CTAs takes the tiles of all heads and sequences: no
-// counter in memory.
+// The order in which a persistent grid of CTAs takes the tiles of all heads and sequences. Each CTA
+// computes which tile is its next one; this needs no counter in memory.
 //
 // Heads: the tiles of a head follow each other, so that CTAs that run at the same time read the
-//   same K and V, from L2. Each round begins at the next CTA, so that the short last tiles of the
-//   heads go to different CTAs.
-// Pairs: as Heads, but a CTA takes two tiles of a head, the n-th from its end and then the n-th
-//   from its start. Under a causal mask all such pairs cost the same.
-// Longest: the last tiles of all heads, which see the most keys under a causal mask, then the last
-//   but one, and so on. CTAs are served in snake order, 0 1 2 2 1 0: the one that got the longest
-//   tile of a round gets the shortest of the next. This balances best, but all heads are under way
-//   at once: it is for problems whose K and V all fit in L2.
+//   same K and V, which L2 holds. Each round begins with another CTA than the round before, so that
+//   the short last tiles of the heads go to different CTAs.
+// Pairs: like Heads, but a CTA takes two tiles of a head: the n-th tile from the end of the head,
+//   and then the n-th tile from its start. Under a causal mask all such pairs take about as long.
+// Longest: first the last tile of every head, then the last but one of every head, and so on. Under
+//   a causal mask the last tile of a head sees the most keys. The CTAs take tiles in snake order, 0
+//   1 2 2 1 0, so that the CTA with the longest tile of a round gets the shortest tile of the next.
+//   This order balances the CTAs best, but it needs the K and V of all heads at the same time.
 enum class Order : int32_t { Heads, Pairs, Longest };
 
 struct Schedule {
   Order order;
   int32_t tiles;
   int32_t m_blocks;
-  int32_t heads;      // of one sequence
-  int32_t all_heads;  // of all sequences
+  int32_t heads;      // heads of one sequence
+  int32_t all_heads;  // heads of all sequences together
 
-  // The tile that CTA `cta` of `ctas` takes in round `round`. Returns whether there is one, and
-  // writes it to `work`. A CTA may have no tile in a round of Pairs and one later: `more` says
-  // whether later rounds can have one.
+  // Finds the tile that CTA `cta` of `ctas` takes in round `round`, and writes it to `work`.
+  // Returns whether there is one. In the order Pairs a CTA may have no tile in one round and one in
+  // a later round: `more` says whether a later round can have one.
   CUTE_HOST_DEVICE constexpr bool tile(int32_t cta, int32_t ctas, int32_t round, WorkTile& work,
                                        bool& more) const {
     if (order == Order::Pairs) {
       int32_t const pairs =
-          (m_blocks + 1) / 2;  // of a head; the middle tile of an odd number is alone
+          (m_blocks + 1) / 2;  // of a head; of an odd number of tiles the middle one stays alone
       int32_t const pair = round / 2 * ctas + (cta + round / 2) % ctas;
       int32_t const head = pair / pairs;
       int32_t const near = pair % pairs, far = m_blocks - 1 - near;
@@ -93,13 +95,19 @@ struct Schedule {
   }
 };
 
-// `l2_bytes` is what K and V may take of the L2 cache.
+// Chooses the order for a grid of `ctas` CTAs. `l2_bytes` says how much of the L2 cache K and V may
+// take. The order is
+//   Heads    unless the mask bounds the keys on the right side alone, as a causal mask does;
+//   Pairs    under such a mask, if the K and V of all heads exceed l2_bytes, and if more than nine
+//            tenths of the CTAs have a pair in the average round;
+//   Longest  under such a mask, in all other cases.
 template <class Params>
 constexpr Schedule make_schedule(Params const& params, int32_t tile_m, int32_t ctas,
                                  int64_t l2_bytes) {
   int32_t const m_blocks = ceil_div(params.seqlen_q, tile_m);
   int64_t const all_heads = int64_t(params.batch) * params.heads;
-  // Where packed, the product counts far more than there is: it may exceed 64 bits.
+  // For packed sequences the host counts each sequence as long as the longest one. This may be far
+  // more than there is, even more than 64 bits can hold, so the product is a double.
   double const kv_bytes = 2.0 * params.batch * params.heads_kv * params.seqlen_k *
                           (int64_t(params.head_dim) + params.head_dim_v);
   bool const uneven =
@@ -110,13 +118,14 @@ constexpr Schedule make_schedule(Params const& params, int32_t tile_m, int32_t c
   Order const order = !uneven                                     ? Order::Heads
                       : kv_bytes > double(l2_bytes) && pairs_fill ? Order::Pairs
                                                                   : Order::Longest;
-  // Of packed sequences there may be more tiles in name, each sequence counted as the longest.
+  // For the same reason `tiles` may count far more tiles than packed sequences have.
   int64_t const tiles = work_tiles(params, tile_m);
   return {order, int32_t(tiles < kMaxTiles ? tiles : kMaxTiles), m_blocks, params.heads,
           int32_t(all_heads)};
 }
 
-// Where the LSE of a head begins: [batch, heads, seqlen_q], or packed [heads, total_q].
+// The index at which the LSE of the tile's head and sequence begins, in an LSE of shape [batch,
+// heads, seqlen_q], or packed [heads, total_q].
 template <class Params>
 CUTE_HOST_DEVICE constexpr int64_t lse_offset(Params const& params, WorkTile const& work,
                                               Sequence const& sequence) {
