@@ -1,11 +1,14 @@
-# architectures.cmake: CUTE_ATTENTION_ARCHS -> the kernel families to build and nvcc's targets for each.
+# architectures.cmake: CUTE_ATTENTION_ARCHS -> the kernel families to build and nvcc's targets for
+# each.
 #
-# A plain number ("80", "90", "120") adds machine code for that chip to the sm80 family: from compute_80 PTX, and from
-# compute_90 for chips from 9.0 on, which add four floats to global memory at once. Besides it carries the PTX of the
-# lowest chip, so that it runs on every newer one. A number with "a" ("90a") builds the family native to that chip.
-# "auto" is what suits the GPUs of this machine; "" is none.
+# A plain number ("80", "90", "120") adds machine code for that chip to the sm80 family. nvcc makes
+# it from compute_80 PTX, or for chips from 9.0 on from compute_90 PTX, since these chips can add
+# four floats to global memory at once. The library also contains one PTX, so that it runs on newer
+# chips that are not listed: compute_80 if a chip below 9.0 is listed, and otherwise compute_90. A
+# number with "a" ("90a") builds the family that is native to that chip. "auto" chooses the entries
+# that suit the GPUs of this machine; "" builds no kernels.
 
-# Sets <out> to the entries that suit the GPUs present.
+# Sets <out> to the entries of CUTE_ATTENTION_ARCHS that suit the GPUs of this machine.
 function(cute_attention_detect_archs out)
   set(archs)
   find_program(CUTE_ATTENTION_NVIDIA_SMI nvidia-smi)
@@ -29,7 +32,8 @@ function(cute_attention_detect_archs out)
   set(${out} "${archs}" PARENT_SCOPE)
 endfunction()
 
-# Sets <out> to the families wanted ("sm80;sm90") and <out>_<family>_FLAGS to nvcc's targets for each.
+# Sets <out> to the families that <archs> asks for ("sm80;sm90"), and <out>_<family>_FLAGS to nvcc's
+# targets for each.
 function(cute_attention_read_archs archs out)
   set(families)
   foreach(arch IN LISTS archs)
@@ -49,7 +53,7 @@ function(cute_attention_read_archs archs out)
   endforeach()
   list(REMOVE_DUPLICATES families)
   set(sm80_flags)
-  foreach(ptx 80 90)  # each runs the slow half of a compilation once
+  foreach(ptx 80 90)  # nvcc runs its front half, which is the slow one, once for each of these
     if(sm80_targets${ptx})
       set(code "${sm80_targets${ptx}}")
       if(NOT sm80_flags)
@@ -65,8 +69,9 @@ function(cute_attention_read_archs archs out)
   set(${out} "${families}" PARENT_SCOPE)
 endfunction()
 
-# Sets CMAKE_CUDA_COMPILER in the caller: as given, on the PATH, in /usr/local/cuda, or the one from PyPI. Leaves it
-# unset where there is none.
+# Sets CMAKE_CUDA_COMPILER in the caller, unless the user has set it: to the nvcc of CUDA_HOME,
+# CUDA_PATH or the PATH, or else to the one in /usr/local/cuda or from PyPI. If there is none, it
+# leaves the variable unset.
 function(cute_attention_find_nvcc)
   if(CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
     return()

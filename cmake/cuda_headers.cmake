@@ -1,5 +1,6 @@
-# cuda_headers.cmake: the headers of the CUDA runtime and of CCCL, from PyPI or from an installed toolkit, for host
-# code that includes CuTe. Defines the interface library `cuda_headers`.
+# cuda_headers.cmake: finds the headers of the CUDA runtime and of CCCL, from PyPI or from an
+# installed toolkit. Host code that includes CuTe needs them. Defines the interface library
+# `cuda_headers`.
 cute_attention_find_python_package(nvidia nvidia_packages)
 find_path(CUTE_ATTENTION_CUDA_INCLUDE cuda_runtime_api.h
   HINTS "${nvidia_packages}/cu13/include" ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES include)

@@ -1,12 +1,14 @@
-# kernels.cmake: table rows -> generated instances -> one OBJECT library per architecture -> one kernel library, loaded
-# by the core at the first call.
+# kernels.cmake: from the rows of the tables to the kernel libraries. It generates a source file (an
+# instance) for the rows that are compiled together, compiles the instances of a family into one
+# OBJECT library, and links that into one kernel library, which the core loads at the first call.
 include(cmake/rows.cmake)
 include(cmake/architectures.cmake)
 
 set(CUTE_ATTENTION_NVCC_FLAGS -O3 -DNDEBUG --expt-relaxed-constexpr --use_fast_math)
 
-# The instance of rows that differ in their dtype alone: their lines of the table and their kernels. nvcc derives the
-# layouts that they share once; the second row takes it a tenth of the time of the first.
+# Writes an instance: a source file for rows that differ in their dtype alone. It contains their
+# lines of the table and instantiates their kernels. These rows have the same layouts, which nvcc
+# derives only once in a file: the second row takes a tenth of the time of the first.
 function(cute_attention_write_instance file names arch direction lines)
   string(SUBSTRING "${direction}" 0 1 initial)
   string(SUBSTRING "${direction}" 1 -1 rest)
@@ -29,7 +31,8 @@ namespace cute_attention::rows {
 @launchers@]])
 endfunction()
 
-# The entry of one kernel library: its rows and how it was built.
+# Writes the source file with the function that a kernel library exports. It returns the table of
+# the library's rows and says how the library was built.
 function(cute_attention_write_table file arch build names)
   set(declarations "")
   set(rows "")
@@ -72,7 +75,8 @@ function(cute_attention_add_kernel_library arch flags tables)
         list(APPEND ${instance}_ptxas ${rows_${name}_PTXAS})
         set(${instance}_direction ${rows_${name}_DIRECTION})
         if(arch STREQUAL "sm90")
-          list(APPEND ${instance}_wgmma ${rows_${name}_TILE_N} ${rows_${name}_HEAD_DIM_V})  # S and O
+          # The N of the WGMMAs that compute S, and of those that compute O.
+          list(APPEND ${instance}_wgmma ${rows_${name}_TILE_N} ${rows_${name}_HEAD_DIM_V})
         endif()
         list(APPEND built ${name})
       endif()

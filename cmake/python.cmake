@@ -1,7 +1,8 @@
-# python.cmake: asks the Python that builds the package where its packages lie, without importing them.
+# python.cmake: finds the folders of Python packages. It asks the Python that builds this package,
+# without importing them.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
 
-# Sets <out> to the folder of an importable package, or to "" where there is none.
+# Sets <out> to the folder of the package <name>, or to "" if Python cannot find it.
 function(cute_attention_find_python_package name out)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c "from importlib.util import find_spec as f

@@ -1,8 +1,9 @@
-# rows.cmake: the CMake reader of the kernel tables (src/kernels/*.def), and the compile options that rows ask for.
+# rows.cmake: reads the kernel tables (src/kernels/*.def) for CMake, and says with which options a
+# row is compiled.
 
 # Sets <out> to the names of a table's rows, in order, and for each row <out>_<name>_ARCH ("sm80"),
-# <out>_<name>_DIRECTION ("forward"), <out>_<name>_HEAD_DIM_V, <out>_<name>_TILE_N, <out>_<name>_PTXAS ("O1") and
-# <out>_<name>_LINE, the row as the table has it.
+# <out>_<name>_DIRECTION ("forward"), <out>_<name>_HEAD_DIM_V, <out>_<name>_TILE_N,
+# <out>_<name>_PTXAS ("O1") and <out>_<name>_LINE, the row as the table has it.
 function(cute_attention_read_rows table out)
   file(STRINGS "${table}" lines REGEX "^CUTE_ATTENTION_[A-Z]+\\(")
   set(names)
@@ -26,8 +27,9 @@ function(cute_attention_read_rows table out)
   set(${out} "${names}" PARENT_SCOPE)
 endfunction()
 
-# Sets <out> to the options that one instance adds to those of all kernels. <name> is the instance. <ptxas> is a list of
-# the column `ptxas` of its rows. <wgmma> is a list of the N of its WGMMAs, and empty where it has none.
+# Sets <out> to the compile options of one instance, beside those that all kernels have. <name> is
+# the instance. <ptxas> is a list with the column `ptxas` of each of its rows. <wgmma> is a list
+# with the N of each of its WGMMAs; it is empty for kernels that have none.
 function(cute_attention_instance_options name ptxas wgmma out)
   set(options)
   list(REMOVE_DUPLICATES ptxas)
@@ -35,12 +37,13 @@ function(cute_attention_instance_options name ptxas wgmma out)
     message(FATAL_ERROR "src/kernels: the rows of ${name} differ in dtype alone and are compiled together, so the "
       "column ptxas must have one value for all of them: it has ${ptxas}")
   endif()
-  if(NOT ptxas STREQUAL "O3")  # which is what ptxas does unless told otherwise
+  if(NOT ptxas STREQUAL "O3")  # the level that ptxas uses without an option
     list(APPEND options "-Xptxas=-${ptxas}")
   endif()
   list(FILTER wgmma EXCLUDE REGEX "^(8|16|32|64|96|128|192|256)$")
   if(wgmma)
-    # CuTe defines WGMMAs of any other N only where this macro asks for them: nvcc takes 27 s to read them.
+    # CuTe defines the WGMMAs with other N only if this macro is defined, since nvcc takes 27 s to
+    # read them.
     list(APPEND options "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
   endif()
   set(${out} "${options}" PARENT_SCOPE)
