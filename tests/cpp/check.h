@@ -1,4 +1,5 @@
-// check.h: what the host-only tests share: comparisons that say what differed and go on.
+// check.h: comparisons for the host-only tests. One that fails says what differed, and the test
+// goes on.
 #pragma once
 
 #include <cstdio>
@@ -23,7 +24,8 @@ bool check_equal(A const& got, B const& expected, std::string const& what) {
 
 inline bool check(bool truth, std::string const& what) { return check_equal(truth, true, what); }
 
-// The exit status of a test program: a test that compared nothing has failed.
+// Prints the counts and returns the exit status of a test program. A program that compared nothing
+// has failed, too.
 inline int report() {
   std::printf("%ld comparisons, %d failures\n", comparisons, failures);
   return failures == 0 && comparisons > 0 ? 0 : 1;

@@ -1,5 +1,5 @@
-// fake_call.h: calls of the C API that are right in every argument, for tests to make wrong in one.
-// They run on the fake kernel library, which reads no tensor.
+// fake_call.h: calls of the C API whose arguments are all right. A test changes one of them, mostly
+// to make it wrong. The calls run on the fake kernel library, which reads no tensor.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@ namespace cute_attention::testing {
 constexpr int32_t kDevice = 1;
 inline void* const kStream = reinterpret_cast<void*>(0x1234);
 
-// Aligned, and never read.
+// An address that is aligned as the core demands. Nobody reads it.
 inline void* device_memory() { return reinterpret_cast<void*>(0x10000); }
 
 template <class Params>
@@ -28,10 +28,11 @@ using BackwardCall = Call<BackwardParams>;
 
 struct Answer {
   std::string error;
-  std::vector<float> written;  // by the launch; -1 where there was none
+  std::vector<float> written;  // what the fake launch wrote; -1 if nothing was launched
 };
 
-// One sequence of 64 tokens, 4 heads over 2 of 64 elements, all contiguous.
+// Fills in one sequence of 64 tokens, with 4 query heads and 2 KV heads of 64 elements; all tensors
+// are contiguous.
 template <class Params>
 void fill(Params& params) {
   params.q = params.k = params.v = params.o = device_memory();
@@ -46,7 +47,7 @@ void fill(Params& params) {
   params.window_left = params.window_right = kUnbounded;
 }
 
-// The same as three packed sequences.
+// Makes packed sequences of it: three, with 64 tokens together.
 template <class Params>
 void pack(Params& params) {
   params.cu_seqlens_q = params.cu_seqlens_k = static_cast<int32_t const*>(device_memory());
@@ -60,6 +61,7 @@ inline void pack_backward(BackwardParams& params) {
       params.grad_v_stride.batch = 0;
 }
 
+// Calls the C API after `change` has changed the call that is right.
 inline Answer forward(std::function<void(ForwardCall&)> const& change) {
   Answer answer{"", std::vector<float>(8, -1)};
   ForwardCall call;

@@ -1,6 +1,7 @@
-// fake_kernel_library.cpp: a kernel library without CUDA, for tests of what the core makes of one.
-// Its device is what FAKE_CAPABILITY and FAKE_SHARED_MEMORY say; a launch writes what it was given
-// where lse points, or delta in a backward pass.
+// fake_kernel_library.cpp: a kernel library without CUDA, for tests of the core, which loads it and
+// calls it like a real one. The environment variables FAKE_CAPABILITY and FAKE_SHARED_MEMORY say
+// what its two devices are. A launch computes nothing: it writes what it was called with to `lse`,
+// or in a backward pass to `delta`.
 #include <cstdlib>
 #include <cstring>
 
@@ -140,7 +141,7 @@ CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY() {
   return &library;
 }
 
-// The device that is current for this library, for tests to ask.
+// Lets a test ask which device is current for this library.
 extern "C" __attribute__((visibility("default"))) int32_t fake_current_device() {
   return current_device;
 }

@@ -1,10 +1,10 @@
-// host_warp.h: a warp of 32 lanes on the host, for device code whose shuffles and votes are a
-// policy.
+// host_warp.h: emulates a warp of 32 lanes on the host. It runs device code that takes its shuffles
+// and votes from a template parameter, and gets this class for it.
 //
-// Each lane is a fiber with a stack of its own; all of them run on the calling thread, one after
-// the other, from one collective (shuffle or vote) to the next. What would hang a GPU or is
-// undefined there, lanes that call different collectives or that return while others wait, is
-// reported.
+// Each lane is a fiber with a stack of its own. All fibers run on the calling thread, one after the
+// other, each from one collective (a shuffle or a vote) to the next. Lanes may call different
+// collectives, or one lane may return while others wait. On a GPU such code would hang, or its
+// behaviour would be undefined; here it is reported.
 #pragma once
 
 #include <ucontext.h>
@@ -25,13 +25,14 @@ class HostWarp {
  public:
   static constexpr int kLanes = 32;
 
-  // Runs body(lane) in all lanes. Returns how the lanes diverged, "" if they did not; lanes that
-  // still wait are unwound then. What a body throws comes out of here.
+  // Runs body(lane) in all lanes. Returns a text that says how the lanes diverged, "" if they did
+  // not. If they diverged, the lanes that still wait are unwound. An exception that a body throws
+  // is thrown here again.
   [[nodiscard]] static std::string divergence(std::function<void(int)> const& body) {
     return warp().run(body);
   }
 
-  // The collectives, as device code calls them through its policy.
+  // The collectives that device code calls.
   static float shuffle_xor(float value, int lane_mask) {
     HostWarp& self = warp();
     self.arrive({Collective::Kind::ShuffleXor, lane_mask}, value);
@@ -48,7 +49,7 @@ class HostWarp {
     return self.votes_ == kLanes;
   }
 
-  // How many collectives all lanes went through since the program began.
+  // How many collectives the warp has gone through since the program began.
   static long exchanges() { return warp().exchanges_; }
 
  private:
@@ -74,9 +75,10 @@ class HostWarp {
     }
   };
   using Place = void* [5];
-  struct Unwind {};  // thrown in lanes that wait for others in vain
+  struct Unwind {};  // is thrown in lanes that wait for others in vain
 
-  static constexpr int kOutside = kLanes;  // as `current_`: the caller of run(), no lane
+  // The value of `current_` while the caller of run() runs, and no lane.
+  static constexpr int kOutside = kLanes;
   static constexpr size_t kStackBytes = 256 * 1024;
 
   static HostWarp& warp() {
@@ -84,7 +86,7 @@ class HostWarp {
     return the_warp;
   }
 
-  // Makes the fibers. They outlast the runs: a lane that has returned waits for the next body.
+  // Makes the fibers. They stay for all runs: a lane that has returned waits for the next body.
   void start() {
     stacks_.reset(new char[kLanes * kStackBytes]);
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -99,7 +101,8 @@ class HostWarp {
     }
   }
 
-  // A round: every lane that has not returned runs to its next collective, in order.
+  // In each round of the loop every lane that has not returned runs to its next collective, lane
+  // after lane.
   std::string run(std::function<void(int)> const& body) {
     if (current_ != kOutside) throw std::logic_error("HostWarp: a lane cannot start a warp");
     if (!stacks_) start();
@@ -125,7 +128,7 @@ class HostWarp {
     return diverged;
   }
 
-  // A fiber's whole life. It begins within start().
+  // What a fiber runs. start() runs it up to its first switch.
   static void live() {
     HostWarp& self = warp();
     self.switch_to(kOutside);
@@ -143,7 +146,7 @@ class HostWarp {
     }
   }
 
-  // Waits until all lanes have arrived somewhere.
+  // Notes the collective of this lane, and waits until all lanes have arrived at one or returned.
   void arrive(Collective const& collective, float value) {
     if (current_ == kOutside) throw std::logic_error("HostWarp: a collective outside of a warp");
     if (collective.lane_mask < 0 || collective.lane_mask >= kLanes) {
@@ -156,14 +159,15 @@ class HostWarp {
     if (unwinding_) throw Unwind{};
   }
 
-  // The first lane from `lane` on that has not returned; kOutside if there is none.
+  // The first lane that has not returned, counted from `lane` on; kOutside if there is none.
   int next_lane(int lane) const {
     while (lane < kLanes && returned_[lane]) ++lane;
     return lane;
   }
 
-  // The compiler's own setjmp: swapcontext asks the kernel for the signal mask each time, which is
-  // ten times slower, and a hardened longjmp refuses to go to another stack.
+  // Lets lane `to` go on, or the caller of run(). It uses the setjmp that is built into the
+  // compiler. swapcontext would ask the operating system for the signal mask each time, which is
+  // ten times slower, and the longjmp of a hardened C library refuses to go to another stack.
   __attribute__((noinline)) void switch_to(int to) {
     int const from = current_;
     current_ = to;
@@ -173,7 +177,7 @@ class HostWarp {
     __builtin_longjmp(place, 1);
   }
 
-  // How the lanes' collectives differ, "" if they do not.
+  // A text that says how the collectives of the lanes differ; "" if they do not.
   std::string disagreement() const {
     for (int lane = 1; lane < kLanes; ++lane) {
       if (!(arrived_[lane] == arrived_[0])) {
@@ -187,21 +191,21 @@ class HostWarp {
   }
 
   std::unique_ptr<char[]> stacks_;
-  Place places_[kLanes + 1];  // where each lane goes on, and the caller of run()
+  Place places_[kLanes + 1];  // where each lane goes on; the last is for the caller of run()
   std::function<void(int)> const* body_ = nullptr;
   int current_ = kOutside;
   std::array<bool, kLanes> returned_{};
   std::array<Collective, kLanes> arrived_{};
   std::array<float, kLanes> arrived_values_{};
   int arrived_votes_ = 0;
-  std::array<float, kLanes> values_{};  // of the last exchange, and the votes that were true
-  int votes_ = 0;
+  std::array<float, kLanes> values_{};  // the values of all lanes at the last collective
+  int votes_ = 0;                       // how many of them were not 0
   bool unwinding_ = false;
   std::exception_ptr error_;
   long exchanges_ = 0;
 };
 
-// Runs body(lane) in the 32 lanes of a warp; that they diverge is a failure of the test.
+// Runs body(lane) in the 32 lanes of a warp. If the lanes diverge, the test `what` fails.
 inline bool run_warp(std::function<void(int)> const& body, std::string const& what) {
   return check_equal(HostWarp::divergence(body), std::string(), what);
 }

@@ -1,5 +1,5 @@
-// softmax_problem.h: a few rows of attention as a walk over tiles of scores, and the exact answer
-// in float64 with how far from it the softmax may be.
+// softmax_problem.h: the scores of a few rows, in tiles; their exact softmax and output in float64;
+// and bounds for the error of the softmax that the kernels compute.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace cute_attention::testing {
 constexpr int kColumns = 32;  // keys of a tile
 constexpr int kHeadDim = 8;   // columns of V and of the output
 
-// A number between 0 and 1 that depends on its argument's every bit.
+// A number between 0 and 1 that depends on every bit of `value`.
 inline double mixed(uint64_t value) {
   value = (value + 1) * 0x9e3779b97f4a7c15u;
   value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9u;
@@ -22,18 +22,18 @@ inline double mixed(uint64_t value) {
   return double((value ^ value >> 31) >> 11) * 0x1p-53;
 }
 
-// V, between -1 and 1: the same in all problems.
+// An element of V, between -1 and 1. All problems have the same V.
 inline float value_of(int key, int column) {
   return float(2 * mixed(uint64_t(key) * kHeadDim + column) - 1);
 }
 
 struct Problem {
   int rows;
-  int tiles;  // in the order of the walk
+  int tiles;  // numbered in the order in which the kernel visits them
   float scale;
   std::vector<float> scores;  // [tiles, rows, kColumns]
-  std::vector<char> masked;   // [tiles]: whether the kernel takes it as one with hidden scores
-  std::vector<char> query;    // [rows]: whether the row is a query's
+  std::vector<char> masked;   // [tiles]: whether the kernel treats the tile as one with a mask
+  std::vector<char> query;    // [rows]: whether the row belongs to a query
 
   Problem(int rows, int tiles, float scale)
       : rows(rows),
@@ -57,7 +57,7 @@ struct RowResult {
   float output[kHeadDim];
   float lse;
 
-  // To the bit. One NaN is like another.
+  // Compares the bits. Every NaN is equal to every other NaN.
   bool operator==(RowResult const& other) const {
     for (int i = 0; i < kHeadDim; ++i) {
       if (!same(output[i], other.output[i])) return false;
@@ -71,7 +71,7 @@ struct RowResult {
   }
 };
 
-// The exact answer for a row, and bounds for the errors of one computed from fp32 scores.
+// The exact answer for a row, and bounds for the errors of an answer computed from fp32 scores.
 struct ExactRow {
   double output[kHeadDim];
   double lse;
@@ -79,8 +79,8 @@ struct ExactRow {
   double lse_error;
 };
 
-// `unit`: half the distance from 1 to the next 16-bit number; `smallest`: half the smallest
-// positive one.
+// The answer for a row of a kernel whose probabilities have 16 bits. `unit` is half the distance
+// from 1 to the next 16-bit number, `smallest` half of the smallest positive one.
 inline ExactRow exact_row(Problem const& problem, int row, double unit, double smallest) {
   constexpr double kUnit = 0x1p-24;  // of fp32
   double const infinity = std::numeric_limits<double>::infinity();
@@ -93,7 +93,7 @@ inline ExactRow exact_row(Problem const& problem, int row, double unit, double s
   exact.lse = largest;
   if (largest == -infinity || std::isnan(largest)) {
     std::fill_n(exact.output, kHeadDim, largest == -infinity ? 0. : largest);
-    return exact;  // without tolerance
+    return exact;  // the errors stay 0: nothing is rounded here
   }
   std::vector<double> weights(problem.keys());
   double sum = 0;
@@ -102,9 +102,11 @@ inline ExactRow exact_row(Problem const& problem, int row, double unit, double s
     sum += weights[key];
   }
   exact.lse += std::log(sum);
-  // Exponents in base 2: the score times the scale is rounded, and so is its difference from the
-  // reference (150 and more have no weight); beyond 2^20 the reference is subtracted first, without
-  // error. A tile more may be one more factor, with its own rounding, to earlier ones; sums are
+  // The errors of the exponents, which are in base 2. The product of score and scale is rounded,
+  // and so is its difference from the reference of the row; a difference of 150 or more has no
+  // weight. The softmax subtracts a large reference from the scores first, without an error: it
+  // does so beyond 2^13, and this bound counts on it beyond 2^20. Each further tile may multiply
+  // what the earlier ones gave by one more factor, which has a rounding of its own. The sums run
   // over all keys.
   double const base = std::abs(largest) * M_LOG2E;
   double const exponent = 150 + (base > 0x1p20 ? 0 : base);
@@ -115,8 +117,9 @@ inline ExactRow exact_row(Problem const& problem, int row, double unit, double s
     for (int key = 0; key < problem.keys(); ++key) {
       output += weights[key] / sum * value_of(key, column);
     }
-    // Rounded to 16 bits, a probability moves the output by its share of V; not one that is most of
-    // the sum, which must be the reference, and 1 but for the error of its exponent.
+    // A probability that is rounded to 16 bits changes the output by a part of its share of V. This
+    // does not hold for a probability that is more than half of the sum. Its score must be the
+    // reference, so it is 1, except for the error of its exponent.
     double rounded = 0;
     double all = 0;
     for (int key = 0; key < problem.keys(); ++key) {

@@ -1,4 +1,4 @@
-// softmax_scores.h: rows of scores that are hard on an online softmax.
+// softmax_scores.h: rows of scores that are difficult for an online softmax.
 #pragma once
 
 #include <cmath>
@@ -28,23 +28,23 @@ class Random {
 };
 
 enum class Family {
-  Calm,         // about 1
-  Normal,       // normally distributed, however wide
-  GrowByKey,    // up or down with every key
-  GrowByTile,   // up or down with every tile
-  Alternate,    // up and down from tile to tile
-  HiddenTiles,  // some tiles hold nothing but one very negative number
-  HiddenKeys,   // some keys do
-  LateKeys,     // nothing before some tile, then normal
-  Hidden,       // nothing at all
-  Dominant,     // a few keys far above all others
-  Depths,       // everything far below zero
-  Equal,        // the same large number everywhere
-  Near,         // large numbers that lie near one another
+  Calm,         // normally distributed, with a deviation of 1
+  Normal,       // normally distributed, with a deviation of up to 300
+  GrowByKey,    // each key has a larger score than the one before, or each a smaller one
+  GrowByTile,   // the same from tile to tile
+  Alternate,    // high and low scores, tile by tile in turn
+  HiddenTiles,  // all keys of some tiles are hidden, by the same very negative score
+  HiddenKeys,   // three quarters of the keys are hidden in this way
+  LateKeys,     // all scores before some tile are -infinity
+  Hidden,       // all scores are -infinity
+  Dominant,     // a few keys have far larger scores than all others
+  Depths,       // all scores are far below zero
+  Equal,        // all scores are the same large number
+  Near,         // all scores are large and differ by few ulps
 };
 constexpr int kFamilies = int(Family::Near) + 1;
 
-// Which tiles a pattern covers, other than the `free` one.
+// Whether a pattern covers a tile. Pattern 3 covers all tiles but `free`.
 inline bool covers(int pattern, int tile, int tiles, int free) {
   switch (pattern) {
     case 0:
@@ -60,7 +60,8 @@ inline bool covers(int pattern, int tile, int tiles, int free) {
   }
 }
 
-// Fills a row. Except for what hides keys, scores are given as they are after the scale.
+// Fills a row with scores of a family. The numbers below are scores after the multiplication by the
+// scale, except for those that hide keys, which are stored as they are.
 inline void fill_row(Problem& problem, int row, Family family, Random& random) {
   double const infinity = std::numeric_limits<double>::infinity();
   double const lowest = std::numeric_limits<float>::lowest();

@@ -1,5 +1,5 @@
-// softmax_walk.h: the kernels' walks over tiles of scores, in an emulated warp: which functions of
-// the softmax they call, and when the output takes what in.
+// softmax_walk.h: walks over tiles of scores, as the kernels do, in an emulated warp. A walk calls
+// the functions of the softmax, rescales the output and adds P V to it in the order of the kernels.
 #pragma once
 
 #include <algorithm>
@@ -15,51 +15,53 @@
 
 namespace cute_attention::testing {
 
-// What a walk computed, and how: how many of its tiles rescaled the output.
+// What a walk computed, and how many of its tiles rescaled the output.
 struct Walked {
   std::vector<RowResult> rows;
   int tiles = 0;
   int rescaled = 0;
 };
 
-// What the kernels' rows differ in.
+// What the walks of different kernels differ in.
 template <class Element_, int kRows_, int kChains_ = 1, int kMostLag_ = 14>
 struct Variant {
-  using Element = Element_;                 // P is rounded to
-  static constexpr int kRows = kRows_;      // of a thread
-  static constexpr int kChains = kChains_;  // sums of a row
+  using Element = Element_;                 // the type that P is rounded to
+  static constexpr int kRows = kRows_;      // rows that a thread holds
+  static constexpr int kChains = kChains_;  // independent sums of a row
   static constexpr int kMostLag = kMostLag_;
 };
 
-// The emulated warp with the softmax's integer instruction.
+// The emulated warp, with the integer instructions that the softmax needs too.
 struct SoftmaxWarp : HostWarp {
   static int max3(int a, int b, int c) { return std::max(a, std::max(b, c)); }
   static int min3(int a, int b, int c) { return std::min(a, std::min(b, c)); }
 };
 
-// When the output takes the probabilities of a tile in.
+// When P V of a tile is added to the output.
 enum class Output {
-  AtOnce,  // sm80
-  Late,    // sm90: while those of the next tile are made, before it is rescaled for them
+  AtOnce,  // sm80: before the softmax of the next tile
+  Late,    // sm90: after the softmax of the next tile, and before the output is rescaled for it
 };
 
 template <class Variant>
 class Walk {
  public:
   static constexpr int kRows = Variant::kRows;
-  static constexpr int kWarpRows = 8 * kRows;  // of all threads
+  static constexpr int kWarpRows = 8 * kRows;  // rows that all threads of the warp hold together
   static constexpr int kChains = Variant::kChains;
 
   static Walked alone(Problem const& problem, Output when) {
     return Walk(problem, when, 1, 0).run();
   }
 
-  // Two warps share the rows: one has the even tiles, the other at the same time the odd ones. They
-  // tell each other maxima and sums, and their outputs are added.
+  // Two warps have the same rows. One of them takes the even tiles and the other, at the same time,
+  // the odd ones. They exchange the maxima and the sums of the rows, and their outputs are added.
+  // The emulation runs them one after the other, and the first one twice: it needs the sums of the
+  // other.
   static Walked shared(Problem const& problem) {
     Walk even(problem, Output::AtOnce, 2, 0);
     Walk odd(problem, Output::AtOnce, 2, 1);
-    even.run();  // for its sums alone
+    even.run();  // only for its sums
     odd.others_sums_ = even.sums_;
     Walked result = odd.run();
     Walk again(problem, Output::AtOnce, 2, 0);
@@ -89,12 +91,12 @@ class Walk {
     }
   }
 
-  // A thread: it holds pairs of columns, eight apart, in rows eight apart.
+  // A thread of the warp. The rows that it holds are eight apart, and so are its pairs of columns.
   struct Lane {
     Walk& walk;
     int const lane;
     Softmax softmax;
-    Tile<kColumns / kThreadsPerRow> scores;  // then probabilities
+    Tile<kColumns / kThreadsPerRow> scores;  // become probabilities in place
     Tile<kHeadDim / kThreadsPerRow> output;
     Rows factors;
     int tile = 0;
@@ -121,7 +123,8 @@ class Walk {
       finish();
     }
 
-    // What the softmax is to write holds garbage before it does.
+    // Turns the scores of a tile into probabilities. The factors are NaN before the call, so that a
+    // factor that the softmax fails to write does harm.
     bool make_probabilities() {
       cute::fill(factors, NAN);
       for (int i = 0; i < kRows; ++i) {
@@ -136,8 +139,8 @@ class Walk {
       return rescale;
     }
 
-    // Exchanges numbers of the rows with the other warp: the maxima of its tile, and at the end its
-    // sums.
+    // Combines a number of each row with that of the other warp: the maxima of its tile, and at the
+    // end its sums.
     auto combine() {
       return [this](Rows& rows, auto const& op) {
         bool const sums = std::is_same_v<std::decay_t<decltype(op)>, SumOp>;
@@ -150,15 +153,15 @@ class Walk {
       };
     }
 
-    // P as rounded, for all threads. There is room for two tiles: one is read while the next is
-    // written.
+    // Rounds P and stores it where all threads can read it. There is room for two tiles, so that
+    // one can be read while the next is written.
     void store_probabilities() {
       for (int i = 0; i < kRows; ++i) {
         for (int j = 0; j < kColumns / kThreadsPerRow; ++j) {
           walk.probability(tile, row(i), column(j)) = float(Element(scores(i, j)));
         }
       }
-      HostWarp::all(true);  // a collective that the softmax has not: its own cannot pass for it
+      HostWarp::all(true);  // the softmax never calls all(), so no collective of it can match this
     }
 
     // O += P V
@@ -184,7 +187,7 @@ class Walk {
       }
     }
 
-    // Counts a tile, once for the warp, whose lanes must agree.
+    // Counts a tile once for the whole warp, and checks that its lanes agree on whether to rescale.
     void note(bool rescale) {
       if (lane == 0) {
         ++walk.walked_.tiles;
@@ -225,11 +228,11 @@ class Walk {
 
   Problem const& problem_;
   Output const when_;
-  int const warps_;  // that share the rows
-  int const warp_;   // of them
+  int const warps_;  // how many warps have the same rows
+  int const warp_;   // which of these warps this is
   Walked walked_;
   std::vector<float> values_;
-  std::vector<bool> outcomes_;  // of lane 0, for each tile: whether it rescaled
+  std::vector<bool> outcomes_;  // for each tile, whether lane 0 rescaled the output
   std::array<float, kWarpRows> sums_{};
   std::array<float, kWarpRows> others_sums_{};
   float probabilities_[2][kWarpRows][kColumns];

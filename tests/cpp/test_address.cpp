@@ -1,5 +1,5 @@
-// test_address.cpp: where rows of heads and their LSE lie, against tensors that are counted through
-// element by element.
+// test_address.cpp: compares the addresses of rows and of their LSE with the positions that one
+// gets by counting through a tensor element by element.
 #include <vector>
 
 #include "check.h"
@@ -12,7 +12,8 @@ using testing::check_equal;
 
 constexpr int kBatch = 3, kHeads = 4, kHeadDim = 5;
 
-// Every row of [batch, seqlen, heads, head_dim], contiguous, and with heads outside of rows.
+// Checks every row of a tensor [batch, seqlen, heads, head_dim]: of a contiguous one, and of one in
+// which all rows of a head lie together.
 void check_dense_rows() {
   constexpr int kSeqlen = 7;
   std::vector<int> tensor(kBatch * kSeqlen * kHeads * kHeadDim);
@@ -38,7 +39,7 @@ void check_dense_rows() {
   }
 }
 
-// Offsets beyond 2^31 elements, which no factor alone reaches: the pointer is only computed.
+// Checks offsets beyond 2^31 elements. The pointers are only computed, never read.
 void check_large_offsets() {
   Strides const stride{int64_t(1) << 40, int64_t(1) << 31, 3};
   auto const offset = [&](int32_t batch, int32_t head, int64_t row) {
@@ -58,7 +59,7 @@ struct Params {
   int64_t total_q;
 };
 
-// Every number of an LSE [batch, heads, seqlen_q].
+// Checks the index of every number of an LSE [batch, heads, seqlen_q].
 void check_dense_lse() {
   constexpr int kSeqlen = 7;
   Params const params{nullptr, kHeads, kSeqlen, 0};
@@ -73,7 +74,8 @@ void check_dense_lse() {
   }
 }
 
-// Every number of a packed LSE [heads, total_q] whose sequences have 2, 0 and 5 queries.
+// Checks the index of every number of a packed LSE [heads, total_q], whose sequences have 2, 0 and
+// 5 queries.
 void check_packed_lse() {
   int32_t const cu_seqlens[] = {0, 2, 2, 7};
   Params const params{cu_seqlens, kHeads, 5, 7};

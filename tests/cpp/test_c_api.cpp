@@ -1,5 +1,5 @@
-// test_c_api.cpp: the C API on the fake kernel library: what a launch is given, and what a miss
-// says.
+// test_c_api.cpp: calls the C API on the fake kernel library, and checks what the core passes to a
+// launch, and what it says if no row serves a call.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -31,7 +31,7 @@ int32_t current_device() {
 }
 
 void test_launch() {
-  for (int32_t const device : {1, 0, 1}) {  // the second time the answer is remembered
+  for (int32_t const device : {1, 0, 1}) {  // the core remembers its answer for device 1
     Answer const answer = forward([&](ForwardCall& call) { call.device = device; });
     check_equal(answer.error, "", "error of a launch");
     check_equal(answer.written[0], 0.f, "the small row serves 64 queries");
@@ -56,7 +56,7 @@ void test_backward_launch() {
   check_equal(answer.written[5], 64.f, "seqlen_q of a backward launch");
 }
 
-// Each row has its own answer.
+// The row that serves the call says how large its workspaces must be.
 void test_backward_workspace() {
   BackwardParams params{};
   testing::fill(params);
@@ -86,7 +86,7 @@ void test_nothing_to_do() {
         pack(call.params);
         call.params.total_q = 0;
       },
-      [](ForwardCall& call) {  // nothing is no reason to ask for tensors
+      [](ForwardCall& call) {  // an empty problem needs no tensors
         call.params.batch = 0;
         call.params.q = call.params.k = call.params.v = call.params.o = nullptr;
       },
@@ -102,7 +102,8 @@ void test_nothing_to_do() {
   check_equal(answer.written[0], -1.f, "nothing is launched for an empty backward problem");
 }
 
-// Rows that see no key are written, and gradients that no query has reached.
+// A call without keys is launched, since its output, or the gradient of q, must be written. A
+// backward call without queries is launched, since the gradients of k and v must be written.
 void test_one_side_is_empty() {
   Answer const keyless = forward([](ForwardCall& call) {
     call.params.seqlen_k = 0;
@@ -127,8 +128,8 @@ void test_one_side_is_empty() {
   check_equal(queryless.written[5], 0.f, "a backward call without queries is launched");
 }
 
-// Rows after the last sequence are written even where all sequences are empty: the grid must not
-// be.
+// Packed rows after the last sequence are written even if all sequences are empty. So the core
+// passes a seqlen_q of 1 to the launch, for which the grid is not empty.
 void test_packed_rows_of_no_sequence() {
   Answer const ahead = forward([](ForwardCall& call) {
     pack(call.params);

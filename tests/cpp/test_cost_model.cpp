@@ -1,5 +1,5 @@
-// test_cost_model.cpp: the key tiles that the cost model counts, by brute force; and what it
-// prefers.
+// test_cost_model.cpp: compares the key tiles that the cost model counts with a count by brute
+// force, and checks which rows the model prefers.
 #include "check.h"
 #include "cost_model.h"
 
@@ -9,7 +9,8 @@ namespace {
 using testing::check;
 using testing::check_equal;
 
-// An A100 and a row like those of the tables, with the shared memory that Q and one K and V take.
+// An A100. The rows below are like those of the tables: they take the shared memory of Q, one K and
+// one V.
 DeviceInfo const kDevice{0, 80, 108, 163 * 1024, 164 * 1024, 40 << 20, "test"};
 
 KernelRow row(int32_t tile_m, int32_t tile_n, int32_t head_dim, int32_t warps) {
@@ -30,7 +31,8 @@ bool visible(Problem const& p, int64_t i, int64_t j) {
   return j >= diagonal - p.window_left && j <= diagonal + p.window_right;
 }
 
-// A tile counts from the first to the last key that any of its queries sees.
+// A tile of queries visits the key tiles from the first to the last key that any of its queries
+// sees.
 TileWork brute_force(Problem const& p, KernelConfig const& config) {
   TileWork work{0, 0, 0};
   for (int64_t begin = 0; begin < p.seqlen_q; begin += config.tile_m) {
@@ -77,7 +79,8 @@ void test_preferences() {
   KernelRow const small = row(64, 64, 64, 4);
   KernelRow const wide = row(128, 128, 128, 4);
 
-  // Few queries: small tiles waste less and spread over more SMs. Many: both fill the GPU.
+  // With few queries, small tiles waste less work and occupy more SMs. With many, both rows fill
+  // the GPU.
   Problem shortest = problem(64, 64, kUnbounded, kUnbounded);
   shortest.heads = shortest.heads_kv = 8;
   check(estimate_us(small, shortest, kDevice) < estimate_us(large, shortest, kDevice),

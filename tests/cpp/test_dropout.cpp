@@ -1,5 +1,5 @@
-// test_dropout.cpp: the dropout bits against published vectors; with arguments, prints them for the
-// Python test.
+// test_dropout.cpp: compares Philox with published vectors, and checks the bits of dropout. With
+// arguments it prints these bits, and a test in Python compares them with its own.
 #include <cstdlib>
 
 #include "check.h"
@@ -10,7 +10,7 @@ namespace {
 
 using testing::check_equal;
 
-// Known answers of philox4x32 with 7 rounds, published with Random123 (kat_vectors).
+// The known answers of philox4x32 with 7 rounds that were published with Random123 (kat_vectors).
 void test_known_answers() {
   struct Vector {
     PhiloxBits counter;
@@ -32,7 +32,8 @@ void test_known_answers() {
   }
 }
 
-// Every score of a patch has a byte of its own, and the patches tile the plane.
+// The 16 scores that a thread holds in a patch use all 16 bytes. Scores of one patch share the same
+// bits, and another patch has other bits.
 void test_patches() {
   for (uint32_t query = 0; query < 16; query += 8) {
     bool seen[16] = {};
@@ -56,7 +57,8 @@ void test_patches() {
 }  // namespace
 }  // namespace cute_attention
 
-// test_dropout SEED HEAD_INDEX ROWS COLS: the bytes of scores [0, ROWS) x [0, COLS), a line a row.
+// test_dropout SEED HEAD_INDEX ROWS COLS prints the bytes of the scores [0, ROWS) x [0, COLS), one
+// line for each row.
 int main(int argc, char** argv) {
   using namespace cute_attention;
   if (argc == 5) {

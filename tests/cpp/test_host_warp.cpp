@@ -1,5 +1,5 @@
-// test_host_warp.cpp: the emulated warp: its shuffles and votes, and that it notices lanes that
-// diverge.
+// test_host_warp.cpp: checks the shuffles and votes of the emulated warp, and that it notices lanes
+// that diverge.
 #include "host_warp.h"
 
 #include <array>
@@ -14,7 +14,7 @@ using namespace cute_attention::testing;
 
 constexpr int kLanes = HostWarp::kLanes;
 
-// A number that depends on all of its arguments.
+// A number that depends on every bit of both arguments.
 uint32_t mixed(uint32_t step, uint32_t lane) {
   uint32_t bits = step * 0x9e3779b9u + lane * 0x85ebca6bu;
   bits ^= bits >> 15;
@@ -51,7 +51,7 @@ void test_shuffle() {
   check(special, "NaN and infinity pass through a shuffle");
 }
 
-// With no lane's vote true, one lane's, all but one's and all.
+// Votes in which no lane, one lane, all lanes but one, and all lanes are for it.
 void test_votes() {
   for (int single = 0; single <= kLanes; ++single) {
     for (bool others : {false, true}) {
@@ -72,7 +72,8 @@ void test_votes() {
   }
 }
 
-// A long mixture of collectives, each compared with the votes and values of all lanes.
+// A long random sequence of collectives. The result of each is compared with the votes and values
+// of all lanes.
 void test_mixture() {
   constexpr uint32_t kSteps = 20000;
   long const before = HostWarp::exchanges();
@@ -151,11 +152,11 @@ void test_divergence() {
     };
     check_equal(HostWarp::divergence(body), std::string(one.expected), one.name);
     check_equal(alive, 0, std::string("objects left in lanes after ") + one.name);
-    test_shuffle();  // the next warp is whole
+    test_shuffle();  // the next warp works as before
   }
 }
 
-// A divergence fails the test that runs the warp.
+// If the lanes of a warp diverge, the test that runs it fails.
 void test_failure() {
   int const before = failures;
   bool const passed = run_warp(

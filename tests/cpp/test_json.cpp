@@ -1,4 +1,4 @@
-// test_json.cpp: the text of JSON objects and arrays, byte for byte.
+// test_json.cpp: compares the text of JSON objects and arrays byte for byte.
 #include "json.h"
 
 #include <limits>
@@ -29,7 +29,8 @@ void check_values() {
   check_text(json_array({"one", "two"}), R"(["one","two"])");
 }
 
-// What would end the text, and what may not stand in it; UTF-8 is as it was.
+// Characters that would end a string of JSON, or that may not be in one, are escaped. UTF-8 stays
+// as it is.
 void check_escapes() {
   check_text(Json::array().add("\"\\\n\t\x01/\xc3\xa9"),
              "[\"\\\"\\\\\\u000a\\u0009\\u0001/\xc3\xa9\"]");

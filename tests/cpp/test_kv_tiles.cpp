@@ -1,5 +1,6 @@
-// test_kv_tiles.cpp: which KV tiles a tile of queries needs, against brute force over every mask,
-// length and tile of a small world.
+// test_kv_tiles.cpp: compares the KV tiles that a tile of queries visits with brute force, for many
+// masks, lengths and tiles of short sequences. Also tests the tiles of a grid and the offsets of
+// LSEs.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -15,7 +16,7 @@ namespace {
 using testing::check;
 using testing::check_equal;
 
-// The contract of the window, word for word.
+// Whether a query sees a key: what the contract in docs/design.md says of windows.
 bool sees(int query, int key, int seqlen_q, int seqlen_k, int left, int right) {
   int64_t const position = int64_t(query) + seqlen_k - seqlen_q;
   return key >= 0 && key < seqlen_k && position - left <= key && key <= position + right;

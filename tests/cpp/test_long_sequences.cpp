@@ -1,5 +1,6 @@
-// test_long_sequences.cpp: tile ranges and masks at the longest lengths that are served, against
-// the contract in 64 bits. Compiled so that an int32 that overflows ends the program.
+// test_long_sequences.cpp: compares tile ranges and masks of the longest sequences that kernels
+// serve with the contract, computed in 64 bits. If an int32 overflows, the program ends with a
+// signal.
 #include "layouts/host_cuda.h"  // before everything else
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace {
 using testing::check;
 using testing::check_equal;
 
-// Three times 715,827,883 is more than 2^31.
+// 715,827,883 is the smallest number whose triple is more than 2^31.
 constexpr int32_t kLengths[] = {1,         2,         1000,      1 << 29,        (1 << 29) + 1,
                                 715827882, 715827883, 715827979, kMaxSeqlen - 1, kMaxSeqlen};
 constexpr int32_t kWindows[] = {0,          1,       100,           1 << 29,   715827883,
@@ -46,7 +47,7 @@ struct Range {
   bool empty() const { return end <= begin; }
 };
 
-// The contract of the window, word for word.
+// What the contract in docs/design.md says of windows.
 Range keys_of_query(Mask const& mask, int64_t query) {
   int64_t const position = query + mask.shift();
   return {std::max<int64_t>(position - mask.left, 0),
@@ -58,7 +59,8 @@ Range queries_of_key(Mask const& mask, int64_t key) {
           std::min(position + mask.left + 1, mask.seqlen_q)};
 }
 
-// What some row of a tile sees, and what all of them see.
+// Ranges of keys that rows of a tile see: a range from the first to the last key that some row
+// sees, and the keys that all rows see. Likewise for the queries that see keys.
 struct Seen {
   Range some{INT64_MAX, 0};
   Range all{0, INT64_MAX};
@@ -69,7 +71,8 @@ struct Seen {
   }
 };
 
-// Blocks worth a look: near the ends of a range, and of the range of full ones.
+// The blocks that the test looks at: those near the ends of the range, and near the ends of the
+// range of full blocks.
 std::vector<int64_t> blocks_near(Range const& blocks, Seen const& seen, int64_t tile) {
   std::vector<int64_t> near;
   for (int64_t at : {blocks.begin, blocks.end, seen.all.begin / tile, seen.all.end / tile}) {
@@ -122,8 +125,8 @@ void check_m_tiles(Mask const& mask, int64_t n_begin, int32_t tile_n, int32_t ti
   }
 }
 
-// Where tiles begin: the first ones, the last, around the middle, and where sums of three lengths
-// pass 2^31.
+// Where the tiles begin that the test looks at: the first two, the last two, the one in the middle,
+// and the one at a third of the length.
 std::vector<int64_t> beginnings(int64_t seqlen, int32_t tile) {
   std::vector<int64_t> found;
   int64_t const last = (seqlen - 1) / tile;
@@ -160,8 +163,10 @@ void test_tile_ranges() {
 constexpr int kRows = 16;
 constexpr int kCols = 16;
 
-// One thread holds the whole tile. The masks of keys may hide queries past the end of the sequence
-// or not, but must not overflow there; `missing` hides those and no others.
+// Checks which scores `hide` hides in a tile that one thread holds alone. With `missing`, `hide`
+// must hide the queries past the end of the sequence and no others. Without it, `hide` must hide
+// the keys that a query does not see. It may then hide queries past the end or not, but must not
+// overflow.
 template <class Hide>
 void check_mask(Mask const& mask, int64_t m_begin, int64_t n_begin, int32_t shift, Hide const& hide,
                 bool missing = false) {
@@ -212,7 +217,8 @@ void test_masks() {
   });
 }
 
-// Offsets say the same as the window for every pair of positions; here the pairs at the ends.
+// The offsets of a sequence must give each query the same keys as its window. Checked for the first
+// query, one in the middle and the last.
 void test_offsets() {
   for_each_mask([](Mask const& mask) {
     Sequence const sequence = mask.sequence();

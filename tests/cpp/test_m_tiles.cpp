@@ -1,5 +1,6 @@
-// test_m_tiles.cpp: which tiles of queries a block of keys needs, against brute force over every
-// mask, length and tile of a small world; the order of the blocks; where dQ's sums lie.
+// test_m_tiles.cpp: compares the tiles of queries that a block of keys visits with brute force, for
+// many masks, lengths and tiles of short sequences. Also tests the order of the blocks, and where
+// the sums of dQ lie.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -15,7 +16,7 @@ namespace {
 using testing::check;
 using testing::check_equal;
 
-// The contract of the window, word for word.
+// Whether a query sees a key: what the contract in docs/design.md says of windows.
 bool sees(int query, int key, int seqlen_q, int seqlen_k, int left, int right) {
   int64_t const position = int64_t(query) + seqlen_k - seqlen_q;
   return key >= 0 && key < seqlen_k && position - left <= key && key <= position + right;
@@ -43,7 +44,9 @@ int check_block(int seqlen_q, int seqlen_k, int left, int right, int n_begin, in
     if (visited) {
       check_equal(tiles.masked(m_block), !all, "a tile is masked where a score is hidden");
     }
-    // The turns of a tile of queries count the blocks of keys that add to its dQ.
+    // Where dQ is summed in order, the turns count the blocks of keys that add to a tile of
+    // queries. They are right only if kv_tiles() and m_tiles() agree on which tiles and blocks
+    // meet.
     KvTiles const keys = kv_tiles(sequence, m_block * tile_m, tile_m, tile_n);
     int const n_block = n_begin / tile_n;
     check_equal(visited, keys.begin <= n_block && n_block < keys.end,
@@ -113,7 +116,7 @@ void test_schedule_covers_every_block_once() {
                   tile.batch >= 0 && tile.batch < 3,
               "a block lies in the problem");
         seen.insert({tile.n_block, tile.head_kv, tile.batch});
-        // A CTA that waits for its turn waits for CTAs that have started.
+        // A CTA waits for the CTAs of the blocks before its own, so these must have started before.
         check(tile.n_block == 0 || seen.count({tile.n_block - 1, tile.head_kv, tile.batch}) == 1,
               "the blocks of a head come in order");
       }
@@ -132,7 +135,7 @@ void test_groups_of_a_schedule_are_even() {
   check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 132).heads_per_group, 64,
               "all at most");
   int32_t turn = 0;
-  params.grad_q_turn = &turn;  // 5 steps: 132 CTAs over 4 of a head, and 1
+  params.grad_q_turn = &turn;  // 5 steps of 64 queries: 132 CTAs / 4 CTAs of a head + 1 is 34
   check_equal(make_grad_schedule(params, 64, 128, 0, 132).heads_per_group, 64, "in order");
   params.batch = 64;
   check_equal(make_grad_schedule(params, 64, 128, 0, 132).heads_per_group, 37, "in order");

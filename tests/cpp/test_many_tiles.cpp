@@ -1,5 +1,6 @@
-// test_many_tiles.cpp: grids, schedules and offsets at the most tiles that are served and beyond,
-// against 128 bits. Compiled so that an int32 that overflows ends the program.
+// test_many_tiles.cpp: compares grids, schedules and offsets with the same sums in 128 bits, for
+// the largest number of tiles that kernels serve, and for more. If an int32 overflows, the program
+// ends with a signal.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -40,7 +41,7 @@ void test_tile_count() {
   check_equal(tile_count(-1, 64, 2, 2), int64_t(0), "tiles of nothing");
 }
 
-// Shapes with nearly as many tiles of 64 queries as a launch may have.
+// Shapes with nearly as many tiles of queries as a launch may have.
 struct Shape {
   int32_t m_blocks, heads, batch;
   int64_t tiles() const { return int64_t(m_blocks) * heads * batch; }
@@ -52,7 +53,8 @@ ForwardParams params_of(Shape const& shape) {
   ForwardParams params{};
   params.batch = shape.batch;
   params.heads = params.heads_kv = shape.heads;
-  // Tiles of one row, as `m_blocks` may exceed what sequences of 2^30 have.
+  // The tests use tiles of one row, so that seqlen_q is the number of tiles of a head. It may
+  // exceed the longest sequence that the core accepts.
   params.seqlen_q = shape.m_blocks;
   params.seqlen_k = 4096;
   params.head_dim = params.head_dim_v = 64;
@@ -60,7 +62,7 @@ ForwardParams params_of(Shape const& shape) {
   return params;
 }
 
-// Indices worth a look.
+// The indices that the tests look at.
 std::vector<int64_t> indices_of(int64_t tiles) {
   std::vector<int64_t> found;
   for (int64_t at : {int64_t(0), tiles / 3, tiles / 2, int64_t(1) << 30, tiles}) {
@@ -87,7 +89,7 @@ void test_work_tiles() {
   }
 }
 
-// The last rounds of a persistent grid take each of the last tiles once, and then end.
+// In the last rounds a persistent grid takes each of the last tiles once, and then ends.
 void test_last_rounds(Shape const& shape, Order order, int32_t ctas) {
   int64_t const tiles = shape.tiles();
   int32_t const all_heads = shape.heads * shape.batch;
@@ -114,7 +116,7 @@ void test_last_rounds(Shape const& shape, Order order, int32_t ctas) {
   std::sort(keys.begin(), keys.end());
   check(std::adjacent_find(keys.begin(), keys.end()) == keys.end(), "a tile is taken once");
   int64_t expected = items - first * ctas;
-  if (pairs) {  // of two tiles each, but for the middle one of an odd number
+  if (pairs) {  // a pair has two tiles, or one if it is the middle of an odd number of tiles
     int64_t const of_a_head = (shape.m_blocks + int64_t(1)) / 2;
     expected *= 2;
     for (int64_t pair = first * ctas; pair < items; ++pair) {
@@ -130,7 +132,8 @@ void test_schedules() {
       for (int32_t ctas : {16, 132, 148}) test_last_rounds(shape, order, ctas);
     }
   }
-  // Packed: every sequence counts as the longest, so that the product says little.
+  // The host counts each packed sequence as long as the longest one, which gives far too many
+  // tiles.
   ForwardParams params = params_of({kMaxSeqlen, 128, 1 << 20});
   params.seqlen_k = kMaxSeqlen;
   params.window_right = 0;
@@ -189,7 +192,7 @@ void test_grad_schedules() {
   check_equal(schedule.tiles(), int64_t(1 << 10) * ((kMaxSeqlen + 63) / 64), "blocks of long keys");
 }
 
-// Where the rows of a head, and the blocks of its dQ sums, lie.
+// The offsets of the LSE of a head, and of the blocks with its sums of dQ.
 void test_offsets() {
   BackwardParams params{};
   int32_t const cu_seqlens = 0;

@@ -1,5 +1,5 @@
-// Host test: tiles that hold several query heads of one KV head have every query of every head
-// once, and the packing chosen takes the fewest tiles.
+// test_query_packing.cpp: tiles that hold several query heads of one KV head contain every query of
+// every head once, and the packing that is chosen takes the fewest tiles.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -64,7 +64,8 @@ int main() {
       }
     }
   }
-  // Decoding: a group is a tile. Long sequences fill tiles alone. No group, nothing to pack.
+  // In decoding, a tile holds all heads of a group. A head of a long sequence fills tiles alone. If
+  // each KV head has one query head, there is nothing to pack.
   check_equal(make_query_packing(problem(1, 32, 4), 128, 64).shift, 3, "decoding");
   check_equal(make_query_packing(problem(1, 28, 4), 128, 64).shift, 3, "decoding, a group of 7");
   check_equal(make_query_packing(problem(1, 128, 1), 128, 64).parts, 2, "more heads than rows");
@@ -73,7 +74,8 @@ int main() {
   check_equal(make_query_packing(problem(90, 8, 2), 128, 64).shift, 2,
               "less than a tile of queries");
 
-  // 32768 tokens in 64 sequences: packed tiles leave less of them empty.
+  // 64 sequences have 32768 tokens together, but the longest has 2048. With several heads in a
+  // tile, fewer rows of the last tiles stay empty.
   ForwardParams packed = problem(2048, 16, 2, 64);
   int32_t const offsets = 0;
   packed.cu_seqlens_q = &offsets;  // only compared with null

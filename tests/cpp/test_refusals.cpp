@@ -1,5 +1,5 @@
-// test_refusals.cpp: what the C API refuses before anything is launched, and that each refusal
-// names the argument, what was expected and what came.
+// test_refusals.cpp: the C API refuses wrong calls before anything is launched. The text of each
+// refusal names the argument, and says what was expected and what came.
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -28,7 +28,7 @@ struct Wrong {
   std::function<void(Call&)> change;
 };
 
-// What both directions refuse alike.
+// The mistakes that the forward and the backward pass refuse with the same words.
 template <class Call, class Params>
 std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
   return {
@@ -177,7 +177,8 @@ void test_backward() {
   for (auto const& wrong : all) check_refused(wrong, testing::backward(wrong.change));
 }
 
-// Strides that no element needs may be anything that is aligned; inputs may repeat themselves.
+// Strides of a dimension with one element are never used, so they may be any multiple of 8.
+// Elements of an input may share an address.
 void test_what_is_not_refused() {
   Answer const unused = testing::forward([](ForwardCall& call) {
     call.params.q_stride.batch = call.params.o_stride.batch = -8;
@@ -210,7 +211,7 @@ void test_null_arguments() {
   check_equal(cute_attention_last_error(), std::string("problem is null"), "problem");
 }
 
-// A problem is explained, not refused: each row says why it does not serve.
+// explain does not refuse a problem. It says of each row why the row does not serve the problem.
 void test_explain() {
   Problem problem{Direction::Forward,
                   DType::Float16,

@@ -1,5 +1,5 @@
-// test_rows.cpp: the rows as C++ reads them. With an argument it prints the table, for the other
-// readers to compare.
+// test_rows.cpp: checks the rows as C++ reads them. With an argument it prints them, and a test in
+// Python compares them with the rows that CMake and Python read.
 #include <cstdio>
 #include <set>
 

@@ -1,5 +1,5 @@
-// Host test: a persistent grid takes every tile of queries exactly once, in each order, and in a
-// balanced way where the order promises so.
+// test_schedule.cpp: a persistent grid takes every tile of queries exactly once, in each of the
+// orders. Where an order promises that all CTAs get about as much work, they do.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -14,8 +14,8 @@ using cute_attention::testing::check;
 using cute_attention::testing::check_equal;
 using cute_attention::testing::report;
 
-// The KV tiles that each CTA walks over under a causal mask with square tiles; checks that every
-// tile is taken once.
+// Checks that the CTAs take every tile of queries once. Returns how many KV tiles each CTA visits
+// under a causal mask, where tiles are square.
 std::vector<int64_t> walk(Schedule const& schedule, int32_t ctas) {
   std::vector<int> taken(schedule.tiles, 0);
   std::vector<int64_t> cost(ctas, 0);
@@ -39,6 +39,7 @@ std::vector<int64_t> walk(Schedule const& schedule, int32_t ctas) {
   return cost;
 }
 
+// The mean work of a CTA over the work of the busiest one. 1 is perfect.
 double balance(std::vector<int64_t> const& cost) {
   int64_t sum = 0;
   for (int64_t one : cost) sum += one;
@@ -59,7 +60,8 @@ int main() {
       }
     }
   }
-  // 16 heads of 128 tiles: 1024 pairs on 132 CTAs leave the last of 8 rounds three quarters full.
+  // 16 heads of 128 tiles have 1024 pairs. With 132 CTAs they take 8 rounds, of which the last
+  // occupies three quarters of the CTAs.
   check(balance(walk({Order::Pairs, 2048, 128, 16, 16}, 132)) > 0.96, "balance of pairs");
   check(balance(walk({Order::Longest, 2048, 128, 16, 16}, 132)) > 0.99, "balance of longest first");
 

@@ -1,7 +1,8 @@
-// test_softmax.cpp: the softmax of the kernels, in an emulated warp, against float64: rows of all
-// kinds, mixed at random, walked over as the kernels do.
+// test_softmax.cpp: runs the softmax of the kernels in an emulated warp, and compares it with
+// float64. The rows are of all kinds, mixed at random, and the walks over their tiles are those of
+// the kernels.
 //
-// With the argument "quick" it walks over fewer of them.
+// With the argument "quick" it tests fewer rows.
 #include "layouts/host_cuda.h"  // before everything else
 
 #include <cutlass/numeric_types.h>
@@ -36,14 +37,15 @@ double smallest() {
   return std::is_same_v<Element, half_t> ? 0x1p-25 : 0;
 }
 
-// Whether `got` is within `bound` of `expected`; NaN and infinities only if they are the same.
+// Whether `got` is within `bound` of `expected`. A NaN is near a NaN alone, and an infinity only
+// near the same infinity.
 bool near(double got, double expected, double bound) {
   if (std::isnan(expected)) return std::isnan(got);
   if (std::isinf(expected)) return got == expected;
   return std::abs(got - expected) <= bound;
 }
 
-// Compares the rows of queries. The first that differs is reported, and how.
+// Compares all rows that belong to a query. Reports the first row that differs, and by how much.
 template <class Element>
 bool check_rows(Problem const& problem, Walked const& walked, std::string const& what) {
   std::string difference;
@@ -69,7 +71,7 @@ bool check_rows(Problem const& problem, Walked const& walked, std::string const&
 
 double const kScales[] = {0.125, 0.088388346, 0.6, 1e-3, 0x1p-20};
 
-// Rows of all kinds together in a warp.
+// Puts rows of several kinds together into a warp, and compares the results of a walk (`way`).
 template <class Element, class Way>
 void test_mixtures(std::string const& name, int rows, bool lags, Way const& way) {
   int const count = quick ? 60 : 1000;
@@ -90,7 +92,8 @@ void test_mixtures(std::string const& name, int rows, bool lags, Way const& way)
     total.tiles += walked.tiles;
     total.rescaled += walked.rescaled;
   }
-  // References are replaced, and where they may lag behind they often stay.
+  // In some tiles references must have been replaced. Where they may lag behind the maximum, many
+  // must have stayed, too.
   int const stay = total.tiles - total.rescaled;
   check(total.rescaled > count && (!lags || stay > count / 4), name + " goes all ways");
   std::printf("%s: %d tiles, %d of them with new references\n", name.c_str(), total.tiles,
@@ -118,7 +121,7 @@ void check_ways(Problem const& problem, int rescaled, std::string const& what) {
   check_equal(got.rescaled, rescaled, what + ": tiles that rescale the output");
 }
 
-// How often the output is rescaled, where it is known.
+// Problems for which one knows how many tiles must rescale the output.
 void test_ways() {
   int const tiles = 8;
   Problem const equal(16, tiles, 1.f);
@@ -142,7 +145,7 @@ void test_ways() {
     }
   }
 
-  // A row that has seen nothing has no reference; its first key gives it one.
+  // A row whose scores so far are all -infinity has no reference; its first key gives it one.
   for (int first = 1; first <= tiles; ++first) {
     Problem late = equal;
     for (int tile = 0; tile < first; ++tile) {
@@ -158,7 +161,7 @@ void test_ways() {
   check_ways(large, 1, "scores of 1e10");
 }
 
-// A NaN makes its own row NaN, and not a bit of another row is different.
+// A score that is NaN makes its own row NaN, and changes no bit of another row.
 void test_nan() {
   Random random(30);
   for (int i = 0; i < (quick ? 40 : 400); ++i) {
@@ -180,7 +183,7 @@ void test_nan() {
   }
 }
 
-// What rows hold that are no queries changes no bit of those that are.
+// Rows that belong to no query may hold anything: they change no bit of the rows of queries.
 void test_no_queries() {
   Random random(31);
   double const garbage[] = {NAN, INFINITY, -INFINITY, 3e38, -3e38, 1e10, 500, 100, 1};
@@ -209,7 +212,7 @@ void test_no_queries() {
   }
 }
 
-// The place of a row in the warp changes no bit of it.
+// The results of a row have the same bits wherever in the warp the row stands.
 void test_order_of_rows() {
   Random random(32);
   for (int i = 0; i < (quick ? 20 : 200); ++i) {
@@ -239,7 +242,8 @@ void test_order_of_rows() {
   }
 }
 
-// Large numbers, where float32 has few digits: what is left of their differences must count.
+// Scores so large that neighbouring floats are far apart. The softmax must still see their
+// differences.
 void test_large() {
   Random random(33);
   for (float scale : {1e-3f, 0.125f, 1.f, 10.f}) {
@@ -255,7 +259,8 @@ void test_large() {
   }
 }
 
-// References that many tiles push up: errors of the factors would add up in the other rows.
+// Half of the rows grow in many tiles, so that the output is rescaled again and again. If the
+// factors of the other rows had errors, these would add up.
 void test_long_growth() {
   Problem problem(16, quick ? 100 : 400, 1.f);
   for (int tile = 0; tile < problem.tiles; ++tile) {
@@ -269,7 +274,8 @@ void test_long_growth() {
   check_rows<bfloat16_t>(problem, Sm90::alone(problem, Output::Late), "a row that grows and grows");
 }
 
-// Scores that grow as fast as the sum does never exceed it, until 16 bits would not hold them.
+// Scores that grow as fast as the sum of their row. They do not exceed the reference by more than
+// the sum, so the reference stays until a probability would not fit into 16 bits.
 void test_creeping_growth() {
   using Fp16 = Walk<Variant<half_t, 2>>;
   Problem problem(16, 16, float(M_LN2));
