@@ -1,8 +1,9 @@
-// describe.h: shared-memory tensors, tiled copies and tiled MMAs as JSON, partitioned by CuTe
-// itself.
+// describe.h: writes shared-memory tensors, tiled copies and tiled MMAs as JSON. CuTe itself
+// divides the tiles among the threads.
 //
-// A tile of R x C elements is followed by numbers: element (r, c) is r + R c. `partition` says
-// which of them each thread has: base of the thread + layout of (value, ...).
+// The elements of a tile of R x C are numbered: element (r, c) has the number r + R c. The layout
+// of a copy or an MMA says which numbers each thread has. It maps a thread, a value of the thread
+// and a repetition of the instruction to a number.
 #pragma once
 
 #include <cute/tensor.hpp>  // before the atoms
@@ -15,10 +16,10 @@
 
 namespace cute_attention::layouts {
 
-constexpr int kBankRow = 128;       // bytes: one word of each bank
-constexpr int kMaxRegisters = 255;  // of a thread
+constexpr int kBankRow = 128;       // bytes of a row of banks, which has one word of each bank
+constexpr int kMaxRegisters = 255;  // the most registers of a thread
 
-// What an instruction is called, and how many elements a thread gives it an address for.
+// The name of the instruction that a copy uses.
 template <class CopyAtom>
 struct Instruction;
 template <class Operation, class... Arguments>
@@ -39,13 +40,13 @@ struct Instruction<cute::SM80_CP_ASYNC_CACHEGLOBAL<Vector>> {
 template <int kRows, int kCols>
 using Numbers = cute::Layout<cute::Shape<cute::Int<kRows>, cute::Int<kCols>>>;
 
-// Element numbers of a tile with the shape of a layout.
+// The element numbers of a tile that has the shape of a layout.
 template <class Layout>
 using NumbersOf =
     decltype(cute::make_layout(cute::make_shape(cute::size<0>(Layout{}), cute::size<1>(Layout{}))));
 
-// (THREAD, (VALUES, INSTRUCTIONS), (REST_ROWS, REST_COLS)) of a tiled copy: the elements of a tile
-// that each instruction reads, and those that it writes.
+// The elements of a tile that each instruction of a tiled copy reads, and those that it writes.
+// Both are layouts (THREAD, (VALUES, INSTRUCTIONS), (REST_ROWS, REST_COLS)).
 template <class TiledCopy, class Numbers>
 Json source_json() {
   return layout_json<decltype(TiledCopy::tidfrg_S(Numbers{}))>();
@@ -60,7 +61,7 @@ Json target_json() {
   }
 }
 
-// A tensor in shared memory, or its transpose: a view of the buffer that `tensor` was loaded into.
+// A view of the buffer in shared memory that holds `tensor`: the tensor itself, or its transpose.
 template <class Layout>
 Json smem_json(char const* tensor, bool transposed = false) {
   return Json::object()
@@ -70,7 +71,7 @@ Json smem_json(char const* tensor, bool transposed = false) {
       .set("layout", layout_json<Linear<Layout>>());
 }
 
-// A tile between global and shared memory, element for element.
+// A tiled copy of a tile between global and shared memory. `load` says in which direction.
 template <class TiledCopy, class Smem>
 Json tile_copy_json(char const* tensor, bool load) {
   using Numbers = NumbersOf<Smem>;
@@ -84,7 +85,8 @@ Json tile_copy_json(char const* tensor, bool load) {
       .set("smem", smem_json<Smem>(tensor));
 }
 
-// kCols columns of a tile, as local_tile cuts them.
+// A part of a tile: kCols of its columns, as CuTe's local_tile cuts them. offset(i) says where part
+// i begins.
 template <class LinearLayout, int kCols>
 struct LinearColumns {
   using Divided = decltype(cute::zipped_divide(
@@ -101,8 +103,9 @@ struct ColumnsOf<cute::ComposedLayout<Swizzle, Offset, LinearLayout>, kCols>
       cute::ComposedLayout<Swizzle, Offset, typename LinearColumns<LinearLayout, kCols>::Layout>;
 };
 
-// Threads of a tiled MMA as (V, M, N, K), and a tile's elements as ((V, (M, K)), (VALUES, (REST_M,
-// REST_K))) of them.
+// Which elements of a tile each thread of a tiled MMA has. `threads` maps (V, M, N, K) to a thread.
+// `layout` maps ((V, (M, K)), (VALUES, (REST_M, REST_K))) to the number of an element; its first
+// mode is the thread by these coordinates, its second mode a value of that thread.
 template <class TiledMma, class Partition>
 Json mma_partition_json() {
   return Json::object()
@@ -110,8 +113,8 @@ Json mma_partition_json() {
       .set("layout", layout_json<Partition>());
 }
 
-// An accumulator of 32-bit pairs of 16-bit elements written to the same places of a tile in shared
-// memory.
+// An accumulator that is rounded to 16 bits and written to a tile in shared memory, each element to
+// its own place in the tile. A thread writes two neighbouring elements as one word of 32 bits.
 template <class TiledMma, class Smem, class Fragment>
 Json fragment_store_json(char const* tensor, char const* accumulator) {
   return Json::object()
@@ -125,8 +128,9 @@ Json fragment_store_json(char const* tensor, char const* accumulator) {
       .set("smem", smem_json<Smem>(tensor));
 }
 
-// A number in shared memory for each column of an accumulator, of 32 bits, read where the MMA has
-// the column. `Layout` (ROWS, COLS) has the same number in all rows.
+// Numbers of 32 bits in shared memory, one for each column of an accumulator. A thread reads those
+// of the columns that it has in the MMA. `Layout` (ROWS, COLS) gives all rows of a column the same
+// number.
 template <class Layout>
 Json row_numbers_json(char const* tensor, char const* accumulator) {
   return Json::object()
@@ -140,7 +144,7 @@ template <class TiledMma, int kM, int kN>
 using AccumulatorLayout = typename decltype(cute::partition_fragment_C(
     TiledMma{}, cute::Shape<cute::Int<kM>, cute::Int<kN>>{}))::layout_type;
 
-// The accumulator of a tile of kM x kN: which element each register is.
+// Which element of a tile of kM x kN each register of the accumulator holds.
 template <class TiledMma, int kM, int kN>
 Json accumulator_json() {
   return Json::object()
@@ -149,7 +153,8 @@ Json accumulator_json() {
            mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(Numbers<kM, kN>{}))>());
 }
 
-// An operand that is an accumulator of before, seen through a layout (MMA, MMA_M, MMA_K).
+// An operand in registers: the accumulator of an earlier product, seen through the layout (MMA,
+// MMA_M, MMA_K).
 template <class Layout>
 Json register_operand_json(char const* accumulator) {
   return Json::object()
@@ -158,8 +163,8 @@ Json register_operand_json(char const* accumulator) {
       .set("fragment", layout_json<Layout>());
 }
 
-// C = A B of a tile of m x n x k, the rows shared out among `warpgroups` that each see the rows of
-// their own.
+// The product C = A B of a tile of m x n x k. The warpgroups divide its rows evenly among
+// themselves, and `a` and `c` describe the rows of one warpgroup.
 inline Json product_json(char const* name, char const* formula, char const* instruction, int m,
                          int n, int k, Json const& a, Json const& b, Json const& c,
                          int warpgroups = 1) {
@@ -174,8 +179,8 @@ inline Json product_json(char const* name, char const* formula, char const* inst
       .set("c", c);
 }
 
-// A buffer of the shared-memory plan. It is alive from phase `first` to phase `last`, both
-// included; `alignment` is what its readers need, in bytes.
+// A buffer of shared memory. It is in use from phase `first` to phase `last`, both included. Its
+// readers need an address that is a multiple of `alignment` bytes.
 inline Json buffer_json(char const* name, int offset, int bytes, int alignment, int first,
                         int last) {
   return Json::object()
@@ -186,7 +191,7 @@ inline Json buffer_json(char const* name, int offset, int bytes, int alignment, 
       .set("first", first)
       .set("last", last);
 }
-// A member of the plan.
+// The same for a buffer that is a member of the SharedMemory struct `plan`.
 template <class SharedMemory, class Member>
 Json buffer_json(char const* name, SharedMemory const& plan, Member const& member, int alignment,
                  int first, int last) {
@@ -194,8 +199,9 @@ Json buffer_json(char const* name, SharedMemory const& plan, Member const& membe
   return buffer_json(name, int(offset), int(sizeof(member)), alignment, first, last);
 }
 
-// Threads that do the same work. `together`: accumulators alive at once, the one being computed
-// last. `fixed`: setmaxnreg gives them this number of registers.
+// Threads that do the same work. `together` lists which accumulators are in registers at the same
+// time, with the one that is being computed at the end. If `fixed`, setmaxnreg gives each thread
+// the number of registers; otherwise it is an upper limit.
 inline Json role_json(char const* name, int threads, int registers, bool fixed,
                       Json const& together) {
   return Json::object()

@@ -1,11 +1,12 @@
-// descriptors.h: what WGMMA is told about its operands in shared memory, as JSON.
+// descriptors.h: writes the descriptors as JSON by which WGMMA finds its operands in shared memory.
 #pragma once
 
 #include "layouts/describe.h"
 
 namespace cute_attention::layouts {
 
-// Layouts (ROWS, COLS, GROUP) as (ROWS x GROUP, COLS) with the first kGroups groups.
+// The first kGroups groups of a layout (ROWS, COLS, GROUP), one below the other: (ROWS x GROUP,
+// COLS).
 template <class LinearLayout, int kGroups>
 using GroupedRows = decltype(cute::make_layout(
     cute::make_layout(
@@ -26,14 +27,15 @@ struct RowsOfGroupsOf<cute::Layout<Shape, Stride>, kGroups> {
 template <class Layout, int kGroups>
 using RowsOfGroups = typename RowsOfGroupsOf<Layout, kGroups>::type;
 
-// Bytes after which a swizzle repeats: where a buffer must begin.
+// The number of bytes after which a swizzle repeats. The address of a buffer must be a multiple of
+// it.
 template <class Layout>
 constexpr int swizzle_alignment() {
   return Swizzled<Layout>::kBits == 0 ? 128 : 128 << Swizzled<Layout>::kBits;
 }
 
-// The descriptors of an operand (MMA, MMA_MN, MMA_K, GROUP), of a tensor that begins at address 0.
-// PTX ISA, "Matrix Descriptor Format"; addresses in elements of 16 bits.
+// The descriptors (MMA, MMA_MN, MMA_K, GROUP) of an operand whose tensor begins at address 0. PTX
+// ISA, "Matrix Descriptor Format". The addresses in `starts` count elements of 16 bits.
 template <class Descriptors>
 Json descriptors_json(char const* tensor, bool transposed, char const* major, int rows, int groups,
                       Descriptors const& descriptors) {

@@ -1,4 +1,4 @@
-// export.h: one row's layouts as a JSON file.
+// export.h: writes the layouts of one row into a JSON file.
 #pragma once
 
 #include "layouts/host_cuda.h"  // before everything else
@@ -10,8 +10,8 @@
 
 namespace cute_attention::layouts {
 
-// `Description` is the adapter of a kernel family over its traits, e.g.
-// Sm80Forward<sm80::ForwardTraits<Row>>.
+// `Description` is the class that describes the kernels of a family, with the traits of the row as
+// its argument: for example Sm80Forward<sm80::ForwardTraits<Row>>.
 template <class Description>
 void export_row(std::string const& folder, char const* name) {
   std::ofstream file(folder + "/" + name + ".json");

@@ -1,5 +1,6 @@
-// host_cuda.h: what g++ lacks to read headers written for nvcc. Included before everything else; of
-// these only the conversion to a shared-memory address is ever called.
+// host_cuda.h: declares what headers for nvcc use and g++ does not know. It must be included before
+// everything else. The program calls only one of these functions, the conversion to an address in
+// shared memory; only that one is defined.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -40,7 +41,7 @@ extern dim3 const blockDim, gridDim;
 
 namespace cute_attention::layouts {
 
-// The host's copy of a CTA's shared memory: address 0 is where it begins.
+// Stands for the shared memory of a CTA: its first byte has the address 0 in shared memory.
 constexpr size_t kSharedMemoryWindow = 256 * 1024;
 alignas(1024) inline unsigned char shared_memory_window[kSharedMemoryWindow];
 

@@ -1,4 +1,4 @@
-// layout_json.h: CuTe layouts as JSON.
+// layout_json.h: writes CuTe layouts as JSON.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -9,8 +9,8 @@
 
 namespace cute_attention::layouts {
 
-// Nested static integers: (2,(4,8)) -> [2,[4,8]]. Types alone, here and below: no code is generated
-// for CuTe's algebra.
+// Writes nested static integers: (2,(4,8)) -> [2,[4,8]]. Here and below the integers are part of
+// the types, so that the compiler generates no code for CuTe's arithmetic on layouts.
 template <class IntTuple>
 struct TupleJson {
   static int json() { return IntTuple::value; }
@@ -24,8 +24,9 @@ struct TupleJson<cute::tuple<Elements...>> {
   }
 };
 
-// The part of a layout that is linear in the coordinates (all of it, or what a swizzle is applied
-// to), and the swizzle as [bits, base, shift]; bits = 0 is none.
+// Splits a layout into its linear part and its swizzle. The linear part maps coordinates to an
+// offset, and the swizzle is applied to that offset. The JSON of the swizzle is [bits, base,
+// shift], with bits = 0 for a layout without one.
 template <class Layout>
 struct Swizzled;
 template <class Shape, class Stride>
@@ -43,7 +44,8 @@ struct Swizzled<
   static Json swizzle() { return json_array({kBits, kBase, kShift}); }
   static int apply(int offset) { return cute::Swizzle<kSwizzleBits, kBase, kShift>::apply(offset); }
 };
-// CuTe counts a swizzle of pointers in bytes; elements here have two.
+// The swizzle of a layout for pointers counts bytes. Elements have two bytes here, so that a base
+// in elements is smaller by 1.
 template <int kSwizzleBits, int kBase, int kShift, class LinearPart>
 struct Swizzled<cute::ComposedLayout<cute::Swizzle<kSwizzleBits, kBase, kShift>,
                                      cute::smem_ptr_flag_bits<16>, LinearPart>>

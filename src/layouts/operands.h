@@ -1,5 +1,5 @@
-// operands.h: the addresses that threads give to ldmatrix, to stores of accumulators and to copies
-// of tiles, computed by the code of the kernels themselves.
+// operands.h: writes the addresses as JSON that threads pass to ldmatrix, to stores of accumulators
+// and to copies of tiles. The code of the kernels itself computes them here.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace cute_attention::layouts {
 
-// The template arguments of an operand.
+// The template arguments of an sm80::SmemOperand.
 template <class Copy, class Layout, int kElements, bool kIsTransposed, int kCols>
 struct OperandParts {
   using TiledCopy = Copy;
@@ -25,7 +25,8 @@ OperandParts<Copy, Layout, kElements, kTransposed, kK> operand_parts(
 template <class Operand>
 using PartsOf = decltype(operand_parts(static_cast<Operand const*>(nullptr)));
 
-// The fragment that the kernel makes for an operand, (MMA, MMA_MN, MMA_K), by the side of the MMA.
+// The layout of the fragment (MMA, MMA_MN, MMA_K) that a kernel makes for the operand A or B of an
+// MMA.
 struct OperandA {
   template <class TiledMma, class Tensor>
   using Fragment = typename decltype(TiledMma{}.get_slice(0).partition_fragment_A(
@@ -37,7 +38,7 @@ struct OperandB {
       std::declval<Tensor>()))::layout_type;
 };
 
-// Nested static integers as a list.
+// Appends nested static integers to a list.
 template <class IntTuple>
 struct Flat {
   static void append(std::vector<int>& list) { list.push_back(IntTuple::value); }
@@ -47,7 +48,7 @@ struct Flat<cute::tuple<Elements...>> {
   static void append(std::vector<int>& list) { (Flat<Elements>::append(list), ...); }
 };
 
-// Offsets of the elements of a mode, the first of nested modes fastest.
+// The offsets of all elements of a mode. Of nested modes the first one runs fastest.
 inline std::vector<int> mode_offsets(std::vector<int> const& shape,
                                      std::vector<int> const& stride) {
   std::vector<int> offsets{0};
@@ -70,11 +71,13 @@ std::vector<int> mode_offsets(cute::Layout<Shape, Stride> const&) {
   return mode_offsets(shape, stride);
 }
 
-constexpr int kVector = 8;  // elements that a thread gives the address of, and that it receives
+constexpr int kVector =
+    8;  // a thread passes ldmatrix the address of so many elements, and gets as many
 
-// For each thread what it gives to ldmatrix, in bytes from the buffer: CuTe says where a thread's
-// first vector of `First` lies and how far thread 0's vectors are from its first, the operand's own
-// arithmetic the rest. The tile begins `starts` bytes from the buffer, of each warp.
+// The addresses that each thread passes to ldmatrix, in bytes from the start of the buffer. CuTe
+// says where the first vector of each thread lies, in the operand `First`, and how far each vector
+// of thread 0 is from its first one. From these the code of the operand computes the address of
+// every vector. `starts` says for each warp how many bytes from the buffer its tile begins.
 template <class Operand, class First>
 Json addresses_json(std::vector<int> const& starts) {
   using Parts = PartsOf<Operand>;
@@ -103,10 +106,11 @@ Json addresses_json(std::vector<int> const& starts) {
   return addresses;
 }
 
-// An operand that ldmatrix brings from shared memory into the fragment of an MMA. `View` is the
-// part of the tensor's tile that it is, as CuTe cuts it; of each warp it begins at `cuts`,
-// elements, and the kernel has it begin at `starts`, bytes. `First` is the operand whose first
-// addresses it shares.
+// An operand that ldmatrix loads from shared memory into the fragment of an MMA.
+//   View    the part of the tensor's tile that is the operand, as CuTe cuts the tile
+//   cuts    for each warp the element at which its part begins, according to CuTe
+//   starts  for each warp the byte at which its part begins, according to the kernel
+//   First   the operand whose first addresses this one uses, too
 template <class Operand, class Side, class TiledMma, class First = Operand,
           class View = typename PartsOf<Operand>::SmemLayout>
 Json smem_operand_json(char const* tensor, std::vector<int> const& cuts = {0},
@@ -125,8 +129,9 @@ Json smem_operand_json(char const* tensor, std::vector<int> const& cuts = {0},
       .set("fragment", layout_json<Fragment>());
 }
 
-// Where each thread writes the pairs of an accumulator: bytes from the buffer, by the arithmetic of
-// `Place`, an sm80::SmemAccumulator of TiledMma and Smem. Pairs of rows first, then (MMA_M, MMA_N).
+// The addresses to which each thread writes the pairs of an accumulator, in bytes from the start of
+// the buffer. The code of `Place` computes them, an sm80::SmemAccumulator of TiledMma and Smem. For
+// each pair of an MMA come its addresses in all (MMA_M, MMA_N), the last mode fastest.
 template <class Place, class TiledMma, class Smem>
 Json pair_addresses_json() {
   constexpr int kBytes = Place::kElementBytes;
@@ -153,8 +158,10 @@ Json pair_addresses_json() {
   return json_array(addresses);
 }
 
-// A tile that `Walk`, an sm80::TileWalk, loads: for each thread where its vectors go, in bytes from
-// the buffer, and which elements of the tile they begin with. CuTe says where a thread begins.
+// The copy of a tile that an sm80::TileWalk loads. For each thread it says to which addresses its
+// vectors go, in bytes from the start of the buffer, and with which element of the tile each vector
+// begins. CuTe says where the first vector of a thread lies; the code of the walk computes the
+// rest.
 template <class TiledCopy, class Smem>
 Json walked_copy_json(char const* tensor) {
   using Walk = sm80::TileWalk<TiledCopy, Smem>;
@@ -181,7 +188,7 @@ Json walked_copy_json(char const* tensor) {
       .set("given_source", given_source);
 }
 
-// An accumulator that goes to shared memory through a `Place` as above.
+// An accumulator that a kernel writes to shared memory, with the addresses that `Place` computes.
 template <class Place, class TiledMma, class Smem, class Fragment>
 Json placed_fragment_json(char const* tensor, char const* accumulator) {
   return fragment_store_json<TiledMma, Smem, Fragment>(tensor, accumulator)

@@ -1,5 +1,5 @@
-// sm80_backward.h: the layouts of the sm80 backward kernel and of the one that writes dQ after it,
-// from their traits and used as the kernels use them.
+// sm80_backward.h: describes the layouts of the sm80 backward kernel, and of the kernel after it
+// that writes dQ. It takes them from the traits, and pairs copies and layouts as the kernels do.
 #pragma once
 
 #include <algorithm>
@@ -84,7 +84,8 @@ struct Sm80Backward {
         .add(tile_copy_json<typename Traits::GmemStoreQK, LayoutQ>("grad_q", false));
   }
 
-  // Addresses are shared as BackwardAddresses says.
+  // Some operands use the first addresses of others (sm80::BackwardAddresses): V those of K, dO
+  // those of Q, and the parts of dO^T those of Q^T.
   static Json products() {
     auto const scores = accumulator_json<MmaS, kTileN, kTileM>();
     auto const k = smem_operand_json<typename Operands::K, OperandA, MmaS>("k");
@@ -107,8 +108,8 @@ struct Sm80Backward {
                           accumulator_json<MmaQ, kTileM, kHeadDim>()));
   }
 
-  // dV or dK: a warp's own part of the queries from registers, then those of its neighbours from
-  // shared memory.
+  // The product for dV or dK. A warp multiplies its own part of the queries from registers, and
+  // then the parts of the warps that have the same keys, from shared memory.
   template <class PartOfB, class LayoutB, int kCols>
   static Json key_product(char const* name, char const* formula, char const* accumulator,
                           char const* a, char const* b) {
@@ -136,7 +137,7 @@ struct Sm80Backward {
         .set("c", accumulator_json<MmaKV, kTileN, kCols>());
   }
 
-  // Whose part each warp multiplies with as the i-th after its own.
+  // For each warp: which part of the queries it multiplies as the i-th after its own.
   static std::vector<int> columns(int i) {
     std::vector<int> columns;
     for (int warp = 0; warp < kWarpsN * kWarpsM; ++warp) {
@@ -145,7 +146,8 @@ struct Sm80Backward {
     return columns;
   }
 
-  // Where that part begins before the swizzle, as CuTe cuts the tile, and as the kernel has it.
+  // Where that part begins, before the swizzle: in elements, as CuTe cuts the tile, and in bytes,
+  // as the kernel computes it.
   template <class View>
   static std::vector<int> cuts(int i) {
     auto cuts = columns(i);

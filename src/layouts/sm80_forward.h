@@ -1,5 +1,5 @@
-// sm80_forward.h: the layouts of the sm80 forward kernel, from its traits and used as its kernel
-// uses them.
+// sm80_forward.h: describes the layouts of the sm80 forward kernel. It takes them from the traits,
+// and pairs copies and layouts as the kernel does.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ struct Sm80Forward {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
-  // Whether P goes through shared memory.
+  // Whether warps divide the keys of a tile among themselves. P then goes through shared memory.
   static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
   using SharedMemory = typename Traits::SharedMemory;
   using Operands = sm80::ForwardOperands<Traits>;
@@ -63,7 +63,8 @@ struct Sm80Forward {
         .add(tile_copy_json<typename Traits::GmemCopyO, LayoutO>("o", false));
   }
 
-  // Maxima and sums of the rows of S that warps share: the column of each warp.
+  // Through the buffer `rows`, warps that have the same rows of S exchange the maxima and sums of
+  // these rows. Each warp writes its numbers to a column of its own.
   static Json row_exchange_json() {
     std::vector<int> columns;
     for (int warp = 0; warp < Traits::kThreads / 32; ++warp) {

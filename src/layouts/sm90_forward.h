@@ -1,5 +1,5 @@
-// sm90_forward.h: the layouts of the sm90 forward kernel, from its traits and used as its kernel
-// uses them.
+// sm90_forward.h: describes the layouts of the sm90 forward kernel. It takes them from the traits,
+// and pairs copies and layouts as the kernel does.
 #pragma once
 
 #include "layouts/descriptors.h"
@@ -23,7 +23,7 @@ struct Sm90Forward {
   using MmaPV = typename Traits::MmaPV;
   using Scores = AccumulatorLayout<MmaQK, kWarpgroupM, kTileN>;
 
-  // The first buffer of each: Q as (64 x WARPGROUP, D), K and V one stage.
+  // The first stage of each buffer. That of Q has the tiles of all warpgroups: (64 x WARPGROUP, D).
   using TileQ = RowsOfGroups<typename Traits::SmemLayoutQ, kConsumers>;
   using TileK = RowsOfGroups<typename Traits::SmemLayoutK, 1>;
   using TileV = RowsOfGroups<typename Traits::SmemLayoutV, 1>;
@@ -42,7 +42,7 @@ struct Sm90Forward {
                             .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)));
   }
 
-  // The boxes of `groups` tiles, one below the other.
+  // The TMA boxes of `groups` tiles that lie one below the other.
   template <class Tile, class Boxes>
   static Json boxes_json(char const* tensor, int groups) {
     Json boxes = Json::array();
