@@ -71,8 +71,8 @@ std::vector<int> mode_offsets(cute::Layout<Shape, Stride> const&) {
   return mode_offsets(shape, stride);
 }
 
-constexpr int kVector =
-    8;  // a thread passes ldmatrix the address of so many elements, and gets as many
+// A thread passes ldmatrix the address of so many elements, and gets as many.
+constexpr int kVector = 8;
 
 // The addresses that each thread passes to ldmatrix, in bytes from the start of the buffer. CuTe
 // says where the first vector of each thread lies, in the operand `First`, and how far each vector

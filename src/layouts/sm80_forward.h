@@ -64,7 +64,7 @@ struct Sm80Forward {
   }
 
   // Through the buffer `rows`, warps that have the same rows of S exchange the maxima and sums of
-  // these rows. Each warp writes its numbers to a column of its own.
+  // these rows. Lists for each warp the column of the buffer that it writes to.
   static Json row_exchange_json() {
     std::vector<int> columns;
     for (int warp = 0; warp < Traits::kThreads / 32; ++warp) {
