@@ -1,4 +1,4 @@
-"""Shared by all tests: `gpu` skips where there is no GPU, `device` runs on each kind of device."""
+"""For all tests: skips those marked `gpu` where there is no GPU, and has the fixture `device`."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Where a test runs: on the CPU, and on a GPU where there is one."""
+    """The device of a test. The test runs on the CPU, and also on a GPU if there is one."""
     return request.param

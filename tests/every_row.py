@@ -1,7 +1,7 @@
-"""Rows of the kernel tables, forward and backward, for tests that run on each of them.
+"""The rows of the kernel tables, forward and backward, for tests that run on each of them.
 
-A test module that says `row = every_row.fixture_of(TABLE)` has a fixture `row`: its tests run on
-every row of the table that is built and that this GPU can run.
+A test module writes `row = every_row.fixture_of(TABLE)`. It then has a fixture `row`, and its tests
+run on every row of the table that is built and that this GPU can run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from cute_attention import Explanation, kernels
 from cute_attention.native import rows
 
-ONLY = "CUTE_ATTENTION_ROWS"  # dispatch chooses among the rows whose names match this
-# Rows whose names end in _99kb serve chips on which the others do not fit. Their tests run in a
-# process that takes this GPU for such a chip.
+ONLY = "CUTE_ATTENTION_ROWS"  # dispatch chooses only among rows whose names match this variable
+# Rows whose names end in _99kb are for chips whose shared memory is too small for the others. Their
+# tests run in a process of their own, in which this variable makes the GPU pass for such a chip.
 LIMIT, SMALL_CHIP = "CUTE_ATTENTION_SHARED_MEMORY", str(99 * 1024)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ALL = rows.table()
-SOFTCAP = 30.0  # leaves room for scores that differ, and bends the large ones
+SOFTCAP = 30.0  # changes small scores little, and large ones much
 
 
 def is_built(row: rows.TableRow) -> bool:
@@ -33,7 +33,7 @@ def is_built(row: rows.TableRow) -> bool:
 
 
 def skip_unless_it_can_run(row: rows.TableRow) -> None:
-    """Skips a row that is not built, or that this GPU, as this process sees it, cannot run."""
+    """Skips a row that is not built, or that the GPU cannot run for which this process takes it."""
     if not is_built(row):
         pytest.skip(f"{row.name} is not built")
     if row.name.endswith("_99kb") != (os.environ.get(LIMIT) == SMALL_CHIP):
@@ -45,7 +45,7 @@ def skip_unless_it_can_run(row: rows.TableRow) -> None:
 def fixture_of(
     table: Iterable[rows.TableRow], skip: Callable[[rows.TableRow], None] = skip_unless_it_can_run
 ) -> Any:
-    """A fixture that is each row of the table in turn; `skip` skips those that do not run."""
+    """A fixture whose value is each row of the table in turn; `skip` skips rows that do not run."""
 
     @pytest.fixture(params=table, ids=lambda row: row.name)
     def row(request: pytest.FixtureRequest) -> rows.TableRow:
@@ -56,16 +56,16 @@ def fixture_of(
 
 
 def sharing() -> list[rows.TableRow]:
-    """Rows that share their key with another: dispatch never takes some of them for these
-    shapes."""
+    """Rows that have the same key as another row. Some would not run: dispatch never chooses them for
+    the shapes of these tests."""
     ordinary = [row for row in ALL if not row.name.endswith("_99kb")]
     keys = [row.key_name() for row in ordinary]
     return [row for row in ordinary if keys.count(row.key_name()) > 1]
 
 
 def skip_unless_it_is_chosen(row: rows.TableRow) -> None:
-    """Skips a row that cannot run, and one that dispatch does not choose for every shape, except in
-    the process that has this row alone."""
+    """Skips a row that cannot run. Also skips a row that shares its key with another, except in the
+    process in which dispatch may choose only this row."""
     skip_unless_it_can_run(row)
     if ONLY in os.environ:
         if not re.search(os.environ[ONLY], row.name):
@@ -75,13 +75,13 @@ def skip_unless_it_is_chosen(row: rows.TableRow) -> None:
 
 
 def backend_of(row: rows.TableRow) -> str:
-    """What to ask for so that the row runs and the gradient stays on kernels: a backend without
-    backward rows leaves the backward to another only where nobody asks for it by name."""
+    """The backend to ask for, so that the row runs and a kernel computes the gradient. sm90 has no
+    backward rows: if it is asked for by name, no other backend may compute the gradient."""
     return "auto" if row.arch == "sm90" and row.direction == "forward" else row.arch
 
 
 def assert_it_runs(row: rows.TableRow, answer: Explanation) -> None:
-    """The call that `answer` is about runs on the row."""
+    """Asserts that the call that `answer` explains runs on the row."""
     reports = answer.forward if row.direction == "forward" else answer.backward
     report = next(report for report in reports if report.backend == row.arch)
     assert [candidate.name for candidate in report.rows if candidate.chosen] == [row.name]
@@ -93,8 +93,8 @@ def options_of(row: rows.TableRow, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_alone(files: list[str], select: str, environment: dict[str, str]) -> None:
-    """Runs the tests of some files once more, those whose names hold `select`, in a process with
-    other environment variables. At least one must pass."""
+    """Runs those tests of `files` whose names contain `select` once more, in a process with other
+    environment variables. At least one of them must pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *files, "-k", select]
     done = subprocess.run(
         command, env=dict(os.environ, **environment), capture_output=True, text=True
@@ -104,8 +104,8 @@ def run_alone(files: list[str], select: str, environment: dict[str, str]) -> Non
 
 
 def run_on_small_chip(table: Iterable[rows.TableRow], files: list[str]) -> None:
-    """Runs the tests of some files on the table's rows for chips of 99 KB, in a process that takes
-    this GPU for one."""
+    """Runs the tests of `files` on those rows of the table that are for chips with 99 KB of shared
+    memory, in a process that takes this GPU for such a chip."""
     if not any(row.name.endswith("_99kb") and is_built(row) for row in table):
         pytest.skip("no such row is built")
     run_alone(files, "99kb", {LIMIT: SMALL_CHIP})

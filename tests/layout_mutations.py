@@ -1,6 +1,7 @@
-"""Deliberately broken layouts, as C++ traits that the exporter compiles instead of a kernel's own.
+"""Layouts that are broken on purpose: C++ traits that the exporter compiles instead of a kernel's.
 
-Each is the real traits with one thing changed, and the rules of `check` that must catch it.
+Each of them is the real traits with one thing changed. With it stand the rules of `check` that must
+be violated.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutation:
-    """Members that hide those of the kernel's traits, and what they break."""
+    """C++ members that hide members of the kernel's traits, and the rules that they violate."""
 
     name: str
     members: str
-    violated: frozenset[tuple[str, str]]  # (rule, first word of the subject)
-    operands: str = ""  # members that hide those of the operands in shared memory
+    violated: frozenset[tuple[str, str]]  # (rule, first word of its subject)
+    operands: str = ""  # C++ members that hide members of sm80::ForwardOperands or BackwardOperands
 
     @property
     def traits(self) -> str:
-        """What the broken traits are called."""
+        """The name of the broken traits in C++."""
         return "Broken_" + self.name.replace(" ", "_")
 
     def preamble(self, base: str = "sm80::ForwardTraits") -> str:
-        """The C++ of the broken traits."""
+        """The C++ text that defines the broken traits."""
         broken = (
             f"template <class Row> struct {self.traits} : {base}<Row> {{\n"
             f"  using Base = {base}<Row>; using Element = typename Base::Element;\n"
@@ -76,14 +77,14 @@ WRONG_ATOM_K = """
   using SmemCopyK = decltype(cute::make_tiled_copy_B(
       cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>{}, typename Base::TiledMma{}));
 """
-# Neighbouring threads down a column of vectors instead of along a row.
+# Neighbouring threads copy the vectors of a column of the tile, and not those of a row.
 TRANSPOSED_COPY = """
   using GmemCopyQK = decltype(cute::make_tiled_copy(
       cute::Copy_Atom<typename Base::CpAsync, Element>{},
       cute::Layout<cute::Shape<cute::Int<Base::kThreads / 4>, cute::_4>>{},
       cute::Layout<cute::Shape<cute::_1, cute::_8>>{}));
 """
-# Half the threads copy what the other half copies too.
+# Half of the threads copy the same elements as the other half.
 DOUBLE_COPY = """
   using GmemCopyV = decltype(cute::make_tiled_copy(
       cute::Copy_Atom<typename Base::CpAsync, Element>{},
@@ -128,7 +129,7 @@ HUGE_PLAN = """
   };
 """
 
-# The XOR takes rows of 64 bytes, where the swizzle's have 128.
+# The XOR of the addresses is for rows of 64 bytes, but the rows of the swizzle have 128.
 NARROW_ROWS_OF_K = """
   using K = sm80::SmemOperand<typename Traits::SmemCopyK, typename Traits::SmemLayoutK, 32, false>;
 """
@@ -166,7 +167,8 @@ FORWARD = [
 ]
 
 
-# What WGMMA reads: another swizzle than TMA writes, and the wrong way round.
+# Layouts that WGMMA reads in another way than TMA writes them: with another swizzle, with
+# the blocks in another order, or along the wrong axis.
 NARROW_SWIZZLE_K = """
   using SmemLayoutK = decltype(cute::tile_to_shape(
       cute::GMMA::Layout_K_SW64_Atom<Element>{},
@@ -245,7 +247,8 @@ PLAIN_P = """
       cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kTileM>>,
       cute::Stride<cute::Int<Base::kTileM>, cute::_1>>;
 """
-# Queries of a warp in the order of the MMA instead of together: P^T is no K block of its columns.
+# The queries of a warp stand in the order of the MMA, and not together. Then P^T in registers is
+# not a block of neighbouring columns, as the next product needs it.
 SCATTERED_QUERIES = """
   using TiledMmaS = typename Base::template Mma<Base::kWarpsN, Base::kWarpsM,
                                                 cute::Int<16 * Base::kWarpsM>>;

@@ -1,4 +1,5 @@
-"""Cases of attention by name, their tensors, and how to run them directly and blockwise."""
+"""Named cases of attention, their tensors, and functions that compute them by both references: the
+direct formula, and the blockwise functions."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ class Case:
     window: tuple[int | None, int | None] | None = None
     scale: float | None = None
     softcap: float | None = None
-    alibi: str = ""  # "heads" or "batch, heads"
-    bias: str = ""  # the axes of the bias, of "b h q k"; 1 for a broadcast one
-    bias_hides: float = 0.0  # share of the bias that is -inf
+    alibi: str = ""  # the axes of the slopes: "heads" or "batch, heads"
+    bias: str = ""  # the axes of the bias, such as "b h q k"; a 1 stands for a broadcast axis
+    bias_hides: float = 0.0  # the share of the bias that is -inf
     sink: bool = False
     dropout_p: float = 0.0
-    magnitude: float = 1.0  # of q
-    offset: float = 0.0  # added to every score, through k's and q's first column
+    magnitude: float = 1.0  # q is multiplied by this
+    offset: float = 0.0  # is added to every score, through the first column of q and of k
 
     def __str__(self) -> str:
         return self.name
@@ -101,7 +102,7 @@ HUGE_LOGITS = Case("huge_logits", magnitude=1000.0, causal=True)
 
 @dataclass
 class Inputs:
-    """Tensors of a case, not contiguous, each with requires_grad where it has a gradient."""
+    """The tensors of a case. They are not contiguous; those with a gradient have requires_grad."""
 
     q: Tensor
     k: Tensor
@@ -115,8 +116,8 @@ class Inputs:
         return [t for t in (self.q, self.k, self.v, self.bias, self.sink) if t is not None]
 
     def to(self, dtype: torch.dtype) -> Inputs:
-        """The same values rounded to `dtype`; sink and slopes stay float32 (float64 with
-        float64)."""
+        """The same values rounded to `dtype`. Sink and slopes become float64 if `dtype` is float64,
+        and float32 otherwise."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
 
         def cast(t: Tensor | None, dtype: torch.dtype, grad: bool = True) -> Tensor | None:
@@ -129,14 +130,14 @@ class Inputs:
 
 
 def strided(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Normal values with heads outermost and gaps between rows: no two axes are contiguous
-    together."""
+    """Normal values, stored so that no two axes are contiguous together: the heads lie outside of
+    the rows, and there are gaps between rows."""
     *outer, rows, heads, dim = shape
     return torch.randn(*outer, heads, rows, dim + 3, dtype=dtype)[..., :dim].transpose(-3, -2)
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Float64 inputs, the same for the same case."""
+    """The inputs of a case in float64. A case always gets the same numbers."""
     torch.manual_seed(len(case.name))
     q = strided(case.batch, case.seqlen_q, case.heads, case.head_dim) * case.magnitude
     k = strided(case.batch, case.seqlen_k, case.heads_kv, case.head_dim)
@@ -203,7 +204,8 @@ def make_call(
 
 
 def make_grads(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of output and LSE, the same for the same shapes; not contiguous."""
+    """Gradients of the output and the LSE, not contiguous. The same shapes always get the same
+    numbers."""
     torch.manual_seed(1)
     grad_lse = torch.randn(*lse.shape[:-1], 2 * lse.shape[-1], dtype=torch.float64)[..., ::2]
     return strided(*out.shape).to(out.dtype), grad_lse.to(lse.dtype)
@@ -215,7 +217,8 @@ def run_direct(
     cu_seqlens: tuple[Tensor, Tensor] | None = None,
     grads_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = make_grads,
 ) -> dict[str, Tensor]:
-    """Output, LSE and gradients by the direct formula; `grads_of` makes those that come in."""
+    """Output, LSE and gradients by the direct formula. `grads_of` makes the gradients of the output
+    and the LSE."""
     attend: Callable[..., Any] = attention_reference
     if cu_seqlens is not None:
         attend = attention_varlen_reference
@@ -231,7 +234,7 @@ def run_blockwise(
     cu_seqlens: tuple[Tensor, Tensor] | None = None,
     grads_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = make_grads,
 ) -> dict[str, Tensor]:
-    """The same by the blockwise functions."""
+    """The same results by the blockwise functions."""
     call = make_call(case, inputs, cu_seqlens)
     out, lse = blockwise_forward(call)
     needs = (inputs.bias is not None, inputs.sink is not None)

@@ -1,11 +1,11 @@
-"""How far two results may be apart, and why. Every comparison of numbers in the tests goes through
-this table, or through that of `cute_attention.bench.roundings` (below).
+"""How much two results may differ, and why. Every comparison of numbers in the tests uses a limit
+of this table, or of the table in `cute_attention.bench.roundings`.
 
-The main rule is `assert_as_accurate`: against float64, an error at most twice that of plain PyTorch
-in the same dtype. The other rules say how far two computations of the same thing may differ by
-rounding alone. Errors are the largest absolute difference over the largest finite magnitude
-expected (at least 1 for an LSE, which is a logarithm). Infinities and NaN are compared by position
-and sign, never through a difference.
+The main rule is `assert_as_accurate`: compared with float64, the error is at most twice that of
+plain PyTorch in the same dtype. The other rules say how much two computations of the same thing may
+differ by rounding alone. An error is the largest absolute difference divided by the largest finite
+magnitude that is expected. For an LSE, which is a logarithm, the divisor is at least 1. Infinities
+and NaN are compared by position and sign, never by a difference.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ RULES = {
     "stored": Rule(1, "what rounding to the dtype of the result alone can cost"),
 }
 
-# Error against float64 over that of same-dtype PyTorch; "stored" is added, for where PyTorch is
-# exact by luck.
+# The largest ratio of our error to that of PyTorch in the same dtype. The rule "stored" is added to
+# the limit, because PyTorch may be exact by luck.
 ACCURACY_FACTOR = 2.0
 
 
 def error(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    """Largest difference of the finite values over the largest expected (at least `floor`).
+    """The largest difference of the finite values, divided by the largest magnitude expected.
 
-    Specials must agree. Where all that is expected is 0, the difference itself.
+    If `floor` is larger, it is the divisor. If all expected values are 0, the divisor is 1.
+
+    Infinities and NaN must be in the same places.
     """
     assert actual.shape == expected.shape, f"{list(actual.shape)} != {list(expected.shape)}"
     assert_same_specials(actual, expected)
@@ -57,7 +59,7 @@ def error(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
 
 
 def assert_same_specials(actual: Tensor, expected: Tensor) -> None:
-    """NaN, +inf and -inf in the same places."""
+    """Asserts that NaN, +inf and -inf are in the same places."""
     for name, test in (("nan", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
         wrong = (test(actual) != test(expected)).sum().item()
         assert not wrong, f"{name}: {wrong} places differ"
@@ -66,7 +68,8 @@ def assert_same_specials(actual: Tensor, expected: Tensor) -> None:
 def assert_close(
     actual: Tensor, expected: Tensor, rule: str, dtype: torch.dtype | None = None, name: str = ""
 ) -> None:
-    """Two computations of one thing agree as `RULES[rule]` says, in ulps of `dtype` (actual's)."""
+    """Asserts that two computations of the same thing agree as well as `RULES[rule]` says. The ulps
+    are those of `dtype`, or of the dtype of `actual` if that is None."""
     assert expected.dtype == actual.dtype or dtype is not None, "say whose ulps count"
     limit = RULES[rule].ulps * torch.finfo(dtype or actual.dtype).eps
     found = error(actual, expected, floor=1.0 if name == "lse" else 0.0)
@@ -74,8 +77,8 @@ def assert_close(
 
 
 def assert_as_accurate(actual: Tensor, exact: Tensor, pytorch: Tensor, name: str = "") -> None:
-    """The main rule; `exact` is the float64 result, `pytorch` that of plain PyTorch in actual's
-    dtype."""
+    """Asserts the main rule. `exact` is the result in float64, and `pytorch` that of plain PyTorch
+    in the dtype of `actual`."""
     assert exact.dtype == torch.float64 and actual.dtype == pytorch.dtype
     stored = RULES["stored"].ulps * torch.finfo(actual.dtype).eps
     limit = ACCURACY_FACTOR * error(pytorch, exact) + stored
@@ -84,8 +87,11 @@ def assert_as_accurate(actual: Tensor, exact: Tensor, pytorch: Tensor, name: str
 
 
 def assert_within_roundings(found: dict[str, list[float]], entries: list[str]) -> None:
-    """For inputs on which plain PyTorch is no measure, as its 16-bit scores of 1000 are off by 4:
-    errors in roundings of the terms each element is made of, by result, one for each entry."""
+    """Asserts that errors, counted in roundings, are within the limits of `bench.roundings`.
+
+    This is for inputs with which plain PyTorch is too inaccurate to compare with: its 16-bit scores
+    of 1000 are wrong by up to 4. `found` has the errors of each result, one for each entry.
+    """
     wrong = [
         f"{entry}, {name}: {value:.3g} roundings, allowed {LIMITS[name]:g}"
         for name, values in found.items()
@@ -96,7 +102,7 @@ def assert_within_roundings(found: dict[str, list[float]], entries: list[str]) -
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, name: str) -> None:
-    """The same bytes: NaN equals the same NaN, and 0 is not -0."""
+    """Asserts that all bits are the same. So a NaN equals only the same NaN, and 0 is not -0."""
     assert actual.shape == expected.shape and actual.dtype == expected.dtype
     size = {2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
     differ = actual.contiguous().view(size) != expected.contiguous().view(size)

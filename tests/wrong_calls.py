@@ -1,4 +1,4 @@
-"""The table of wrong calls: what is wrong, the type of the error and its message."""
+"""The table of wrong calls. Each has what is wrong, and the type and the message of the error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import Tensor
 
 
 def dense(device: str = "cpu", **changes: Any) -> dict[str, Any]:
-    """The arguments of a call that is right but for `changes`: batch 2, 4 x 6, 8 heads of 2, 16."""
+    """The arguments of a call in which only `changes` are wrong. It has batch 2, 4 queries, 6 keys,
+    8 heads, 2 KV heads and head dim 16."""
     shapes = {"q": (2, 4, 8, 16), "k": (2, 6, 2, 16), "v": (2, 6, 2, 16)}
     tensors: dict[str, Any] = {name: torch.ones(shape) for name, shape in shapes.items()}
     return {name: move(value, device) for name, value in (tensors | changes).items()}
 
 
 def packed(device: str = "cpu", **changes: Any) -> dict[str, Any]:
-    """Likewise for packed sequences of (3, 1) queries and (2, 4) keys."""
+    """The same for two packed sequences, with 3 and 1 queries and 2 and 4 keys."""
     arguments = {
         "q": torch.ones(4, 8, 16),
         "k": torch.ones(6, 2, 16),
@@ -45,7 +46,7 @@ def parameter(*values: int) -> Tensor:
 
 
 class Subclass(Tensor):
-    """A tensor of another type, as libraries have them."""
+    """A subclass of Tensor, as some libraries have one."""
 
 
 def ones(*shape: int, dtype: torch.dtype | None = None, device: str | None = None) -> Tensor:
@@ -54,12 +55,12 @@ def ones(*shape: int, dtype: torch.dtype | None = None, device: str | None = Non
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong call; `changes` are made when the test runs."""
+    """A wrong call. `changes` is a function, so that its tensors are made when the test runs."""
 
     id: str
     error: type[Exception]
     changes: Callable[[], dict[str, Any]]
-    message: str  # how it starts; DEVICE is that of q
+    message: str  # how the message starts; DEVICE stands for the device of q
 
 
 DENSE = [
@@ -240,7 +241,7 @@ VARLEN = [
           "max_seqlen_q, max_seqlen_k])"),
 ]  # fmt: skip
 
-VARLEN_VALUES = [  # read on the CPU alone
+VARLEN_VALUES = [  # wrong values of tensors, which are only checked on the CPU
     Wrong("cu-start", ValueError, lambda: {"cu_seqlens_q": offsets(1, 3, 4)},
           "cu_seqlens_q starts with 1, expected 0"),
     Wrong("cu-decreases", ValueError, lambda: {"cu_seqlens_k": offsets(0, 7, 6)},
