@@ -56,8 +56,8 @@ def fixture_of(
 
 
 def sharing() -> list[rows.TableRow]:
-    """Rows that have the same key as another row. Some would not run: dispatch never chooses them for
-    the shapes of these tests."""
+    """Rows that have the same key as another row. Some would not run: dispatch never chooses them
+    for the shapes of these tests."""
     ordinary = [row for row in ALL if not row.name.endswith("_99kb")]
     keys = [row.key_name() for row in ordinary]
     return [row for row in ordinary if keys.count(row.key_name()) > 1]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from torch import Tensor
-from typing_extensions import Unpack  # which torch depends on
+from typing_extensions import Unpack  # torch depends on typing_extensions, so it is there
 
 from .call import attend
 from .options import AllOptions, Options, documented
 
 
+# The overloads tell editors and type checkers what each value of `return_lse` returns. Python has
+# no way to give a list of positional arguments a name, so each overload repeats these arguments.
+# The options are written once, in options.py.
 @overload
 def attention(
     q: Tensor,
@@ -51,8 +54,8 @@ def attention(
     v: Tensor,
     **options: Unpack[AllOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact attention, `softmax(scale * q k^T) v`, differentiable in q, k, v, bias and sink,
-    through the output and the LSE.
+    """Exact attention, `softmax(scale * q k^T) v`. The output and the LSE are differentiable in q,
+    k, v, bias and sink.
 
     Every query head `h` reads kv head `h // (heads // heads_kv)`. A causal mask is aligned to the
     bottom right, so that the last query sees every key (1 where query i sees key j):
@@ -64,15 +67,15 @@ def attention(
                                                                          1 1 1
 
     A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients
-    0. There may be no heads. The full formula is in `cute_attention.attention_reference`. Second
-    derivatives are not implemented. Under `torch.autocast` q, k, v and bias are cast, as those of
-    `torch.nn.functional.scaled_dot_product_attention` are. A number may be a NumPy scalar, or
-    symbolic, as under `torch.export`.
+    0. Zero heads are legal. The full formula is in `cute_attention.attention_reference`. Second
+    derivatives are not implemented. Under `torch.autocast` q, k, v and bias are cast as
+    `torch.nn.functional.scaled_dot_product_attention` casts them. A number may be a NumPy scalar,
+    or a symbolic number, as under `torch.export`.
 
     Args:
-        q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any
-            strides; those that a kernel cannot read are copied, and so are head dims that are no
-            multiple of 8.
+        q: queries `[batch, seqlen_q, heads, head_dim]`, float16, bfloat16, float32 or float64, with
+            any strides. For a kernel, q, k and v are copied if it cannot read their strides, or if
+            a head dim is not a multiple of 8.
         k: keys `[batch, seqlen_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv`
             divides `heads`.
         v: values `[batch, seqlen_k, heads_kv, head_dim_v]`, likewise.
@@ -159,35 +162,37 @@ def attention_varlen(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention over sequences of different lengths, packed one after the other.
 
-    Sequence `b` is the rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` of q, and likewise of k and
-    v. It attends to itself only, exactly as `attention` of its rows would: masks, ALiBi and dropout
-    count from its start. The causal mask of the whole, here with (seqlen_q, seqlen_k) of (2, 3) and
-    (1, 1):
+    Sequence `b` has the rows of q from `cu_seqlens_q[b]` to before `cu_seqlens_q[b + 1]`, and
+    likewise rows of k and v. Its queries see only its own keys, and the result is that of
+    `attention` of these rows: masks, ALiBi and dropout count from the start of the sequence. The
+    causal mask of two sequences, with (seqlen_q, seqlen_k) of (2, 3) and (1, 1):
 
         1 1 0 .
         1 1 1 .
         . . . 1
 
-    Rows after the last sequence, as CUDA graphs of one size need them, are not read; their output
-    is 0, their LSE -inf, with a sink too, and their gradients 0.
+    There may be rows after the last sequence, which CUDA graphs of a fixed size need. They are not
+    read. Their output is 0, their LSE is -inf even if there is a sink, and their gradients are 0.
 
-    The lengths in the meaning of an option are those of each sequence. A bias is broadcastable to
-    `[batch, heads, max_seqlen_q, max_seqlen_k]`: sequence `b` reads the first rows and columns of
-    `bias[b]`.
+    Where the meaning of an option names a length, it is the length of each sequence. A bias must be
+    broadcastable to `[batch, heads, max_seqlen_q, max_seqlen_k]`: sequence `b` reads the first rows
+    and columns of `bias[b]`.
 
     Args:
-        q: queries `[total_q, heads, head_dim]`, float16, bfloat16, float32 or float64. Any strides;
-            those that a kernel cannot read are copied.
+        q: queries `[total_q, heads, head_dim]`, float16, bfloat16, float32 or float64, with any
+            strides. For a kernel, q, k and v are copied if it cannot read their strides, or if a
+            head dim is not a multiple of 8.
         k: keys `[total_k, heads_kv, head_dim]`, of q's dtype and on its device; `heads_kv` divides
             `heads`.
         v: values `[total_k, heads_kv, head_dim_v]`, likewise.
-        cu_seqlens_q: int32 `[batch + 1]` on q's device: 0, then where each sequence ends, the last
-            at `total_q` or before. Lengths of zero are legal. The reference backend checks the
-            values; kernels do not, since reading them on the host would wait for the GPU.
+        cu_seqlens_q: int32 `[batch + 1]` on q's device: 0, and then the row at which each sequence
+            ends, which is at most `total_q`. Lengths of zero are legal. The reference backend
+            checks the values. With a kernel nobody does: to read them, the host would have to wait
+            for the GPU.
         cu_seqlens_k: likewise for k and v.
-        max_seqlen_q: the longest sequence of q, or any larger int32. Where it is too small, the
-            reference backend raises ValueError; with a kernel each row of the sequences that are
-            longer is right or NaN.
+        max_seqlen_q: the length of the longest sequence of q, or any larger int32. If it is too
+            small, the reference backend raises ValueError. With a kernel each row of a longer
+            sequence is then right or NaN.
         max_seqlen_k: likewise for k and v.
         **options: those of `Options` in options.py.
 
