@@ -46,7 +46,8 @@ def stacked(
     dtype: torch.dtype,
     device: str,
 ) -> tuple[list[Tensor], Tensor]:
-    """q, k, v with one entry of the table in each batch entry, and the gradient of the output."""
+    """q, k and v, where each batch entry has one entry of the table, and the gradient of the
+    output."""
     seqlen_q, seqlen_k, heads, heads_kv = shape
     torch.manual_seed(0)
     pairs = []
@@ -68,7 +69,7 @@ def check(
     options: dict[str, Any],
     names: tuple[str, ...] = NAMES,
 ) -> None:
-    """The named results of one call against float64, each entry by itself."""
+    """Compares the named results of one call with float64, for each batch entry by itself."""
     out, lse = attention(*inputs, backend=backend, return_lse=True, **options)
     grads = torch.autograd.grad(out, inputs, grad_out)
     results = dict(zip(NAMES, (out, lse, *grads), strict=True))
@@ -114,8 +115,8 @@ FILES = [__file__, str(Path(__file__).with_name("test_neighbours.py"))]
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
 @pytest.mark.parametrize("alone", sharing(), ids=lambda row: row.name)
 def test_a_row_that_shares_its_key_with_another(alone: rows.TableRow) -> None:
-    """This file and that of the neighbours for a row that is not chosen for every shape, as the
-    only forward row."""
+    """Runs this file and test_neighbours.py for a row that dispatch does not choose for every
+    shape, in a process where it is the only forward row."""
     if not is_built(alone):
         pytest.skip(f"{alone.name} is not built")
     run_alone(FILES, alone.name, {ONLY: f"^{alone.name}$|_bwd_"})
@@ -125,5 +126,5 @@ def test_a_row_that_shares_its_key_with_another(alone: rows.TableRow) -> None:
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
 def test_rows_for_chips_of_99_kb() -> None:
-    """Both files on a GPU that is taken for a smaller one."""
+    """Runs both files in a process that takes this GPU for a smaller one."""
     run_on_small_chip(ALL, FILES)

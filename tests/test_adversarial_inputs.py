@@ -16,7 +16,7 @@ from cute_attention.bench.roundings import LIMITS, NAMES, Exact, exact
 from every_row import DTYPES
 
 LENGTHS = (70, 700)  # of queries and keys
-TILE = 64  # keys of the emulated kernel
+TILE = 64  # keys of a tile of the emulated kernel
 
 
 def make(
@@ -27,8 +27,8 @@ def make(
 
 
 def levels(name: str, dtype: torch.dtype, dim: int = 64) -> Tensor:
-    """What the first two channels put into the scaled scores, float64 [keys]; the same for each
-    query."""
+    """What the first two channels add to the scaled scores, float64 [keys]. It is the same for
+    every query."""
     q, k = make(ADVERSARIAL[name], dtype, dim=dim)
     parts = torch.einsum("bihd,bjd->bhij", q.double()[..., :2], k.double()[:, :, 0, :2])
     assert (parts == parts[:, :, :1]).all()
@@ -123,7 +123,8 @@ def truth(entry: Adversarial, dtype: torch.dtype, causal: bool) -> tuple[Exact, 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_float64_is_that_of_the_direct_formula_and_finite(causal: bool, dtype: torch.dtype) -> None:
-    """All but the gradient of q where keys hold -infinity: 0 times infinity is no number."""
+    """All results are finite, except for the gradient of q where keys hold -infinity: there it is 0
+    times infinity, which is NaN."""
     for entry in select(["all"], dtype):
         found, (q, k, v, grad_out) = truth(entry, dtype, causal)
         leaves = [t.double().requires_grad_() for t in (q, k, v)]
@@ -154,8 +155,8 @@ def test_every_causal_query_has_a_finite_score(
 
 
 def tiles_forward(q: Tensor, k: Tensor, v: Tensor, fault: str = "") -> tuple[Tensor, Tensor]:
-    """Output and LSE of an online softmax over tiles from the right, P rounded as tensor cores need
-    it; `fault` names what goes wrong in it."""
+    """The output and the LSE of an emulated kernel: an online softmax over tiles from right to
+    left, with P rounded for the tensor cores. `fault` names the mistake that it makes."""
     dtype = q.dtype
     q, k, v = (t.float().transpose(1, 2) for t in (q, k, v))
     shape = (*q.shape[:3], 1)
@@ -231,7 +232,8 @@ def test_a_fault_is_caught(fault: str, caught_by: str, dtype: torch.dtype) -> No
     ids=["5 % too large", "a row erased", "rows moved"],
 )
 def test_wrong_gradients_are_caught(spoil: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-    """Of a slope, whose gradients are near 0 but for a few keys, as of random inputs."""
+    """Faults are caught in the gradients of random inputs, and in those of a slope, which are near
+    0 except at a few keys."""
     for name in ("random_x1", "slope_right"):
         found, _ = truth(ADVERSARIAL[name], dtype, causal=True)
         for grad in ("dq", "dk", "dv"):

@@ -26,7 +26,7 @@ NAMES = ("q", "k", "v", "bias", "sink")
 
 @pytest.fixture(autouse=True)
 def _reference() -> Any:
-    """These are about how autograd is attached, for which one backend is enough."""
+    """These tests are about how autograd is attached. For that one backend is enough."""
     with use_backend("reference"):
         yield
 
@@ -53,7 +53,7 @@ def packed_inputs(device: str, dtype: torch.dtype = torch.float32) -> dict[str, 
 
 
 def offsets(device: str) -> tuple[Tensor, Tensor]:
-    """Lengths 5, 0, 4 and 8, 2, 3."""
+    """Packed sequences with 5, 0 and 4 queries, and 8, 2 and 3 keys."""
     values = ([0, 5, 5, 9], [0, 8, 10, 13])
     cu_seqlens_q, cu_seqlens_k = (torch.tensor(v, dtype=torch.int32, device=device) for v in values)
     return cu_seqlens_q, cu_seqlens_k
@@ -62,7 +62,7 @@ def offsets(device: str) -> tuple[Tensor, Tensor]:
 def gradients(
     run: Callable[..., Any], tensors: dict[str, Tensor], wanted: tuple[str, ...] = NAMES
 ) -> dict[str, Tensor]:
-    """Of a weighted sum of the output and the LSE, with weights that are not contiguous."""
+    """The gradients of a weighted sum of the output and the LSE. The weights are not contiguous."""
     out, lse = run(**tensors)
     torch.manual_seed(1)
     weight_out = torch.randn(*out.shape[:-1], 2 * out.shape[-1]).to(out)[..., ::2]
@@ -113,7 +113,7 @@ def test_any_subset_of_the_inputs_can_need_a_gradient(wanted: tuple[str, ...]) -
 
 @pytest.mark.parametrize("through", ["out", "lse"])
 def test_one_of_the_results_alone(through: str) -> None:
-    """Gradients of the output alone, and of the LSE alone, which does not depend on v."""
+    """Only the output has a gradient, or only the LSE, which does not depend on v."""
     tensors = inputs("cpu")
     index = ("out", "lse").index(through)
     for name in NAMES:
@@ -151,7 +151,8 @@ def test_no_graph_without_a_need() -> None:
 
 
 def test_second_derivatives_raise(device: str) -> None:
-    """First ones with create_graph are right; differentiating them says what can be done."""
+    """First derivatives with create_graph are right. To differentiate them is an error, whose
+    message says what one can do."""
     tensors = inputs(device)
     out = attention(**tensors)
     (grad,) = torch.autograd.grad(out.square().sum(), tensors["q"], create_graph=True)
@@ -237,7 +238,8 @@ def test_autocast_mixes_dtypes() -> None:
 
 
 def test_saved_tensors_are_protected() -> None:
-    """Changing an input in place before the backward is an error, not a wrong gradient."""
+    """An input that is changed in place before the backward causes an error, not a wrong
+    gradient."""
     tensors = inputs("cpu")
     q = tensors["q"] * 1.0
     out = attention(q, tensors["k"], tensors["v"])
@@ -265,7 +267,7 @@ def test_functional_transforms(device: str) -> None:
 
 
 def test_forward_mode_is_refused() -> None:
-    """Not answered with zeros."""
+    """It raises an error, instead of an answer of zeros."""
     q, k, v = (inputs("cpu")[name].detach() for name in ("q", "k", "v"))
     with pytest.raises(RuntimeError, match=r"forward mode AD|jvp"):
         torch.func.jvp(lambda q: attention(q, k, v), (q,), (q,))

@@ -43,7 +43,7 @@ def gradients(
 
 
 def make(row: rows.TableRow, case: Case) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """q, k, v and the gradient of the output, all behind strides of their own."""
+    """q, k, v and the gradient of the output. Each has other strides."""
     dtype, batch, magnitude = DTYPES[row.dtype], case.batch, case.magnitude
     q = strided(batch, case.seqlen_q, case.heads, row.head_dim, dtype=dtype, magnitude=magnitude)
     k = strided(batch, case.seqlen_k, case.heads_kv, row.head_dim, dtype=dtype, magnitude=magnitude)
@@ -70,7 +70,7 @@ def check(
     expected = gradients(exact, tuple(t.double() for t in inputs), grad_out, grad_lse)
     plain = gradients(lambda *leaves: plain_pytorch(*leaves, options), inputs, grad_out, grad_lse)
     for name, a, b, c in zip(NAMES, got, expected, plain, strict=True):
-        # Plain PyTorch makes NaN of a row without keys; what it has elsewhere is its error.
+        # In a row without keys plain PyTorch has NaN, which does not count as its error.
         assert_as_accurate(a, b, c.nan_to_num(), name)
 
 
@@ -90,7 +90,7 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 
 @pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5])
 def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
-    """All scores at the cap, an ordinary one, and one that no score comes near."""
+    """Three caps: one that all scores reach, an ordinary one, and one far above all scores."""
     if row.score_mod != "softcap":
         pytest.skip("no softcap")
     inputs, grad_out = make(row, CASES["square"])
@@ -104,8 +104,8 @@ def test_gradient_of_the_lse(row: rows.TableRow) -> None:
 
 
 def test_queries_whose_keys_are_all_hidden_by_a_huge_score(row: rows.TableRow) -> None:
-    """A channel that hides the first keys leaves the first causal queries none: their gradients
-    are 0, and all others those of a call without these queries."""
+    """A channel hides the first keys, so that the first causal queries see no key. Their gradients
+    are 0, and all others are those of a call without these queries."""
     if row.score_mod == "softcap":
         pytest.skip("the cap is the lowest score")
     (q, k, v), grad_out = make(row, CASES["gqa"])
@@ -149,7 +149,8 @@ def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
 def test_packed_sequences_see_nothing_but_themselves(
     row: rows.TableRow, options: dict[str, Any]
 ) -> None:
-    """NaN in every row of another sequence or of none; rows of none have gradients of 0."""
+    """NaN is in every row of other sequences and of no sequence. Rows of no sequence have gradients
+    of 0."""
     dtype, options = DTYPES[row.dtype], options_for(row, options)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64], [3, 0, 200, 0, 129, 64]
     cu_q, cu_k = (
@@ -202,7 +203,8 @@ def test_deterministic_repeats_bitwise(row: rows.TableRow, case: str) -> None:
 
 
 def test_memory_is_linear(row: rows.TableRow) -> None:
-    """Beyond inputs, outputs and gradients: delta, the LSE again and one fp32 dQ."""
+    """The memory that a backward needs beside inputs, outputs and gradients: delta, a copy of the
+    LSE, and one dQ in fp32."""
     dtype, seqlen, heads = DTYPES[row.dtype], 8192, 4
     q, k = (torch.randn(1, seqlen, heads, row.head_dim, device="cuda").to(dtype) for _ in range(2))
     v = torch.randn(1, seqlen, heads, row.head_dim_v, device="cuda").to(dtype)

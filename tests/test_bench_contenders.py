@@ -43,7 +43,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["plain", "math", "flash", "reference"])
 def test_contenders_compute_attention(name: str, case: str) -> None:
-    """Output and gradients against float64: no one is timed doing something else."""
+    """Compares output and gradients with float64, so that no contender is timed for something
+    else."""
     point, contender = CASES[case], CONTENDERS[name]
     if contender.refuses(point, "fwd"):
         assert name in ("math", "flash")
@@ -72,7 +73,7 @@ def test_contenders_compute_attention(name: str, case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_flex_computes_attention(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Uncompiled, where FlexAttention means the same: the mask, the layouts, the LSE."""
+    """Without compilation FlexAttention has the same mask, layouts and LSE."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     point = CASES[case]
     inputs = make_inputs(point, CPU)
@@ -171,8 +172,8 @@ def test_verdict(rms: float, largest: float, broken: str) -> None:
         errors_row("plain", BASELINE, 4.0, 4.0),
         errors_row("flash", PEER, 1.0, 1.0),
         errors_row("cudnn", PEER, 3.0, 3.0),
-        errors_row("efficient", PEER, 0.1, 0.1),  # not one of those that count
-        errors_row("math", BASELINE, 0.1, 0.1),  # upcasts: no peer
+        errors_row("efficient", PEER, 0.1, 0.1),  # only FLASH and cuDNN count
+        errors_row("math", BASELINE, 0.1, 0.1),  # computes in a wider dtype, and is no peer
     ]
     (verdict,) = accuracy_verdict.verdicts(rows)
     assert verdict.broken == broken
@@ -183,13 +184,14 @@ def test_verdict(rms: float, largest: float, broken: str) -> None:
 @pytest.mark.parametrize(
     ("ours", "peer", "mean", "error", "passes"),
     [
-        # Draws that agree leave nothing open.
+        # Draws that agree have a standard error of 0.
         ((1.2, 1.2, 1.2, 1.2), (1.0, 1.0, 1.0, 1.0), 1.2, 0.0, False),
-        # Ratios are taken draw by draw: what both have in common is not luck.
+        # The ratio is computed for each draw, so errors that both have in common do not matter.
         ((1.2, 2.4, 4.8, 9.6), (1.0, 2.0, 4.0, 8.0), 1.2, 0.0, False),
-        # 0.2 apart, four draws: a standard error of 0.058, two of which reach from 1.10 to 1.20.
+        # Four draws, 0.2 apart, have a standard error of 0.058. Twice that reaches from 1.10 to
+        # 1.20.
         ((1.1, 1.3, 1.1, 1.3), (1.0, 1.0, 1.0, 1.0), 1.2, 0.0577, True),
-        # The same with 16 draws is known well enough.
+        # With 16 such draws the standard error is small enough for a verdict.
         ((1.1, 1.3) * 8, (1.0,) * 16, 1.2, 0.0258, False),
         # One draw has no standard error.
         ((1.2,), (1.0,), 1.2, 0.0, False),
@@ -209,7 +211,8 @@ def test_the_slack_is_what_the_draws_leave_open(
 
 
 def test_draws_differ_and_errors_are_shares_of_rounding() -> None:
-    """The reference computes in fp32 and rounds once: its output has the error of rounding."""
+    """The reference computes in fp32 and rounds once, so its output has only the error of
+    rounding."""
     point = replace(POINT, dtype="bf16")
     found: list[Row] = []
     accuracy.measure(

@@ -96,7 +96,7 @@ def test_a_time_limit_leaves_rows(tmp_path: Path) -> None:
 
 
 def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Normal inputs and these alternate, and the ratio is that of the same round."""
+    """Normal inputs and these take turns, and the ratio is that of two times of the same round."""
     calls: list[float] = []
 
     class Clock:

@@ -24,7 +24,7 @@ OPS = torch.ops.cute_attention
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
-    """Each test compiles anew, on the backend that every machine has."""
+    """Each test compiles again, and runs on the backend that every machine has."""
     torch._dynamo.reset()
     with use_backend("reference"):
         yield
@@ -159,7 +159,7 @@ def test_changing_the_backend_recompiles() -> None:
 
 
 def test_the_choice_is_made_while_compiling() -> None:
-    """No Python of this package runs per call: the graph holds the op alone."""
+    """The graph contains only the op, so that no Python of this package runs in a call."""
     seen: list[str] = []
 
     def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
@@ -217,7 +217,7 @@ def test_a_wrong_call_is_refused() -> None:
 
 
 def op_arguments(device: str, kind: str) -> tuple[Any, ...]:
-    """Of `reference_forward`: dense with every feature, or packed."""
+    """Arguments of `reference_forward`: dense with every feature, or packed."""
     if kind == "packed":
         q, k, v, offsets, _, longest, _ = packed(device, 5, 0, 8)
         options = ("reference", 0.25, -1, 0, 0.0)

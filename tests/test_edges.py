@@ -94,7 +94,7 @@ def test_no_heads(packed: bool, heads_kv: int, device: str) -> None:
 
 @pytest.mark.gpu
 def test_no_heads_on_a_gpu() -> None:
-    """Whatever serves: nothing is launched."""
+    """No kernel is launched, whichever backend serves the call."""
     leaves = [
         t.requires_grad_() for t in qkv(2, heads=0, dtype=torch.bfloat16, device="cuda")
     ]  # fmt: skip
@@ -105,7 +105,8 @@ def test_no_heads_on_a_gpu() -> None:
 
 
 def test_vmap_over_nothing(device: str) -> None:
-    """Forward, and gradients inside and outside: the shapes of a mapped call, without elements."""
+    """A mapped call over nothing has the right shapes without elements: the output, and gradients
+    taken inside and outside of vmap."""
     some, none = qkv(2, 3, device=device), qkv(0, 3, device=device)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +152,8 @@ META_OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", META_OPTIONS.values(), ids=META_OPTIONS)
 def test_the_formula_takes_meta_tensors(options: dict[str, Any]) -> None:
-    """Shapes and dtypes without values, dense and packed, as those of the call."""
+    """On the meta device the results have the shapes and dtypes of a real call, dense and
+    packed."""
     dense = [t.half() for t in qkv(2, device="meta")]
     packed = [t.half() for t in qkv(device="meta")]
     ends = offsets(0, 5, 9), offsets(0, 8, 13)

@@ -18,7 +18,7 @@ from cute_attention import (
 from wrong_calls import DENSE, OPTIONS, VARLEN, VARLEN_VALUES, Wrong, dense, ones, packed
 
 KERNEL_BACKENDS = ("sm90", "sm80")
-# In their messages are the sizes of the dense call.
+# Their messages contain the sizes of the dense call.
 OPTIONS_OF_BOTH = [row for row in OPTIONS if row.id not in ("bias-shape", "bias-rank")]
 
 
@@ -81,7 +81,7 @@ def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("backend", KERNEL_BACKENDS)
 def test_a_forced_backend_says_why_it_cannot_serve(backend: str, device: str) -> None:
-    """Float32 is no kernel's; the error carries the lines of `explain`."""
+    """No kernel serves float32, and the error contains the lines of `explain`."""
     arguments = dense(device)
     with pytest.raises(BackendError) as caught:
         attention(**arguments, backend=backend)
@@ -110,7 +110,7 @@ def test_a_forced_backend_says_why_it_cannot_serve(backend: str, device: str) ->
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_explain_wraps_no_size(argument: str, size: str, shapes: tuple) -> None:
-    """A size that is no int32 is named; it used to wrap, to 1 for a batch of 2^32 + 1."""
+    """The error names a size that does not fit an int32. A batch of 2^32 + 1 once became 1."""
     tensors = [torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes]
     label = {"q": 0, "k": 1, "v": 2}[argument]
     axis = {"batch": 0, "seqlen_q": 1, "seqlen_k": 1, "heads": 2, "heads_kv": 2}.get(size, 3)
@@ -120,7 +120,7 @@ def test_explain_wraps_no_size(argument: str, size: str, shapes: tuple) -> None:
 
 
 def test_explain_takes_the_largest_sizes_and_windows() -> None:
-    """An int32's largest value, and a window that bounds nothing though it is wider than that."""
+    """The largest int32 is legal, and so is a wider window, since it bounds nothing."""
     q = torch.empty(1, 2**31 - 1, 1, 8, device="meta", dtype=torch.bfloat16)
     answer = explain(q, q, q, window=(2**32 + 5, None))
     assert answer.chosen == "reference"
@@ -141,7 +141,7 @@ def test_the_formula_refuses_alibi_slopes_with_a_gradient_too() -> None:
 
 
 def test_a_failed_check_leaves_no_trace() -> None:
-    """Nothing is drawn from the generator before all checks have passed."""
+    """The generator draws no seed before all checks have passed."""
     state = torch.get_rng_state()
     with pytest.raises(ValueError, match="sink has shape"):
         attention(**dense(), dropout_p=0.5, sink=ones(3))

@@ -15,11 +15,11 @@ ROWS = {row.name: row for row in rows.table()}
 ORDINARY, SMALL, HOPPER = (
     ROWS[name] for name in ("sm80_bwd_bf16_d128", "sm80_bwd_bf16_d128_99kb", "sm90_fwd_bf16_d128")
 )
-SHARED = ROWS["sm90_fwd_bf16_d96_m128"]  # has its key with sm90_fwd_bf16_d96
+SHARED = ROWS["sm90_fwd_bf16_d96_m128"]  # has the same key as sm90_fwd_bf16_d96
 
 
 def reason(skip, row: rows.TableRow) -> str:
-    """Why a row is skipped; "" where it runs."""
+    """Why a row is skipped; "" if it runs."""
     try:
         skip(row)
     except pytest.skip.Exception as skipped:

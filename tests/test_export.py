@@ -35,20 +35,21 @@ def packed(*lengths: int) -> list[Tensor]:
 
 
 def windowed(q: Tensor, k: Tensor, v: Tensor) -> Any:
-    """A window whose sides follow the shapes."""
+    """A window whose sides depend on the shapes."""
     window = (k.shape[1] // 2, q.shape[1] // 3)
     return attention(q, k, v, window=window, return_lse=True)
 
 
 def by_shape(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Any:
-    """A max_seqlen that follows the shapes."""
+    """A max_seqlen that depends on the shapes."""
     return attention_varlen(
         q, k, v, ends, ends, q.shape[0], k.shape[0], causal=True, return_lse=True
     )
 
 
 def by_value(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Any:
-    """A max_seqlen that is read from the lengths, so that no shape tells it: an unbacked one."""
+    """A max_seqlen that is read from the lengths. No shape determines it, so it is an unbacked
+    symbol."""
     longest = ends.diff().max().item()
     return attention_varlen(q, k, v, ends, ends, longest, longest, causal=True, return_lse=True)
 
@@ -87,7 +88,7 @@ def assert_same(actual: Any, expected: Any) -> None:
 @pytest.mark.parametrize("strict", [False, True], ids=["non_strict", "strict"])
 @pytest.mark.parametrize("name", CALLS)
 def test_export(name: str, strict: bool) -> None:
-    """The exported program serves other shapes and lengths than it was made with."""
+    """The exported program also serves shapes and lengths with which it was not made."""
     function, example, other, shapes = CALLS[name]
     program = torch.export.export(
         Module(function), tuple(example), dynamic_shapes={"args": shapes}, strict=strict
@@ -99,7 +100,8 @@ def test_export(name: str, strict: bool) -> None:
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("name", ["windowed", "by shape"])
 def test_make_fx(name: str, mode: str) -> None:
-    """Forward and backward in one graph; made with symbols, it serves other shapes too."""
+    """Forward and backward are in one graph. If it was made with symbolic shapes, it serves other
+    shapes too."""
     function, example, other, _ = CALLS[name]
 
     def run(*arguments: Tensor) -> list[Tensor]:
@@ -117,7 +119,7 @@ def test_make_fx(name: str, mode: str) -> None:
 
 
 def test_an_exported_program_checks_its_lengths() -> None:
-    """What a branch cannot check while it is traced, the run does."""
+    """What cannot be checked while a branch is traced is checked when the graph runs."""
     function, example, _, shapes = CALLS["by shape"]
     program = torch.export.export(
         Module(function), tuple(example), dynamic_shapes={"args": shapes}

@@ -141,7 +141,7 @@ def test_head_dims_of_any_size(dim: int, dim_v: int, packed: bool, served: str) 
 
 @pytest.mark.parametrize("make", [
     lambda t: t.transpose(1, 3).contiguous().transpose(1, 3),  # the last stride is not 1
-    lambda t: torch.cat([t, t[..., :1]], -1)[..., :-1],  # rows that are no whole vectors
+    lambda t: torch.cat([t, t[..., :1]], -1)[..., :-1],  # rows that are not a multiple of 16 bytes
     lambda t: torch.cat([t.flatten(), t.flatten()])[1:][: t.numel()].view(t.shape),
     lambda t: t[:, :, :1].expand_as(t),
 ], ids=["last_stride", "row_stride", "address", "expanded"])  # fmt: skip
@@ -181,7 +181,7 @@ def test_autocast_reaches_the_kernels(served: str) -> None:
 
 
 def test_streams(served: str) -> None:
-    """A call reads what its own stream has written, on two streams at once."""
+    """A call reads what its own stream has written, while two streams run at once."""
     inputs = qkv(seqlen=1024)
     expected = [attention(*(t * factor for t in inputs), causal=True, backend=served)
                 for factor in (1, 2)]  # fmt: skip
@@ -214,7 +214,8 @@ def test_a_device_that_is_not_current(served: str) -> None:
 
 
 def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A CUDA graph of a function, after a few runs on a side stream, and its results."""
+    """Runs a function a few times on a side stream, and records a CUDA graph of it. Returns the
+    graph and its results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -310,7 +311,8 @@ def test_opcheck_of_the_kernel_ops(softcap: float) -> None:
 
 
 def host_time(run: Callable[[], Any]) -> float:
-    """Microseconds of host time per call, the least of some batches too short to fill the queue."""
+    """The host time of a call in microseconds. It is the smallest of several batches of calls,
+    which are too short to fill the queue of the GPU."""
     batches = []
     for _ in range(30):
         torch.cuda.synchronize()
@@ -323,8 +325,9 @@ def host_time(run: Callable[[], Any]) -> float:
 
 
 def test_host_overhead() -> None:
-    """From the Python call to the launch: meant are 20 us without gradients and 35 us with, as
-    docs/performance.md records; half as much again is for the load of other machines."""
+    """The host time from the Python call to the launch. The aim is 20 us without gradients and 35
+    us with them, as docs/performance.md records. The limits are half as much more, as a machine may
+    be busy."""
     tensors = qkv(seqlen=128)
     kernel = serving(*tensors, causal=True)[0]
     if kernel == "reference":

@@ -78,8 +78,8 @@ def test_no_circle_of_modules() -> None:
 
 
 def test_no_circle_of_rooms() -> None:
-    """Nor between the folders, each taken as one. `python -m` enters a folder by
-    its __main__, which nothing imports."""
+    """There is no circle between folders either, where each folder counts as one module. Files
+    named __main__ are left out: `python -m` runs them, and nothing imports them."""
     rooms: dict[str, set[str]] = {}
     for name, targets in IMPORTS.items():
         if name.endswith(".__main__"):

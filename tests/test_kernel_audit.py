@@ -42,7 +42,8 @@ OBJECTS = built_objects()
 ROWS = [row for row in rows.table() if row.name in OBJECTS]
 
 REGISTERS_OF_A_MULTIPROCESSOR = 65536
-# What a family's kernels are made of: asynchronous copies, loads of MMA operands, MMAs.
+# Instructions that the kernels of a family must contain: asynchronous copies, loads of MMA
+# operands, MMAs.
 INSTRUCTIONS = {"sm80": ("LDGSTS", "LDSM", "HMMA"), "sm90": ("UTMALDG", "HGMMA")}
 
 pytestmark = pytest.mark.skipif(not ROWS, reason=f"no kernels built in {BUILD}: make audit")
@@ -50,7 +51,7 @@ each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
 
 def cuobjdump(*arguments: str | Path) -> str:
-    """PyPI's cuobjdump, which finds nvdisasm beside it."""
+    """The cuobjdump from PyPI, which finds nvdisasm in its own folder."""
     folder = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
     environment = dict(os.environ, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
     command = ["cuobjdump", *arguments]
@@ -59,7 +60,7 @@ def cuobjdump(*arguments: str | Path) -> str:
 
 
 def is_of(kernel: str, name: str) -> bool:
-    """Whether a kernel, by its mangled name, is of a row."""
+    """Whether a kernel with this mangled name belongs to the row."""
     return f"{len(name)}{name}E" in kernel
 
 
@@ -127,7 +128,7 @@ def test_no_spills_and_registers_fit(row):
 def test_shared_memory_is_as_computed(row):
     beside_tiles = loaded_rows()[row.name]["shared_memory_bytes"] - tile_bytes(row)
     assert 0 <= beside_tiles <= BOOKKEEPING[row.arch, row.direction]
-    # All of it is dynamic, but for 1 KB of a CTA that ptxas counts as the system's from sm_90 on.
+    # All shared memory is dynamic. From sm_90 on ptxas also counts 1 KB of each CTA for the system.
     for chip, kernel, used in resources(row.name):
         static = 1024 if int(re.sub(r"\D", "", chip)) >= 90 else 0
         assert used["SHARED"] == static, (chip, kernel)

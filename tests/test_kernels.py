@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 FORWARD = [row for row in rows.table() if row.direction == "forward"]
 row = fixture_of(FORWARD)
-SOFTCAP = 2.5  # bends scores of a standard deviation of 1, and flattens huge ones
+SOFTCAP = 2.5  # changes scores with a standard deviation of 1, and makes huge ones all alike
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ CASES = {
 
 
 def options_for(row: rows.TableRow, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with what the row's score modifier asks for, where they do not say it."""
+    """The options, with those added that the row's score modifier needs."""
     return {"softcap": SOFTCAP, **options} if row.score_mod == "softcap" else options
 
 
 def strided(*shape: int, dtype: torch.dtype, magnitude: float = 1.0) -> Tensor:
-    """Random values behind strides that no contiguous tensor has; the last is 1."""
+    """Random values with strides that no contiguous tensor has. The last stride is 1."""
     *outer, dim = shape
     whole = torch.randn(*outer[::-1], dim + 8, device="cuda") * magnitude
     return whole.to(dtype).permute(*range(len(outer))[::-1], len(outer))[..., :dim]
@@ -110,7 +110,8 @@ def plain_pytorch(
 
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
 def test_rows_that_share_a_key_with_another(row: rows.TableRow) -> None:
-    """All of this file once more for a row that is not chosen for every shape, as the only one."""
+    """Runs this file once more for a row that dispatch does not choose for every shape, in a
+    process where it is the only row."""
     sharing = [other for other in FORWARD if other.key_name() == row.key_name()]
     if sum(not other.name.endswith("_99kb") for other in sharing) < 2:
         pytest.skip("no other row has its key")
@@ -124,7 +125,8 @@ def test_rows_for_chips_of_99_kb() -> None:
 
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
 def test_the_row_is_chosen(row: rows.TableRow) -> None:
-    """For short sequences or for long ones: several rows may share a key."""
+    """Every row is chosen for some length: of rows with the same key, one is for short sequences
+    and one for long ones."""
     chosen = []
     for batch, seqlen, heads in ((2, 256, 4), (4, 8192, 16)):
         q = k = torch.empty(
@@ -159,8 +161,8 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 def test_scores_that_rise_from_tile_to_tile(
     row: rows.TableRow, step: float, options: dict[str, Any]
 ) -> None:
-    """By `step` natural units every 150 keys, towards the first key, where kernels end their walk:
-    exponentials relative to the maximum so far stay small, grow large, overflow."""
+    """Scores grow by `step` every 150 keys towards the first key, where kernels end their walk.
+    Relative to the maximum so far, exponentials stay small, grow large, or overflow."""
     dtype = DTYPES[row.dtype]
     level = torch.arange(900, device="cuda").flip(0).div(150, rounding_mode="floor") * step
     q = torch.randn(1, 900, 4, row.head_dim, device="cuda")
@@ -253,7 +255,7 @@ def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
 
 @pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5])
 def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
-    """All scores at the cap, an ordinary one, and one that no score comes near."""
+    """Three caps: one that all scores reach, an ordinary one, and one far above all scores."""
     if row.score_mod != "softcap":
         pytest.skip("no softcap")
     q, k, v = (
@@ -271,7 +273,7 @@ def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
 
 @pytest.mark.parametrize("scale", [-0.2, 0.0])
 def test_a_scale_that_is_not_positive_is_refused(row: rows.TableRow, scale: float) -> None:
-    """Kernels take the maximum before the scale."""
+    """No kernel serves a scale that is not positive: it takes the maximum before it multiplies."""
     q = k = torch.randn(1, 40, 2, row.head_dim, device="cuda").to(DTYPES[row.dtype])
     v = torch.randn(1, 40, 2, row.head_dim_v, device="cuda").to(DTYPES[row.dtype])
     with pytest.raises(BackendError, match="a scale that is not positive"):
@@ -291,7 +293,8 @@ def test_repeats_bitwise(row: rows.TableRow) -> None:
 
 
 def test_packed_sequences_on_two_streams_and_in_a_graph(row: rows.TableRow) -> None:
-    """Calls at the same time, which share no workspace, and a replayed one: the same bits."""
+    """Calls that run at the same time share no workspace, so all get the same bits. So does a
+    replayed call."""
     calls = []
     for seed in (0, 1):
         torch.manual_seed(seed)
@@ -329,7 +332,8 @@ def test_packed_sequences_on_two_streams_and_in_a_graph(row: rows.TableRow) -> N
 
 
 def test_more_than_2_to_the_31_elements(row: rows.TableRow) -> None:
-    """Offsets that do not fit 32 bits: the last batch entry of a tensor of over 2^31 elements."""
+    """Offsets need not fit 32 bits: checks the last batch entry of a tensor with over 2^31
+    elements."""
     dtype, dim, heads, seqlen = DTYPES[row.dtype], row.head_dim, 64, 1024
     batch = 2**31 // (seqlen * heads * dim) + 2
     if torch.cuda.mem_get_info()[0] < 5 * 2 * batch * seqlen * heads * dim:

@@ -1,4 +1,5 @@
-"""The layout lab: every row holds, broken layouts are caught, mistakes are told."""
+"""The layout lab: every row keeps all rules, broken layouts violate them, and mistakes of the user
+are explained."""
 
 from __future__ import annotations
 

@@ -25,11 +25,12 @@ MASKS: dict[str, dict[str, Any]] = {
     "window": {"window": (200, 0)},
 }
 HEADS = {"mha": (4, 4), "gqa": (4, 2)}
-# Ends of the sequences, of queries and of keys. The middle one is changed; 129 rows are a tile and
-# a row more, so that tiles of each sequence reach into the next.
+# The rows at which the sequences end, for queries and for keys. The tests change the middle
+# sequence. 129 rows are one more than a tile has, so tiles of each sequence reach into the next
+# one.
 KERNELS = ((0, 129, 258, 558), (0, 1024, 2048, 2948))
 REFERENCE = ((0, 29, 58, 120), (0, 64, 130, 190))
-TAIL = 70  # rows after the last sequence, where the backend takes them
+TAIL = 70  # rows after the last sequence, if the backend allows them
 
 Results = dict[str, Tensor]
 
@@ -133,8 +134,8 @@ def test_a_sequence_does_not_feel_its_neighbours(
 
 # --- order ---------------------------------------------------------------------------------------
 
-# One to a batch entry, or to a sequence: a row that drags its warp, maxima that grow, tiles that
-# are hidden whole, and an ordinary one.
+# The inputs of the batch entries, or of the sequences: one row with extreme scores, maxima that
+# grow, tiles that are hidden as a whole, and ordinary inputs.
 ENTRIES = ("random_x1", "mix_x100", "steps_300_per_64_left", "hidden_inf_first")
 ORDER = [2, 0, 3, 1]  # of batch entries and sequences
 HEAD_ORDERS = {  # of the 4 query heads, and of the 2 KV heads
@@ -188,7 +189,7 @@ def check_dense_order(
         turned = [t[:, :, order] for t, order in zip(tensors, orders, strict=True)]
         found = run(call, turned[:3], turned[3])
         wanted = in_order(expected, order_q, {"out": 2, "lse": 1, "dq": 2})
-        if what == "heads":  # the sum over the query heads of a KV head has an order of its own
+        if what == "heads":  # dk and dv are sums over query heads, in the order of these heads
             wanted |= in_order(expected, order_k, {"dk": 2, "dv": 2})
         assert_permuted(found, wanted, what)
 
@@ -217,7 +218,7 @@ def check_packed_order(
             return attention_varlen(q, k, v, *cu, *longest, backend=backend, **options, **more)
 
         results = run(call, parts[:3], parts[3])
-        # Back in the order of the batch entries, by the place of each in what was packed.
+        # Puts the results back in the order of the batch entries.
         back = [order.index(b) for b in range(len(order))]
         unpacked = {}
         for name, tensor in results.items():
@@ -258,7 +259,7 @@ def test_the_order_permutes_the_bits(
 def test_results_that_depend_on_others_are_found(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function whose output moves by an ulp or so with the first number of q."""
+    """A function whose output changes by about an ulp with the first number of q."""
     function = globals()[name]
 
     def leaks(q: Tensor, *rest: Any, **options: Any) -> Any:
