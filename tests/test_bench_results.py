@@ -137,7 +137,8 @@ def test_rate_of_tensor_cores(capability: tuple[int, int], name: str, rate: int 
 
 
 class FakeGpu:
-    """Clocks for events and host that steps move by hand, and a record of what was launched."""
+    """Clocks of the GPU and the host that the steps of a test advance, and a record of what was
+    launched."""
 
     now_ms = 0.0
     host_s = 0.0

@@ -90,7 +90,8 @@ def test_comparison_fails_where_attention_differs(demo, prose, tmp_path, capsys,
 
 @pytest.mark.parametrize("length", [20, 50], ids=["within context", "beyond context"])
 def test_cache_gives_the_logits_of_a_full_pass(length):
-    """Beyond the context, one layer with a cache is a sliding window over the last tokens."""
+    """After more tokens than the context has, one layer with a cache computes a sliding window over
+    the last tokens."""
     from gpt.model import GPT, Shape
 
     torch.manual_seed(0)

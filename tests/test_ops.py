@@ -28,7 +28,8 @@ class Module(torch.nn.Module):
 
 
 def test_an_exported_program_is_loaded_by_another_process(tmp_path: Path) -> None:
-    """Which imports the package, and calls nothing of it before."""
+    """An exported program runs in a process that imports the package and calls nothing else of
+    it."""
     torch.manual_seed(0)
     inputs = torch.randn(1, 5, 4, 16), torch.randn(1, 7, 2, 16)
     torch.export.save(torch.export.export(Module(), inputs), tmp_path / "program.pt2")
@@ -48,7 +49,7 @@ torch.save(program.module()(*inputs), {str(tmp_path / "results.pt")!r})
 
 @pytest.mark.parametrize("saves", [True, False], ids=["saved", "recomputed"])
 def test_a_checkpoint_policy_names_the_op(saves: bool) -> None:
-    """What the policy saves is not computed again in the backward."""
+    """The backward does not compute again what the policy saves."""
     seen: list[bool] = []
     op = OPS.reference_forward.default
 

@@ -16,7 +16,8 @@ from tolerances import assert_close
 LENGTHS_Q, LENGTHS_K, PADDING = (70, 0, 129, 3), (150, 4, 129, 60), 45
 ROWS, KEYS = sum(LENGTHS_Q), sum(LENGTHS_K)
 LONGEST = max(LENGTHS_Q), max(LENGTHS_K)
-# Where max_seqlen is too small: up to five tiles of 128, more than it makes a grid for.
+# Lengths for a max_seqlen that is too small. They take up to five tiles of 128, and the grid has
+# fewer.
 LONG_Q, LONG_K = (70, 0, 629, 3, 0, 40), (150, 4, 129, 500, 300, 0)
 
 
@@ -40,14 +41,15 @@ def padded(
 def results(
     function: Callable[..., Any], tensors: list[Tensor], *arguments: Any, **options: Any
 ) -> list[Tensor]:
-    """Output, LSE and gradients (of the sink too), with NaN in what comes back to no sequence."""
+    """Output, LSE and gradients, that of the sink among them. The gradients that come in are NaN in
+    the rows of no sequence."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     if "sink" in options:
         options["sink"] = options["sink"].clone().requires_grad_()
         leaves.append(options["sink"])
     out, lse = function(*leaves[:3], *arguments, return_lse=True, **options)
     torch.manual_seed(1)
-    # Drawn for all rows, so that the same rows get the same numbers with padding and without.
+    # Drawn for all rows, so that a row gets the same numbers with padding and without it.
     grad_out = torch.randn(ROWS + PADDING, *out.shape[1:])[: out.shape[0]].to(out)
     grad_lse = torch.randn(lse.shape[0], ROWS + PADDING)[:, : lse.shape[1]].to(lse)
     grad_out[ROWS:], grad_lse[:, ROWS:] = math.nan, math.nan
@@ -56,7 +58,8 @@ def results(
 
 
 def assert_padding_is_empty(found: list[Tensor]) -> None:
-    """Output 0, LSE -inf, gradients 0, and nowhere NaN."""
+    """In rows of no sequence the output is 0, the LSE -inf and the gradients 0, and nothing is
+    NaN."""
     out, lse, dq, dk, dv, *rest = found
     assert not any(t.isnan().any() for t in (out, lse, dq, dk, dv, *rest))
     assert lse[:, ROWS:].isneginf().all() and lse[:, :ROWS].isfinite().all()
@@ -91,7 +94,8 @@ def test_rows_of_no_sequence(sink: bool, compiled: bool, device: str) -> None:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("backend", ["sm90", "sm80"])
 def test_rows_of_no_sequence_in_kernels(backend: str, compiled: bool) -> None:
-    """The same, and the rows of sequences are those of the tensors without the others."""
+    """The same for kernels. The rows of sequences have the results of a call without the other
+    rows."""
     tensors = padded("cuda", torch.bfloat16)
     ends = offsets(LENGTHS_Q, "cuda"), offsets(LENGTHS_K, "cuda")
     arguments = (*ends, *LONGEST)
@@ -116,7 +120,7 @@ def test_rows_of_no_sequence_in_kernels(backend: str, compiled: bool) -> None:
 @pytest.mark.parametrize("side", ["q", "k"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_short_max_seqlen_is_refused(compiled: bool, side: str, device: str) -> None:
-    """By the reference backend, wherever it runs."""
+    """The reference backend refuses it on every device."""
     tensors = padded(device, torch.float32)
     ends = offsets(LENGTHS_Q, device), offsets(LENGTHS_K, device)
     longest = [128, 150] if side == "q" else [129, 149]
@@ -140,8 +144,8 @@ def test_a_short_max_seqlen_is_refused(compiled: bool, side: str, device: str) -
 def test_a_short_max_seqlen_leaves_no_row_unwritten(
     backend: str, longest: tuple[int, int], causal: bool, deterministic: bool
 ) -> None:
-    """Each row of each result is right or NaN, whatever was in its memory before; of sequences that
-    are no longer than max_seqlen, and of no sequence, it is right."""
+    """Each row of each result is right or NaN, whatever was in its memory before. Rows of sequences
+    that are no longer than max_seqlen, and rows of no sequence, are right."""
     tensors = padded("cuda", torch.bfloat16, sum(LONG_Q), sum(LONG_K))
     ends = offsets(LONG_Q, "cuda"), offsets(LONG_K, "cuda")
     answer = explain(*tensors, *ends, max(LONG_Q), max(LONG_K))
@@ -161,7 +165,7 @@ def test_a_short_max_seqlen_leaves_no_row_unwritten(
     exact = run((max(LONG_Q), max(LONG_K)))
     short = [q <= longest[0] and k <= longest[1] for q, k in zip(LONG_Q, LONG_K, strict=True)]
     for filling in (0.0, 3.0, math.inf):
-        # What the allocator hands out next was full of this number, workspaces included.
+        # The memory that the allocator hands out next, also for workspaces, is full of this number.
         old = [torch.full((2**22,), filling, device="cuda") for _ in range(8)]
         old += [torch.full_like(t, filling) for t in exact.values() for _ in range(4)]
         del old

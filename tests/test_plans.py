@@ -31,7 +31,7 @@ UNCOUNTED = call._attend_checked
 
 
 def refuse(arguments: Arguments) -> None:
-    """As the binding does, in few words."""
+    """Checks tensors like the binding, in few words."""
     q, k, v = arguments[:3]
     same = k.shape[:-1] == v.shape[:-1] and q.shape[-1] == k.shape[-1] and q.dtype == k.dtype
     if not (same and q.dim() == k.dim() and (arguments.packed or q.shape[0] == k.shape[0])):
@@ -45,7 +45,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
-        self.checked = 0  # calls that went the long way
+        self.checked = 0  # calls whose arguments were checked: they found no plan
 
     def op(self, name: str, reference: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -92,7 +92,7 @@ def qkv(seqlen_q: int = 5, seqlen_k: int = 7) -> list[Tensor]:
 
 
 def test_the_second_call_goes_the_short_way(kernels: Kernels) -> None:
-    """Whatever the lengths: decoding misses no plan."""
+    """A plan serves all lengths, so that decoding makes only one."""
     for seqlen_k in range(1, 9):
         tensors = qkv(1, seqlen_k)
         out = attention(*tensors, causal=True)
@@ -120,7 +120,7 @@ def test_packed_calls(kernels: Kernels) -> None:
 
 
 def test_the_gradient_of_the_short_way(kernels: Kernels) -> None:
-    """In every grad mode, with the LSE and without, after calls of the other kind."""
+    """Calls with the LSE and without it take turns. Each is right, in every grad mode."""
     leaves = [t.requires_grad_() for t in qkv()]
     for return_lse in (False, True, False):
         for _ in range(2):
@@ -168,7 +168,7 @@ def test_keys_do_not_alias(
 
 
 def test_options_that_are_no_key(kernels: Kernels) -> None:
-    """Lists, NumPy scalars, tensors: each call is checked, and right."""
+    """Calls whose options are lists, NumPy scalars or tensors are right, and each is checked."""
     tensors = qkv()
     others: tuple[dict[str, Any], ...] = (
         {"window": [3, 0]}, {"scale": np.float64(0.5)}, {"scale": np.float32(0.5)},
@@ -187,7 +187,8 @@ def test_options_that_are_no_key(kernels: Kernels) -> None:
 def test_what_asks_for_a_backend_is_part_of_the_key(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The argument, the context, and the environment as it is at the call."""
+    """The backend may come from the argument, the context, or the environment as it is at the
+    call."""
     tensors = qkv()
 
     def ran_on_a_kernel(**options: Any) -> bool:

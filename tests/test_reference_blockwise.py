@@ -28,7 +28,8 @@ from tolerances import assert_as_accurate, assert_close
 
 @pytest.fixture(params=["tiles_default", "tiles_small"])
 def tile_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small tiles are ragged (not a multiple of dropout's patch) and split even the short cases."""
+    """Small tiles divide even the short cases. Their sizes are no multiples of the patches of
+    dropout."""
     if request.param == "tiles_small":
         monkeypatch.setattr(tiles, "_TILE_SCORES_CPU", 1000)
         monkeypatch.setattr(tiles, "_MIN_ROWS", 9)
@@ -61,8 +62,8 @@ def test_small_tiles_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seqlen_q", [1, 5, 16])
 @pytest.mark.parametrize("seqlen_k", [1, 6, 16])
 def test_tiles_cover_exactly_what_is_seen(seqlen_q: int, seqlen_k: int) -> None:
-    """Brute force over windows and tile shapes: tiles meet each visible pair once, masks hide the
-    rest."""
+    """By brute force over windows and tile shapes: each visible pair lies in one tile, and masks
+    hide all others."""
     like = torch.zeros(())
     for left in (0, 1, 7, 99):
         for right in (0, 1, 7, 99):
@@ -214,7 +215,8 @@ def test_varlen_equals_dense_of_each_sequence() -> None:
     packed = run_blockwise(case, inputs, cu_seqlens)
     for b in range(case.batch):
         rows, keys = (slice(int(cu[b]), int(cu[b + 1])) for cu in cu_seqlens)
-        # Dropout counts the sequence, so the dense call puts it at the same place in its batch.
+        # The bits of dropout depend on the number of the sequence, so the dense call has the
+        # sequence at the same place in its batch.
         q, k, v = (
             t[None].expand(b + 1, *t.shape).contiguous()
             for t in (inputs.q[rows], inputs.k[keys], inputs.v[keys])

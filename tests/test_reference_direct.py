@@ -128,7 +128,8 @@ def test_gqa_reads_the_right_head(run: Callable) -> None:
 
 @RUNS
 def test_rows_without_keys(run: Callable) -> None:
-    """Output 0, LSE -inf or the sink's, no gradient; whatever hides the keys."""
+    """Whatever hides the keys, the output is 0, the LSE -inf or that of the sink, and the
+    gradient of q 0."""
     causal = Case("causal", seqlen_q=12, seqlen_k=5, causal=True)
     hidden = Case("bias", seqlen_q=12, seqlen_k=5, bias="b h q k")
     for case in (causal, hidden):
@@ -149,7 +150,8 @@ def test_rows_without_keys(run: Callable) -> None:
 
 @RUNS
 def test_gradients_of_rows_without_keys_stop_there(run: Callable) -> None:
-    """NaN and -inf coming in (of lse**2, say) at rows without keys reach no gradient."""
+    """Incoming gradients of rows without keys may be NaN or -inf, such as those of lse**2. They
+    reach no other gradient."""
     masked = Case("window", window=(3, 2), seqlen_q=80, seqlen_k=20)
     hidden = Case("bias", bias="b h q k")
     for case in (masked, hidden, dataclasses.replace(masked, sink=True)):

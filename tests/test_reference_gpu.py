@@ -36,7 +36,7 @@ def to_cuda(inputs: Inputs) -> Inputs:
 
 
 def run_on_gpu(case: Case, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """`run_blockwise` with the tensors of the CPU run on the GPU, and its results back."""
+    """Does what `run_blockwise` does, but on the GPU. Inputs and results are on the CPU."""
     moved = to_cuda(inputs)
     call = make_call(case, moved, seed=SEED.cuda())
     out, lse = blockwise_forward(call)
@@ -72,7 +72,8 @@ def test_bitwise_repeatable() -> None:
 
 
 def test_a_cuda_graph_captures_forward_and_backward() -> None:
-    """Nothing waits for the device, and a new seed in the same memory draws new bits on replay."""
+    """No step waits for the device. If the memory of the seed gets a new seed, a replay draws new
+    bits."""
     case = dataclasses.replace(CASES[-1], seqlen_q=300, seqlen_k=400)
     inputs = to_cuda(make_inputs(case).to(torch.float32))
     seed = SEED.cuda()

@@ -136,7 +136,8 @@ def test_no_keys(arch: str) -> None:
 
 
 def test_packed_sequences_without_rows(arch: str) -> None:
-    """Three empty sequences and five rows of none, with no key in all of k or with five of none."""
+    """Three empty sequences, and five rows of q that belong to no sequence. k has no rows, or five
+    that belong to no sequence."""
     offsets = torch.zeros(4, device="cuda", dtype=torch.int32)
     q = torch.randn(5, HEADS, DIM, device="cuda").bfloat16()
     for total_k, longest in ((0, 0), (5, 0), (0, 64)):
@@ -178,9 +179,9 @@ def test_gradients_of_packed_sequences_without_rows(total_q: int, total_k: int) 
 
 
 def test_the_longest_sequence(arch: str) -> None:
-    """Keys of zeros, so that an output is the mean of the values that its query sees. The last tile
-    is ragged. One value in 1024 is 1, the others are 0: the sum of more than 2^24 ones is not exact
-    in fp32."""
+    """The keys are zeros, so that an output is the mean of the values that its query sees. The last
+    tile is not full. One value in 1024 is 1 and the others are 0, because fp32 cannot hold the sum
+    of more than 2^24 ones exactly."""
     queries, keys, dim = 1000, LONGEST - 1, 8
     if torch.cuda.mem_get_info()[0] < 3 * keys * dim * 2:
         pytest.skip("needs two tensors of 17 GB on the GPU")

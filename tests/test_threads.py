@@ -107,7 +107,7 @@ def work(seed: int) -> list[Tensor]:
     return [out.detach(), lse.detach(), *torch.autograd.grad(out.sum() + lse.sum(), leaves)]
 
 
-# One thread: PyTorch's own pools of threads do not survive a fork, whatever runs on them.
+# The program uses one thread, because the thread pools of PyTorch do not survive a fork.
 FORK_AFTER_CALLS = """
 import os, torch
 torch.set_num_threads(1)

@@ -28,7 +28,8 @@ def _nothing_stays() -> Iterator[None]:
 
 
 def test_threads_that_leave_in_another_order() -> None:
-    """Each sees its own, and none stays in force; the first to enter is the first to leave."""
+    """Each of two threads sees its own backend, and none stays in force. The thread that enters
+    first also leaves first."""
     entered, left = threading.Barrier(3), threading.Event()
     seen: dict[str, list[str]] = {"sm80": [], "sm90": []}
 
@@ -91,7 +92,7 @@ def test_generators_that_end_in_another_order() -> None:
 
 
 def test_one_context_in_many_threads() -> None:
-    """Entered again and again, and in eight threads at once."""
+    """One context is entered again and again, and in eight threads at once."""
     context = use_backend("sm80")
 
     def run(index: int) -> list[str]:
@@ -183,12 +184,12 @@ def graphs() -> Graphs:
 
 
 def choice(x: Tensor) -> Tensor:
-    """`x` plus the place of what is asked for."""
+    """`x` plus a number that stands for the backend that is asked for."""
     return x + ("auto", "sm90", "sm80", "reference").index(asked())
 
 
 def test_compiled_code_guards_in_every_thread_and_task(graphs: Graphs) -> None:
-    """It compiles once for each backend, and takes the right graph wherever it is called."""
+    """The function is compiled once for each backend, and every call takes the right graph."""
     compiled = torch.compile(choice, fullgraph=True, backend=graphs)
     zero = torch.zeros(())
     assert compiled(zero) == 0
@@ -216,7 +217,8 @@ def test_compiled_code_guards_in_every_thread_and_task(graphs: Graphs) -> None:
 
 
 def test_compiled_code_that_enters_it(graphs: Graphs) -> None:
-    """By `with`, nested, and by a decorator; a call after it sees what was asked for outside."""
+    """A backend is asked for by `with`, also nested, and by a decorator. Calls after that see what
+    was asked for outside."""
 
     @use_backend("reference")
     def decorated(x: Tensor) -> Tensor:
@@ -243,7 +245,8 @@ def test_compiled_code_that_enters_it(graphs: Graphs) -> None:
 
 
 def test_a_graph_break_inside(graphs: Graphs) -> None:
-    """What Python runs in the middle sees what the compiled code asks for."""
+    """Python code that runs in the middle of compiled code sees the backend that this code asks
+    for."""
     seen = []
 
     @torch._dynamo.disable

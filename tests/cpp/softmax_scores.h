@@ -44,8 +44,8 @@ enum class Family {
 };
 constexpr int kFamilies = int(Family::Near) + 1;
 
-// Whether a pattern covers a tile. Pattern 3 covers all tiles but `free`.
-inline bool covers(int pattern, int tile, int tiles, int free) {
+// Whether a pattern covers a tile. Pattern 3 covers all tiles but the `chosen` one.
+inline bool covers(int pattern, int tile, int tiles, int chosen) {
   switch (pattern) {
     case 0:
       return tile == 0;
@@ -54,7 +54,7 @@ inline bool covers(int pattern, int tile, int tiles, int free) {
     case 2:
       return tile == tiles - 1;
     case 3:
-      return tile != free;
+      return tile != chosen;
     default:
       return tile % 2 == 0;
   }
@@ -73,7 +73,7 @@ inline void fill_row(Problem& problem, int row, Family family, Random& random) {
   double const large = sign * random.one_of({1e4, 3e5, 1e6, 1e10});
   double const start = random.one_of({0., 0., 50., -2000.});
   int const pattern = random.below(5);
-  int const free = random.below(problem.tiles);
+  int const chosen = random.below(problem.tiles);
   for (int key = 0; key < problem.keys(); ++key) {
     int const tile = key / kColumns;
     double const noise = random.normal();
@@ -96,13 +96,13 @@ inline void fill_row(Problem& problem, int row, Family family, Random& random) {
         score += tile % 2 ? by_tile : -by_tile;
         break;
       case Family::HiddenTiles:
-        hides = covers(pattern, tile, problem.tiles, free);
+        hides = covers(pattern, tile, problem.tiles, chosen);
         break;
       case Family::HiddenKeys:
         hides = random.below(4) > 0;
         break;
       case Family::LateKeys:
-        hides = tile < free;
+        hides = tile < chosen;
         break;
       case Family::Hidden:
         hides = true;

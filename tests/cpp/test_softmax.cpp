@@ -95,7 +95,8 @@ void test_mixtures(std::string const& name, int rows, bool lags, Way const& way)
   // In some tiles references must have been replaced. Where they may lag behind the maximum, many
   // must have stayed, too.
   int const stay = total.tiles - total.rescaled;
-  check(total.rescaled > count && (!lags || stay > count / 4), name + " goes all ways");
+  check(total.rescaled > count && (!lags || stay > count / 4),
+        name + ": the output is rescaled in some tiles and not in others");
   std::printf("%s: %d tiles, %d of them with new references\n", name.c_str(), total.tiles,
               total.rescaled);
 }
@@ -115,17 +116,18 @@ Problem of_family(Family family, int tiles, float scale, Random& random) {
   return problem;
 }
 
-void check_ways(Problem const& problem, int rescaled, std::string const& what) {
+// Checks a walk over the problem, and that `rescaled` of its tiles rescale the output.
+void check_rescaled(Problem const& problem, int rescaled, std::string const& what) {
   Walked const got = Sm90::alone(problem, Output::Late);
   check_rows<bfloat16_t>(problem, got, what);
   check_equal(got.rescaled, rescaled, what + ": tiles that rescale the output");
 }
 
 // Problems for which one knows how many tiles must rescale the output.
-void test_ways() {
+void test_number_of_rescaled_tiles() {
   int const tiles = 8;
   Problem const equal(16, tiles, 1.f);
-  check_ways(equal, 1, "scores of zero");
+  check_rescaled(equal, 1, "scores of zero");
 
   for (float step : {20.f, 80.f, 300.f}) {
     for (int one_row = 0; one_row < 2; ++one_row) {
@@ -140,8 +142,8 @@ void test_ways() {
         }
       }
       std::string const name = std::to_string(int(step)) + " a tile";
-      check_ways(grows, tiles, "scores that grow by " + name);
-      check_ways(falls, 1, "scores that fall by " + name);
+      check_rescaled(grows, tiles, "scores that grow by " + name);
+      check_rescaled(falls, 1, "scores that fall by " + name);
     }
   }
 
@@ -151,14 +153,14 @@ void test_ways() {
     for (int tile = 0; tile < first; ++tile) {
       std::fill_n(&late.at(tile, 6, 0), kColumns, -INFINITY);
     }
-    check_ways(late, first < tiles ? 2 : 1, "a row with late keys");
+    check_rescaled(late, first < tiles ? 2 : 1, "a row with late keys");
     late.masked.assign(tiles, 1);
-    check_ways(late, first < tiles ? 2 : 1, "a row with late keys, and masks");
+    check_rescaled(late, first < tiles ? 2 : 1, "a row with late keys, and masks");
   }
 
   Problem large = equal;
   std::fill(large.scores.begin(), large.scores.end(), 1e10f);
-  check_ways(large, 1, "scores of 1e10");
+  check_rescaled(large, 1, "scores of 1e10");
 }
 
 // A score that is NaN makes its own row NaN, and changes no bit of another row.
@@ -296,7 +298,7 @@ int main(int count, char** arguments) {
   test_variant<Variant<half_t, 4, 1>>("sm80 fp16", Output::AtOnce);
   test_mixtures<half_t>("sm80 fp16, shared keys", 16, false,
                         Walk<Variant<half_t, 2, 1, 0>>::shared);
-  test_ways();
+  test_number_of_rescaled_tiles();
   test_nan();
   test_no_queries();
   test_order_of_rows();
