@@ -83,7 +83,7 @@ LoadedLibrary load(fs::path const& path) {
 // The pattern that the name of a row must match, so that dispatch may choose it. It is the
 // environment variable CUTE_ATTENTION_ROWS; where that is not set, every row matches. With it one
 // can run and measure a row instead of another row of the same key, which dispatch would prefer.
-std::regex wanted_rows() {
+std::regex wanted_names() {
   char const* const pattern = std::getenv("CUTE_ATTENTION_ROWS");
   try {
     return std::regex(pattern == nullptr ? "" : pattern);
@@ -95,7 +95,7 @@ std::regex wanted_rows() {
 
 KernelLibraries load_all() {
   KernelLibraries all;
-  std::regex const wanted = wanted_rows();
+  std::regex const wanted = wanted_names();
   for (fs::path const& path : find_libraries()) {
     LoadedLibrary const& library = all.libraries.emplace_back(load(path));
     if (library.table == nullptr) continue;
