@@ -9,6 +9,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/sink.h"
 #include "cute_attention/sm90/forward_tile.h"
 
 namespace cute_attention::sm90 {
@@ -45,6 +46,7 @@ CUTE_DEVICE Columns32 transpose_row_threads(Columns32 const& own, int t) {
 template <class Element>
 struct StoreRow {
   bool inside;  // it is a query's
+  int32_t head;
   Element* o;
   float* lse;  // or null
 
@@ -54,7 +56,8 @@ struct StoreRow {
     int32_t const query = tile.m_begin + arguments.packing.query(row);
     int32_t const head_of_tile = arguments.packing.head(row);
     inside = query < tile.sequence.seqlen_q && head_of_tile < tile.heads;
-    WorkTile const work{tile.work.m_block, tile.work.head + head_of_tile, tile.work.batch};
+    head = tile.work.head + head_of_tile;
+    WorkTile const work{tile.work.m_block, head, tile.work.batch};
     o = static_cast<Element*>(params.o) + work.batch * params.o_stride.batch +
         work.head * params.o_stride.head + (tile.sequence.row_q + query) * params.o_stride.row;
     lse = params.lse == nullptr ? nullptr
@@ -65,6 +68,15 @@ struct StoreRow {
 // A thread holds parts of two rows of its warpgroup: this one, and the one 8 rows after it.
 CUTE_DEVICE int row_of_thread(int thread) {
   return thread / 32 * 16 + thread % 32 / kThreadsPerRow;
+}
+
+// The heads of this thread's two rows, for join_sinks(). A row without a head has that of another.
+CUTE_DEVICE auto heads_of_thread(ForwardArguments const& arguments, ForwardTile const& tile,
+                                 int32_t m_offset, int thread) {
+  return [&arguments, &tile, first = m_offset + row_of_thread(thread)](int row) {
+    int32_t const head_of_tile = arguments.packing.head(first + 8 * row);
+    return tile.work.head + min_of(head_of_tile, tile.heads - 1);
+  };
 }
 
 // Stores a warpgroup's 64 rows, from row `m_offset` of the tile on.
@@ -102,7 +114,8 @@ CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const
   }
 }
 
-// Stores a warpgroup's 64 rows of a tile whose queries see no key: zeros, and LSE -infinity.
+// Stores a warpgroup's 64 rows of a tile whose queries see no key: zeros, and the LSE of
+// the sink alone.
 template <class Element>
 CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile const& tile,
                              int32_t m_offset, int thread) {
@@ -116,7 +129,7 @@ CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile cons
       *reinterpret_cast<uint4*>(target.o + col) = uint4{};
     }
     if (target.lse != nullptr && t == 0) {
-      *target.lse = -INFINITY;
+      *target.lse = empty_lse(arguments.params, target.head);
     }
   }
 }
