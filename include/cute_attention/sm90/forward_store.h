@@ -9,6 +9,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/address.h"
 #include "cute_attention/core/sink.h"
 #include "cute_attention/sm90/forward_tile.h"
 
@@ -57,11 +58,11 @@ struct StoreRow {
     int32_t const head_of_tile = arguments.packing.head(row);
     inside = query < tile.sequence.seqlen_q && head_of_tile < tile.heads;
     head = tile.work.head + head_of_tile;
-    WorkTile const work{tile.work.m_block, head, tile.work.batch};
-    o = static_cast<Element*>(params.o) + work.batch * params.o_stride.batch +
-        work.head * params.o_stride.head + (tile.sequence.row_q + query) * params.o_stride.row;
+    int32_t const batch = tile.work.batch;
+    o = row_pointer(static_cast<Element*>(params.o), params.o_stride, batch, head,
+                    tile.sequence.row_q + query);
     lse = params.lse == nullptr ? nullptr
-                                : params.lse + lse_offset(params, work, tile.sequence) + query;
+                                : params.lse + lse_index(params, tile.sequence, batch, head, query);
   }
 };
 
