@@ -74,7 +74,8 @@ LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int3
                         p.window_left,
                         p.window_right,
                         p.softcap,
-                        p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)};
+                        (p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)) |
+                            (p.sink == nullptr ? 0u : uint32_t(kSink))};
   return find_row(problem, arch, device);
 }
 

@@ -140,6 +140,12 @@ void check_cu_seqlens(Params const& p) {
   check_numbers("cu_seqlens_k", p.cu_seqlens_k, 4, Presence::Optional);
 }
 
+template <class Params>
+void check_optional_numbers(Params const& p) {
+  check_cu_seqlens(p);
+  check_numbers("sink", p.sink, 4, Presence::Optional);
+}
+
 }  // namespace
 
 void check_shape(ForwardParams const& params) { check_any_shape(params); }
@@ -153,7 +159,7 @@ void check_shape(BackwardParams const& params) {
 void check_tensors(ForwardParams const& params) {
   check_inputs(params);
   check_like_q(params, "o", params.o, params.o_stride, params.head_dim_v, Access::Write);
-  check_cu_seqlens(params);
+  check_optional_numbers(params);
   check_numbers("lse", params.lse, 4, Presence::Optional);
   check_numbers("next_tile", params.next_tile, 4, Presence::Optional);
 }
@@ -169,13 +175,16 @@ void check_tensors(BackwardParams const& params) {
                Access::Write);
   check_like_k(params, "grad_v", params.grad_v, params.grad_v_stride, params.head_dim_v,
                Access::Write);
-  check_cu_seqlens(params);
+  check_optional_numbers(params);
   auto const presence = rows_q(params) > 0 ? Presence::Required : Presence::Optional;
   check_numbers("lse", params.lse, 4, presence);
   check_numbers("grad_lse", params.grad_lse, 4, Presence::Optional);
   check_numbers("delta", params.delta, 4, presence);
   check_numbers("grad_q_sum", params.grad_q_sum, 16, presence);
   check_numbers("grad_q_turn", params.grad_q_turn, 4, Presence::Optional);
+  check_numbers("grad_sink", params.grad_sink, 4, Presence::Optional);
+  require(params.grad_sink == nullptr || params.sink != nullptr,
+          "sink is null, expected it where grad_sink is not");
 }
 
 }  // namespace cute_attention

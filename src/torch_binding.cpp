@@ -85,6 +85,16 @@ int32_t const* cu_seqlens_of(OptionalTensor const& cu_seqlens, char const* name)
   return static_cast<int32_t const*>(cu_seqlens->data_ptr());
 }
 
+// The sinks of q's heads, contiguous.
+OptionalTensor sink_of(OptionalTensor const& sink, Tensor const& q) {
+  if (!sink) return std::nullopt;
+  STD_TORCH_CHECK(sink->is_cuda() && sink->get_device_index() == q.get_device_index() &&
+                      sink->scalar_type() == ScalarType::Float && sink->dim() == 1 &&
+                      q.dim() >= 2 && sink->size(0) == q.size(q.dim() - 2),
+                  "cute_attention: sink must be float32 [heads] on q's device");
+  return torch::stable::contiguous(*sink);
+}
+
 int32_t arch_of(std::string const& backend) {
   if (backend == "sm80") return static_cast<int32_t>(Arch::Sm80);
   if (backend == "sm90") return static_cast<int32_t>(Arch::Sm90);
@@ -135,6 +145,7 @@ struct Inputs {
   OptionalTensor const& cu_seqlens_k;
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
+  OptionalTensor sink;  // contiguous
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int32_t device() const { return q.get_device_index(); }
@@ -179,6 +190,7 @@ Params shape_params(Inputs const& in) {
   params.softcap = static_cast<float>(in.softcap);
   params.window_left = window_bound(in.window_left);
   params.window_right = window_bound(in.window_right);
+  params.sink = in.sink ? static_cast<float const*>(in.sink->data_ptr()) : nullptr;
   return params;
 }
 
@@ -194,18 +206,17 @@ void set_inputs(Params& params, Tensor const& q, Tensor const& k, Tensor const& 
 
 // Arguments that no kernel serves, and that dispatch has sent to another backend.
 void check_absent(OptionalTensor const& bias, OptionalTensor const& alibi_slopes,
-                  OptionalTensor const& sink, double dropout_p) {
+                  double dropout_p) {
   STD_TORCH_CHECK(!bias, "cute_attention: no kernel has a bias");
   STD_TORCH_CHECK(!alibi_slopes, "cute_attention: no kernel has alibi_slopes");
-  STD_TORCH_CHECK(!sink, "cute_attention: no kernel has a sink");
   STD_TORCH_CHECK(dropout_p == 0, "cute_attention: no kernel has dropout");
 }
 
 // Launches the forward pass into out and, where there is one, lse.
 void run_forward(Inputs const& in, ForwardParams& params, Tensor out, OptionalTensor lse) {
   if (in.q.numel() == 0) return;
-  if (params.batch == 0 || in.k.numel() == 0) {
-    torch::stable::zero_(out);  // no query of a sequence, or none that sees a key
+  if (params.batch == 0) {
+    torch::stable::zero_(out);  // rows of no sequence
     if (lse) torch::stable::fill_(*lse, -std::numeric_limits<double>::infinity());
     return;
   }
@@ -247,7 +258,7 @@ auto forward(Tensor const& q, Tensor const& k, Tensor const& v, std::string cons
              int64_t max_seqlen_q, int64_t max_seqlen_k, OptionalTensor const& bias,
              OptionalTensor const& alibi_slopes, OptionalTensor const& sink, double dropout_p,
              OptionalTensor const& /* dropout_seed */) {
-  check_absent(bias, alibi_slopes, sink, dropout_p);
+  check_absent(bias, alibi_slopes, dropout_p);
   Inputs const in{q,
                   k,
                   v,
@@ -259,7 +270,8 @@ auto forward(Tensor const& q, Tensor const& k, Tensor const& v, std::string cons
                   cu_seqlens_q,
                   cu_seqlens_k,
                   max_seqlen_q,
-                  max_seqlen_k};
+                  max_seqlen_k,
+                  sink_of(sink, q)};
   auto params = shape_params<ForwardParams>(in);
   Tensor out = empty_output(in, params);
   if constexpr (kLse == Lse::Absent) {
@@ -318,8 +330,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     double softcap, OptionalTensor const& cu_seqlens_q, OptionalTensor const& cu_seqlens_k,
     int64_t max_seqlen_q, int64_t max_seqlen_k, OptionalTensor const& bias,
     OptionalTensor const& alibi_slopes, OptionalTensor const& sink, double dropout_p,
-    OptionalTensor const& /* dropout_seed */, bool /* needs_bias */, bool /* needs_sink */) {
-  check_absent(bias, alibi_slopes, sink, dropout_p);
+    OptionalTensor const& /* dropout_seed */, bool /* needs_bias */, bool needs_sink) {
+  check_absent(bias, alibi_slopes, dropout_p);
   Inputs const in{q,
                   k,
                   v,
@@ -331,7 +343,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                   cu_seqlens_q,
                   cu_seqlens_k,
                   max_seqlen_q,
-                  max_seqlen_k};
+                  max_seqlen_k,
+                  sink_of(sink, q)};
   auto params = shape_params<BackwardParams>(in);
   check_output(in, out, "out");
   check_output(in, grad_out, "grad_out");
@@ -344,14 +357,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                : empty({t.size(0), t.size(1), t.size(2), t.size(3)}, in.torch_dtype(), in.device());
   };
   Tensor dq = contiguous_like(q), dk = contiguous_like(k), dv = contiguous_like(v);
-  // The gradients of bias and sink: none.
+  // An empty tensor stands for a gradient that is not wanted.
   Tensor dbias = empty({0}, in.torch_dtype(), in.device());
-  Tensor dsink = empty({0}, in.torch_dtype(), in.device());
-  bool const nothing = q.numel() == 0 || k.numel() == 0 || params.batch == 0;
-  if (nothing) {  // rows without a partner: no kernel writes them
-    for (Tensor* gradient : {&dq, &dk, &dv}) torch::stable::zero_(*gradient);
+  int64_t const sinks = sink && needs_sink ? params.heads : 0;
+  Tensor dsink = empty({sinks}, aoti_torch_dtype_float32(), in.device());
+  if (q.numel() == 0 || params.batch == 0) {  // no query of a sequence: no kernel writes them
+    for (Tensor* gradient : {&dq, &dk, &dv, &dsink}) torch::stable::zero_(*gradient);
+    return {dq, dk, dv, dbias, dsink};
   }
-  if (nothing) return {dq, dk, dv, dbias, dsink};
 
   Tensor const q_read = in.readable(q), k_read = in.readable(k), v_read = in.readable(v);
   Tensor const out_read = in.readable(out), grad_out_read = in.readable(grad_out);
@@ -373,6 +386,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   params.grad_q_stride = strides_of(dq);
   params.grad_k_stride = strides_of(dk);
   params.grad_v_stride = strides_of(dv);
+  params.grad_sink = sinks > 0 ? static_cast<float*>(dsink.data_ptr()) : nullptr;
   launch_backward(in, params, deterministic);
   return {dq, dk, dv, dbias, dsink};
 }

@@ -104,7 +104,10 @@ def plain_pytorch(
     if right is not None:
         hidden |= key > position + right
     scores = scores.masked_fill(hidden, -math.inf)
-    out = (scores.softmax(-1).nan_to_num() @ v).transpose(1, 2)
+    if (sink := options.get("sink")) is not None:
+        logits = sink[None, :, None, None].to(q.dtype).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, logits], -1)
+    out = (scores.softmax(-1).nan_to_num()[..., :seqlen_k] @ v).transpose(1, 2)
     return out, scores.float().logsumexp(-1)
 
 

@@ -48,8 +48,8 @@ extern "C" {
 // value of Arch.
 //
 // Batch and lengths may be 0. Without queries the call does nothing. Without keys it sets the
-// output to 0 and the LSE to -infinity; a backward call sets the gradients that have elements to 0.
-// A tensor without elements may be null.
+// output to 0 and the LSE to the sink or -infinity; a backward call sets the gradients that have
+// elements to 0. A tensor without elements may be null.
 //
 // Returns 0, or 1 on an error, whose text cute_attention_last_error() gives: an argument is wrong
 // (which one, what was expected and what came), no row serves the call (with the reasons of the

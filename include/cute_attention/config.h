@@ -48,11 +48,19 @@ struct KernelKey {
   uint32_t features;  // every Feature that the row serves, those of its modifier among them
 };
 
-// The key of a row of the tables. Every row serves the features of its modifier. A feature that all
-// kernels compute from a run-time argument is added here.
+// The features that every kernel computes from a run-time argument.
+constexpr uint32_t kFeaturesOfAllRows = kSink;
+
+// The key of a row of the tables.
 constexpr KernelKey kernel_key(Arch arch, Direction direction, DType dtype, int32_t head_dim,
                                int32_t head_dim_v, ScoreMod score_mod) {
-  return {arch, direction, dtype, head_dim, head_dim_v, score_mod, features_of(score_mod)};
+  return {arch,
+          direction,
+          dtype,
+          head_dim,
+          head_dim_v,
+          score_mod,
+          features_of(score_mod) | kFeaturesOfAllRows};
 }
 
 // How a row computes it.

@@ -85,6 +85,8 @@ struct ForwardParams {
   // int32 [1], a workspace: the next tile of packed queries that a free CTA takes. Where it is
   // null, each CTA gets an equal number of tiles. What it contains before the call does not matter.
   int32_t* next_tile;
+
+  float const* sink;  // [heads]: the logit that joins the softmax of a head's rows; null: none
 };
 
 // The backward pass takes a query for one that sees no key if its LSE * log2(e) is below this: its
@@ -138,6 +140,9 @@ struct BackwardParams {
   float softcap;
   int32_t window_left;
   int32_t window_right;
+
+  float const* sink;  // [heads]; null where there is none: the LSE contains it
+  float* grad_sink;   // [heads]; null where it is not wanted or there is no sink
 };
 
 // How many elements the workspaces of a backward call need.

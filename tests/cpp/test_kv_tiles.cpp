@@ -1,6 +1,5 @@
 // test_kv_tiles.cpp: compares the KV tiles that a tile of queries visits with brute force, for many
-// masks, lengths and tiles of short sequences. Also tests the tiles of a grid and the offsets of
-// LSEs.
+// masks, lengths and tiles of short sequences. Also tests the tiles of a grid.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -114,20 +113,6 @@ void test_work_tiles_cover_every_head_once() {
               "the longest tile of a causal mask comes first");
 }
 
-void test_lse_offsets() {
-  ForwardParams params{};
-  params.batch = 3;
-  params.heads = 4;
-  params.seqlen_q = 300;
-  Sequence sequence = make_sequence(300, 300, 0, 0, kUnbounded, kUnbounded);
-  check_equal(lse_offset(params, {0, 2, 1}, sequence), int64_t((1 * 4 + 2) * 300), "dense LSE");
-  int32_t const cu_seqlens = 0;
-  params.cu_seqlens_q = &cu_seqlens;
-  params.total_q = int64_t(1) << 33;
-  sequence.row_q = 17;
-  check_equal(lse_offset(params, {0, 2, 1}, sequence), (int64_t(2) << 33) + 17, "packed LSE");
-}
-
 }  // namespace
 }  // namespace cute_attention
 
@@ -136,6 +121,5 @@ int main() {
   test_every_mask_of_a_small_world();
   test_long_sequences_do_not_overflow();
   test_work_tiles_cover_every_head_once();
-  test_lse_offsets();
   return testing::report();
 }

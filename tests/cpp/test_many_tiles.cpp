@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "cute_attention/core/address.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/query_packing.h"
 #include "cute_attention/core/work_tile.h"
@@ -203,14 +204,14 @@ void test_offsets() {
         params.heads = params.heads_kv = heads;
         params.seqlen_q = seqlen_q;
         params.total_q = kMaxPackedRows;
-        WorkTile const last{0, heads - 1, batch - 1};
         Sequence const sequence =
             make_sequence(seqlen_q, 1, kMaxPackedRows - seqlen_q, 0, kUnbounded, kUnbounded);
         Wide const blocks = (Wide(seqlen_q) + 63) / 64;
         Wide const all_heads = Wide(heads) * batch;
         params.cu_seqlens_q = nullptr;
         check(Wide(lse_size(params)) == all_heads * seqlen_q, "lse_size");
-        check(Wide(lse_offset(params, last, sequence)) == (all_heads - 1) * seqlen_q, "lse_offset");
+        Wide const lse = lse_index(params, sequence, batch - 1, heads - 1, 0);
+        check(lse == (all_heads - 1) * seqlen_q, "lse_index");
         check(Wide(grad_q_blocks(params, 64)) == all_heads * blocks, "grad_q_blocks");
         check(Wide(first_grad_q_block(params, sequence, batch - 1, heads - 1, 64)) ==
                   (all_heads - 1) * blocks,
@@ -218,8 +219,8 @@ void test_offsets() {
         params.cu_seqlens_q = &cu_seqlens;
         Wide const packed_blocks = (Wide(kMaxPackedRows) + Wide(batch) * 64) / 64;
         check(Wide(lse_size(params)) == Wide(heads) * kMaxPackedRows, "packed lse_size");
-        check(Wide(lse_offset(params, last, sequence)) == Wide(heads) * kMaxPackedRows - seqlen_q,
-              "packed lse_offset");
+        Wide const packed_lse = lse_index(params, sequence, batch - 1, heads - 1, 0);
+        check(packed_lse == Wide(heads) * kMaxPackedRows - seqlen_q, "packed lse_index");
         check(Wide(grad_q_blocks(params, 64)) == packed_blocks * heads, "packed grad_q_blocks");
         check(Wide(first_grad_q_block(params, sequence, batch - 1, heads - 1, 64)) ==
                   packed_blocks * (heads - 1) +

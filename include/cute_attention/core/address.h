@@ -4,7 +4,6 @@
 #include <cute/config.hpp>
 
 #include "cute_attention/core/sequence.h"
-#include "cute_attention/core/work_tile.h"
 #include "cute_attention/params.h"
 
 namespace cute_attention {
@@ -24,7 +23,10 @@ CUTE_HOST_DEVICE constexpr Element* row_pointer(Element* tensor, Strides const& 
 template <class Params>
 CUTE_HOST_DEVICE constexpr int64_t lse_index(Params const& params, Sequence const& sequence,
                                              int32_t batch, int32_t head, int64_t query) {
-  return lse_offset(params, WorkTile{0, head, batch}, sequence) + query;
+  int64_t const first = params.cu_seqlens_q == nullptr
+                            ? (int64_t(batch) * params.heads + head) * params.seqlen_q
+                            : head * params.total_q + sequence.row_q;
+  return first + query;
 }
 
 }  // namespace cute_attention

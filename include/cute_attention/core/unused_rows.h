@@ -5,6 +5,7 @@
 
 #include <cute/config.hpp>
 
+#include "cute_attention/core/address.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/params.h"
@@ -34,9 +35,8 @@ CUTE_DEVICE void clear_unused_rows(ForwardParams const& params, GridWarp const& 
   int64_t row = int64_t(params.cu_seqlens_q[params.batch]) + warp.index;
   for (; row < params.total_q; row += warp.count) {
     for (int32_t head = 0; head < params.heads; ++head) {
-      fill_row(
-          static_cast<Element*>(params.o) + row * params.o_stride.row + head * params.o_stride.head,
-          params.head_dim_v, kZeros);
+      fill_row(row_pointer(static_cast<Element*>(params.o), params.o_stride, 0, head, row),
+               params.head_dim_v, kZeros);
       if (params.lse != nullptr && int32_t(threadIdx.x) % 32 == 0) {
         params.lse[head * params.total_q + row] = -INFINITY;
       }
@@ -66,11 +66,11 @@ CUTE_DEVICE void mark_queries_without_tile(ForwardParams const& params, WorkTile
   GridWarp const warp = head_warp(params, work, tile_m, threads);
   int64_t query = int64_t(ceil_div(params.seqlen_q, tile_m)) * tile_m + warp.index;
   for (; query < sequence.seqlen_q; query += warp.count) {
-    fill_row(static_cast<Element*>(params.o) + (sequence.row_q + query) * params.o_stride.row +
-                 work.head * params.o_stride.head,
+    fill_row(row_pointer(static_cast<Element*>(params.o), params.o_stride, 0, work.head,
+                         sequence.row_q + query),
              params.head_dim_v, kNaNs);
     if (params.lse != nullptr && int32_t(threadIdx.x) % 32 == 0) {
-      params.lse[lse_offset(params, work, sequence) + query] = NAN;
+      params.lse[lse_index(params, sequence, work.batch, work.head, query)] = NAN;
     }
   }
 }

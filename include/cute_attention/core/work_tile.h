@@ -124,14 +124,4 @@ constexpr Schedule make_schedule(Params const& params, int32_t tile_m, int32_t c
           int32_t(all_heads)};
 }
 
-// The index at which the LSE of the tile's head and sequence begins, in an LSE of shape [batch,
-// heads, seqlen_q], or packed [heads, total_q].
-template <class Params>
-CUTE_HOST_DEVICE constexpr int64_t lse_offset(Params const& params, WorkTile const& work,
-                                              Sequence const& sequence) {
-  return params.cu_seqlens_q == nullptr
-             ? (int64_t(work.batch) * params.heads + work.head) * params.seqlen_q
-             : work.head * params.total_q + sequence.row_q;
-}
-
 }  // namespace cute_attention

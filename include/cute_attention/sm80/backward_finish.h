@@ -10,6 +10,7 @@
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/load_sequence.h"
+#include "cute_attention/core/sink.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
@@ -25,6 +26,9 @@ struct BackwardFinish {
   static constexpr int kHeadDim = Traits::kHeadDim;
 
   CUTE_DEVICE static void run(BackwardParams const& params, Element* smem, WorkTile const& work) {
+    if (params.grad_sink != nullptr && work.m_block == 0 && work.batch == 0) {
+      write_sink_gradient<Traits::kThreads>(params, work.head, reinterpret_cast<float*>(smem));
+    }
     Sequence const sequence = load_sequence(params, work.batch);
     int const m_blocks = ceil_div(params.seqlen_q, kTileM);
     for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {

@@ -18,6 +18,7 @@
 #include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
+#include "cute_attention/core/sink.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/forward_operand.h"
@@ -248,7 +249,9 @@ struct ForwardKernel {
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     typename Softmax::Rows lse;                                             // (ROWS)
     CUTE_STATIC_ASSERT_V(size<0>(rO) == size(lse));
-    scale_rows(rO, softmax.finish(lse, combine_rows(mma)));
+    auto factors = softmax.finish(lse, combine_rows(mma));  // (ROWS)
+    join_sinks(params, [&](int) { return work.head; }, factors, lse);
+    scale_rows(rO, factors);
 
     Tensor rO16 = convert<Element>(tOrO);                           // (MMA, MMA_M, MMA_DV)
     auto sO = smem_tensor<typename Traits::SmemLayoutO>(shared.o);  // (M, DV)

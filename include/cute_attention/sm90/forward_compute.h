@@ -361,8 +361,12 @@ struct ForwardCompute {
   CUTE_DEVICE void store() {
     auto rO = output();
     typename Softmax::Rows lse;
-    scale_rows(rO, scores.softmax.finish(lse, Scores::alone()));
-    store_tile<Element>(arguments, shared.tiles[ring_tile.stage], m_offset(), thread, rO, lse);
+    ForwardTile const& tile = shared.tiles[ring_tile.stage];
+    auto factors = scores.softmax.finish(lse, Scores::alone());
+    join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread), factors,
+               lse);
+    scale_rows(rO, factors);
+    store_tile<Element>(arguments, tile, m_offset(), thread, rO, lse);
   }
 };
 

@@ -3,21 +3,12 @@
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
-#include <cute/arch/copy_sm90_tma.hpp>
 
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
+#include "cute_attention/sm90/tma_tile.h"
 
 namespace cute_attention::sm90 {
-
-// Where a tile of Q, or the first tile of K or V, begins, in the coordinates of its tensor map
-// (tensor_map.h).
-struct TileOrigin {
-  int32_t batch;          // 0 where sequences are packed
-  int32_t head;           // the KV head
-  int32_t head_of_group;  // Q: the tile's first head among those of the KV head; K and V: 0
-  int32_t row;            // of the tensor
-};
 
 template <class Row>
 struct ForwardLoad {
@@ -138,7 +129,7 @@ struct ForwardLoad {
     if (mend) {
       Barrier::wait(landed, ring_landed.parity);
       ring_landed.advance();
-      clear_rows(buffer, rows);
+      clear_rows<kTileN, Traits::kHeadDimV>(buffer, rows);
       cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
       __syncwarp();
       if (leader) {
@@ -149,33 +140,6 @@ struct ForwardLoad {
   }
 
   Ring<1> ring_landed{};
-
-  // A tile of kRows x kCols, box by box.
-  template <int kRows, int kCols>
-  CUTE_DEVICE void load_boxes(CUtensorMap const& map, TileOrigin const& origin, int32_t row,
-                              Element* buffer, uint64_t& full, cute::TMA::CacheHintSm90 hint) {
-    using Boxes = TmaBoxes<kRows, kCols>;
-    CUTE_UNROLL
-    for (int box = 0; box < Boxes::kCount; ++box) {
-      cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(hint), buffer + Boxes::offset(box),
-                                   Boxes::col(box), origin.head_of_group, origin.row + row,
-                                   origin.head, origin.batch);
-    }
-  }
-
-  // Sets the rows of a tile of V from `rows` on to zero. Swizzling moves 16-byte vectors only
-  // within their row of a box, so that whole rows can be cleared as if nothing were swizzled.
-  CUTE_DEVICE void clear_rows(Element* buffer, int32_t rows) {
-    using Boxes = TmaBoxes<kTileN, Traits::kHeadDimV>;
-    constexpr int kVectors = Boxes::kCols * int(sizeof(Element)) / 16;  // of a row of a box
-    CUTE_UNROLL
-    for (int index = 0; index < Boxes::kCount; ++index) {
-      auto* const box = reinterpret_cast<uint4*>(buffer + Boxes::offset(index));
-      for (int i = rows * kVectors + int(threadIdx.x) % 32; i < kTileN * kVectors; i += 32) {
-        box[i] = uint4{};
-      }
-    }
-  }
 };
 
 }  // namespace cute_attention::sm90

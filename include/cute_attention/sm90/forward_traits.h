@@ -11,39 +11,10 @@
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/forward_tile.h"
-#include "cute_attention/sm90/tma_boxes.h"
+#include "cute_attention/sm90/smem_tiles.h"
+#include "cute_attention/sm90/warpgroup.h"
 
 namespace cute_attention::sm90 {
-
-// Queries of one consumer warpgroup: the M of every WGMMA.
-constexpr int kWarpgroupM = 64;
-constexpr int kWarpgroupThreads = 128;
-constexpr int kWarpgroupWarps = 4;
-
-// 8 rows of kBoxCols, row-major and swizzled, as WGMMA reads them (PTX ISA, "Asynchronous Warpgroup
-// Level Matrix Shared Memory Layout"): as they are, or as their transpose.
-template <class Element, int kCols>
-using SwizzledAtom =
-    std::conditional_t<kBoxCols<kCols> == 64, cute::GMMA::Layout_K_SW128_Atom<Element>,
-                       cute::GMMA::Layout_K_SW64_Atom<Element>>;
-template <class Element, int kCols>
-using SwizzledAtomTransposed =
-    std::conditional_t<kBoxCols<kCols> == 64, cute::GMMA::Layout_MN_SW128_Atom<Element>,
-                       cute::GMMA::Layout_MN_SW64_Atom<Element>>;
-
-// kStages tiles of kRows x kCols: a block column of kBoxCols, all its rows, then the next: what a
-// TMA box fills.
-template <class Element, int kRows, int kCols, int kStages>
-using SmemTiles = decltype(cute::tile_to_shape(
-    SwizzledAtom<Element, kCols>{},
-    cute::Shape<cute::Int<kRows>, cute::Int<kCols>, cute::Int<kStages>>{}));
-
-// The same memory read as transposes, (kCols, kRows, kStages).
-template <class Element, int kRows, int kCols, int kStages>
-using SmemTilesTransposed = decltype(cute::tile_to_shape(
-    SwizzledAtomTransposed<Element, kCols>{},
-    cute::Shape<cute::Int<kCols>, cute::Int<kRows>, cute::Int<kStages>>{},
-    cute::Step<cute::_2, cute::_1, cute::_3>{}));
 
 template <class Row>
 struct ForwardTraits {
