@@ -45,11 +45,11 @@ class AttentionFunction(torch.autograd.Function):
         q, k, v, out, lse, *others = ctx.saved_tensors
         _, needs_q, needs_k, needs_v, *needs_extra = ctx.needs_input_grad
         of_extras: list[Tensor | None] = [None] * len(extras)
-        needs: list[bool] = []
+        needs: list[bool] = []  # of OPTIONAL_GRADIENTS; empty where none is
         if places:
             extras = _with_tensors(extras, places, others)
-            needs = _needs_optional(needs_extra)
-        if needs:
+        if True in needs_extra:
+            needs = [place < len(extras) and needs_extra[place] for place in _PLACES]
             extras = (*extras, *EXTRA_DEFAULTS[len(extras) :], *needs)
         if grad_out is None:
             grad_out = torch.zeros_like(out)
@@ -77,14 +77,17 @@ class AttentionFunction(torch.autograd.Function):
 def _save(ctx: Any, plan: Plan, tensors: tuple[Tensor, ...], extras: tuple[Any, ...]) -> None:
     """Tensors as autograd keeps them, so that it sees what is changed in place; the rest, and where
     the tensors were, as one attribute."""
-    if not extras:
-        ctx.call = plan, (), ()
-        ctx.save_for_backward(*tensors)
-        return
-    places = [place for place, extra in enumerate(extras) if isinstance(extra, Tensor)]
-    others = [None if place in places else extra for place, extra in enumerate(extras)]
-    ctx.call = plan, others, places
-    ctx.save_for_backward(*tensors, *[extras[place] for place in places])
+    call: tuple[Any, ...] = plan, (), ()
+    if extras:
+        others, places = list(extras), []
+        for place, extra in enumerate(extras):
+            if isinstance(extra, Tensor):
+                others[place] = None
+                places.append(place)
+                tensors += (extra,)
+        call = plan, others, places
+    ctx.call = call
+    ctx.save_for_backward(*tensors)
 
 
 def _with_tensors(extras: list[Any], places: list[int], tensors: list[Tensor]) -> list[Any]:
@@ -93,12 +96,6 @@ def _with_tensors(extras: list[Any], places: list[int], tensors: list[Tensor]) -
     for place, tensor in zip(places, tensors, strict=True):
         found[place] = tensor
     return found
-
-
-def _needs_optional(needs_extra: list[bool]) -> list[bool]:
-    """Which of `OPTIONAL_GRADIENTS` are needed; empty where none is."""
-    needs = [place < len(needs_extra) and needs_extra[place] for place in _PLACES]
-    return needs if True in needs else []
 
 
 # `AttentionFunction.apply` without what torch.func needs, which takes a microsecond of each call.
