@@ -39,6 +39,7 @@ Tensor empty(std::initializer_list<int64_t> sizes, int32_t dtype, int32_t device
   return Tensor(handle);
 }
 
+// Whether the kernels can read its address and its strides.
 bool is_readable(Tensor const& tensor) {
   auto const strides = tensor.strides();
   auto const sizes = tensor.sizes();
@@ -49,15 +50,6 @@ bool is_readable(Tensor const& tensor) {
     if (sizes[i] > 1 && strides[i] % kVectorElements != 0) return false;
   }
   return true;
-}
-
-// The tensor itself, or a contiguous copy where the kernels cannot read its strides or its address.
-Tensor readable(Tensor const& tensor, int32_t dtype, int32_t device) {
-  if (is_readable(tensor)) return tensor;
-  auto const sizes = tensor.sizes();
-  Tensor copy = tensor.dim() == 4 ? empty({sizes[0], sizes[1], sizes[2], sizes[3]}, dtype, device)
-                                  : empty({sizes[0], sizes[1], sizes[2]}, dtype, device);
-  return torch::stable::copy_(copy, tensor);
 }
 
 // torch::stable::contiguous looks its op up by name at each call, which takes a microsecond.
@@ -153,8 +145,13 @@ struct Inputs {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(q.get(), &dtype));
     return dtype;
   }
+  // The tensor itself, or a contiguous copy that the kernels can read.
   Tensor readable(Tensor const& tensor) const {
-    return cute_attention::readable(tensor, torch_dtype(), device());
+    if (is_readable(tensor)) return tensor;
+    auto const n = tensor.sizes();
+    Tensor copy = packed() ? empty({n[0], n[1], n[2]}, torch_dtype(), device())
+                           : empty({n[0], n[1], n[2], n[3]}, torch_dtype(), device());
+    return torch::stable::copy_(copy, tensor);
   }
 };
 
