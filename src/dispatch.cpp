@@ -1,20 +1,23 @@
+// dispatch.cpp: why a row does not serve a problem, and which of those that do is chosen.
 #include "dispatch.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <tuple>
-#include <unordered_map>
+#include <utility>
 
 #include "cost_model.h"
 
 namespace cute_attention {
 namespace {
 
-constexpr size_t kRemembered = 4096;  // problems; decoding asks with a new length at each step
-constexpr size_t kNearest = 6;        // rows that a miss describes
+constexpr Arch kArchs[] = {Arch::Sm80, Arch::Sm90};
+constexpr size_t kNearest = 6;  // rows that the message of a miss describes
+
+using Rows = std::vector<LoadedRow const*>;
 
 std::string number(int64_t value) { return std::to_string(value); }
 
@@ -32,7 +35,7 @@ void refuse_head_dim(char const* name, int32_t asked, int32_t row,
   }
 }
 
-// What kernels count in 32 bits: positions in a sequence, and tiles.
+// Kernels count the positions of a sequence in 32 bits, and tiles too.
 void refuse_length(char const* name, int32_t seqlen, std::vector<std::string>* reasons) {
   if (seqlen > kMaxSeqlen) {
     reasons->push_back(std::string(name) + " " + number(seqlen) + " is above " +
@@ -49,11 +52,13 @@ void refuse_grid(char const* name, int32_t seqlen, int32_t tile, int32_t heads, 
   }
 }
 
-void refuse_size(KernelRow const& row, Problem const& p, std::vector<std::string>* reasons) {
+// The part of a problem that differs between calls of one kind. Where nothing is refused, nothing
+// is allocated.
+void refuse_sizes(KernelRow const& row, Problem const& p, std::vector<std::string>* reasons) {
   refuse_length("seqlen_q", p.seqlen_q, reasons);
   refuse_length("seqlen_k", p.seqlen_k, reasons);
   refuse_grid("seqlen_q", p.seqlen_q, row.config.tile_m, p.heads, p.batch, reasons);
-  if (row.key.direction == Direction::Backward) {  // its grid is one of keys
+  if (row.key.direction == Direction::Backward) {  // its CTAs have a tile of keys each
     refuse_grid("seqlen_k", p.seqlen_k, row.config.tile_n, p.heads_kv, p.batch, reasons);
   }
 }
@@ -93,22 +98,20 @@ void refuse_device(KernelRow const& row, DeviceInfo const* device,
   }
 }
 
-std::vector<std::string> reasons_against(KernelRow const& row, Problem const& p,
-                                         DeviceInfo const* device) {
-  std::vector<std::string> reasons;
+// Everything but the sizes.
+void refuse_kind(KernelRow const& row, Problem const& p, DeviceInfo const* device,
+                 std::vector<std::string>* reasons) {
   if (p.direction != row.key.direction) {
-    reasons.push_back(std::string("it computes the ") + direction_name(row.key.direction) +
-                      " pass");
+    reasons->push_back(std::string("it computes the ") + direction_name(row.key.direction) +
+                       " pass");
   }
   if (p.dtype != row.key.dtype) {
-    reasons.push_back(std::string("dtype is not the row's ") + dtype_name(row.key.dtype));
+    reasons->push_back(std::string("dtype is not the row's ") + dtype_name(row.key.dtype));
   }
-  refuse_head_dim("head_dim", p.head_dim, row.key.head_dim, &reasons);
-  refuse_head_dim("head_dim_v", p.head_dim_v, row.key.head_dim_v, &reasons);
-  refuse_size(row, p, &reasons);
-  refuse_features(row.key, asked_features(p), &reasons);
-  refuse_device(row, device, &reasons);
-  return reasons;
+  refuse_head_dim("head_dim", p.head_dim, row.key.head_dim, reasons);
+  refuse_head_dim("head_dim_v", p.head_dim_v, row.key.head_dim_v, reasons);
+  refuse_features(row.key, asked_features(p), reasons);
+  refuse_device(row, device, reasons);
 }
 
 std::string bound_text(int32_t bound) { return bound == kUnbounded ? "None" : number(bound); }
@@ -146,80 +149,94 @@ std::string miss_message(Problem const& problem, int32_t arch, DeviceInfo const&
   return message;
 }
 
-// The row made for the head dims, or the next larger one; then the fastest. The cost model is about
-// forward passes: of backward rows it is the one with the largest tiles that shared memory holds.
-std::tuple<int32_t, int32_t, int32_t, double> rank(Candidate const& candidate) {
-  KernelRow const& row = *candidate.row->row;
+// How far a row is from what a problem would have made for it: the row with the smallest distance
+// serves. The head dims come first. The cost model knows forward kernels alone, so of backward rows
+// the one with the largest tiles comes first, which needs the most shared memory.
+std::tuple<int32_t, int32_t, int32_t> distance(LoadedRow const& loaded) {
+  KernelRow const& row = *loaded.row;
   bool const backward = row.key.direction == Direction::Backward;
-  return {row.key.head_dim, row.key.head_dim_v, backward ? -row.shared_memory_bytes : 0,
-          candidate.estimate_us};
+  return {row.key.head_dim, row.key.head_dim_v, backward ? -row.shared_memory_bytes : 0};
 }
 
-struct Question {
-  Problem problem;
-  int32_t arch;
-  int32_t device;
-  bool operator==(Question const& other) const {
-    return std::memcmp(this, &other, sizeof(*this)) == 0;
+Rows rows_for_kind(Problem const& problem, Arch arch, DeviceInfo const& device) {
+  Rows rows;
+  for (LoadedRow const& loaded : kernel_libraries().rows) {
+    std::vector<std::string> reasons;
+    refuse_kind(*loaded.row, problem, &device, &reasons);
+    if (loaded.row->key.arch == arch && reasons.empty()) rows.push_back(&loaded);
   }
-};
-static_assert(std::has_unique_object_representations_v<decltype(Question::arch)> &&
-                  sizeof(Question) == 15 * sizeof(int32_t),
-              "a Question is compared and hashed as bytes: no padding");
+  std::stable_sort(rows.begin(), rows.end(), [](LoadedRow const* a, LoadedRow const* b) {
+    return distance(*a) < distance(*b);
+  });
+  return rows;
+}
 
-struct QuestionHash {
-  size_t operator()(Question const& question) const {
-    uint32_t words[sizeof(Question) / sizeof(uint32_t)];
-    std::memcpy(words, &question, sizeof(words));
-    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
-    for (uint32_t const word : words) hash = (hash ^ word) * 0x100000001b3;
-    return hash ^ (hash >> 32);
+// The rows of one architecture that serve all of a problem but perhaps its sizes, by distance;
+// those that are equally distant, in the order in which they were loaded. They are remembered,
+// since sizes differ from call to call: decoding has another seqlen_k at each step.
+Rows const& remembered_rows(Problem const& p, Arch arch, DeviceInfo const& device) {
+  using Kind = std::tuple<Arch, int32_t, Direction, DType, int32_t, int32_t, uint32_t>;
+  static std::mutex mutex;
+  static std::map<Kind, Rows> remembered;  // never erased: what is returned stays valid
+  static Rows const none;
+  Kind const kind{arch,       device.ordinal, p.direction,      p.dtype,
+                  p.head_dim, p.head_dim_v,   asked_features(p)};
+  std::lock_guard<std::mutex> const lock(mutex);
+  auto const found = remembered.find(kind);
+  if (found != remembered.end()) return found->second;
+  Rows rows = rows_for_kind(p, arch, device);
+  // Kinds that no row serves are without number, and are not remembered.
+  return rows.empty() ? none : remembered.emplace(kind, std::move(rows)).first->second;
+}
+
+// What a row is expected to take; of rows that take the same, the one loaded first is smaller.
+std::pair<double, LoadedRow const*> cost(LoadedRow const* row, Problem const& problem,
+                                         DeviceInfo const& device) {
+  return {estimate_us(*row->row, problem, device), row};
+}
+
+// The row of one architecture that is chosen for a problem: of those that serve it the least
+// distant, and of those the fastest. Null where none serves it. The cost model is asked only where
+// several rows are equally distant: it walks over the tiles.
+LoadedRow const* chosen_row(Problem const& problem, Arch arch, DeviceInfo const& device) {
+  LoadedRow const* best = nullptr;
+  for (LoadedRow const* row : remembered_rows(problem, arch, device)) {
+    if (best != nullptr && distance(*row) != distance(*best)) break;
+    std::vector<std::string> reasons;
+    refuse_sizes(*row->row, problem, &reasons);
+    if (!reasons.empty()) continue;
+    if (best == nullptr || cost(row, problem, device) < cost(best, problem, device)) best = row;
   }
-};
+  return best;
+}
 
 }  // namespace
 
 std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* device) {
   std::vector<Candidate> all;
   for (LoadedRow const& loaded : kernel_libraries().rows) {
-    Candidate candidate{&loaded, reasons_against(*loaded.row, problem, device),
-                        std::numeric_limits<double>::infinity(), false};
-    if (candidate.reasons.empty())
+    Candidate candidate{&loaded, {}, std::numeric_limits<double>::infinity(), false};
+    refuse_kind(*loaded.row, problem, device, &candidate.reasons);
+    refuse_sizes(*loaded.row, problem, &candidate.reasons);
+    if (candidate.reasons.empty()) {
       candidate.estimate_us = estimate_us(*loaded.row, problem, *device);
+      candidate.chosen = &loaded == chosen_row(problem, loaded.row->key.arch, *device);
+    }
     all.push_back(std::move(candidate));
-  }
-  for (Candidate& candidate : all) {
-    auto const beats = [&](Candidate const& other) {
-      return other.reasons.empty() && other.row->row->key.arch == candidate.row->row->key.arch &&
-             (rank(other) < rank(candidate) || (other.chosen && rank(other) == rank(candidate)));
-    };
-    candidate.chosen = candidate.reasons.empty() && std::none_of(all.begin(), all.end(), beats);
   }
   return all;
 }
 
 LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const& device) {
-  static std::mutex mutex;
-  static std::unordered_map<Question, LoadedRow const*, QuestionHash> answers;
-  Question const question{problem, arch, device.ordinal};
-  {
-    std::lock_guard<std::mutex> const lock(mutex);
-    auto const answer = answers.find(question);
-    if (answer != answers.end()) return *answer->second;
-  }
-  Candidate const* best = nullptr;
-  std::vector<Candidate> const all = candidates(problem, &device);
-  for (Candidate const& candidate : all) {
-    bool const asked =
-        arch == kAnyArch || static_cast<int32_t>(candidate.row->row->key.arch) == arch;
-    if (!asked || !candidate.chosen) continue;
-    if (best == nullptr || candidate.estimate_us < best->estimate_us) best = &candidate;
+  LoadedRow const* best = nullptr;
+  for (Arch const asked : kArchs) {
+    if (arch != kAnyArch && arch != static_cast<int32_t>(asked)) continue;
+    LoadedRow const* const row = chosen_row(problem, asked, device);
+    if (row == nullptr) continue;
+    if (best == nullptr || cost(row, problem, device) < cost(best, problem, device)) best = row;
   }
   if (best == nullptr) throw std::runtime_error(miss_message(problem, arch, device));
-  std::lock_guard<std::mutex> const lock(mutex);
-  if (answers.size() >= kRemembered) answers.clear();
-  answers.emplace(question, best->row);
-  return *best->row;
+  return *best;
 }
 
 std::vector<std::string> feature_names(uint32_t features) {

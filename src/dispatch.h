@@ -9,19 +9,21 @@
 
 namespace cute_attention {
 
+// A row's answer to a problem.
 struct Candidate {
   LoadedRow const* row;
-  std::vector<std::string> reasons;  // why it is refused; none where it serves
-  double estimate_us;                // infinite where it is refused
-  bool chosen;                       // of its architecture: the closest head dims, then the fastest
+  std::vector<std::string> reasons;  // why the row does not serve the problem; none where it does
+  double estimate_us;                // what the cost model says; infinite where it does not serve
+  bool chosen;                       // whether calls run it, of all rows of its architecture
 };
 
-// Every row's answer to the problem. Without a device every row is refused.
+// The answers of all rows. Without a device no row serves.
 std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* device);
 
-// The chosen row that serves the problem, of one architecture or, of all (kAnyArch), the fastest;
-// remembered by problem. Throws std::runtime_error with what was asked and why the nearest rows are
-// refused.
+// The row that serves a call: the chosen one of `arch`, or the fastest of the chosen ones of all
+// architectures (kAnyArch). Fast, and without memory of the lengths: a call whose lengths are new
+// takes no longer than one made before. Throws std::runtime_error where no row serves, with what
+// was asked and why the nearest rows refuse it.
 LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const& device);
 
 // The names of the features whose bits are set, in the order of the bits: {"bias", "softcap"}.

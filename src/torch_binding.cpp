@@ -39,23 +39,22 @@ Tensor empty(std::initializer_list<int64_t> sizes, int32_t dtype, int32_t device
   return Tensor(handle);
 }
 
+// Whether the kernels can read its address and its strides.
 bool is_readable(Tensor const& tensor) {
-  int64_t const last = tensor.dim() - 1;
+  auto const strides = tensor.strides();
+  auto const sizes = tensor.sizes();
+  size_t const last = sizes.size() - 1;
   if (reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 != 0) return false;
-  if (tensor.size(last) > 1 && tensor.stride(last) != 1) return false;
-  for (int64_t i = 0; i < last; ++i) {
-    if (tensor.size(i) > 1 && tensor.stride(i) % kVectorElements != 0) return false;
+  if (sizes[last] > 1 && strides[last] != 1) return false;
+  for (size_t i = 0; i < last; ++i) {
+    if (sizes[i] > 1 && strides[i] % kVectorElements != 0) return false;
   }
   return true;
 }
 
-// The tensor itself, or a contiguous copy where the kernels cannot read its strides or its address.
-Tensor readable(Tensor const& tensor, int32_t dtype, int32_t device) {
-  if (is_readable(tensor)) return tensor;
-  auto const sizes = tensor.sizes();
-  Tensor copy = tensor.dim() == 4 ? empty({sizes[0], sizes[1], sizes[2], sizes[3]}, dtype, device)
-                                  : empty({sizes[0], sizes[1], sizes[2]}, dtype, device);
-  return torch::stable::copy_(copy, tensor);
+// torch::stable::contiguous looks its op up by name at each call, which takes a microsecond.
+Tensor as_contiguous(Tensor const& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
 Strides strides_of(Tensor const& tensor) {
@@ -63,7 +62,7 @@ Strides strides_of(Tensor const& tensor) {
   auto const sizes = tensor.sizes();
   // The stride of a dimension of one element is never used, and may be anything.
   auto const used = [&](size_t i) { return sizes[i] > 1 ? strides[i] : 0; };
-  return tensor.dim() == 4 ? Strides{used(0), used(1), used(2)} : Strides{0, used(0), used(1)};
+  return sizes.size() == 4 ? Strides{used(0), used(1), used(2)} : Strides{0, used(0), used(1)};
 }
 
 int32_t to_int32(int64_t value, char const* name) {
@@ -157,8 +156,13 @@ struct Inputs {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(q.get(), &dtype));
     return dtype;
   }
+  // The tensor itself, or a contiguous copy that the kernels can read.
   Tensor readable(Tensor const& tensor) const {
-    return cute_attention::readable(tensor, torch_dtype(), device());
+    if (is_readable(tensor)) return tensor;
+    auto const n = tensor.sizes();
+    Tensor copy = packed() ? empty({n[0], n[1], n[2]}, torch_dtype(), device())
+                           : empty({n[0], n[1], n[2], n[3]}, torch_dtype(), device());
+    return torch::stable::copy_(copy, tensor);
   }
 };
 
@@ -284,21 +288,25 @@ auto forward(Tensor const& q, Tensor const& k, Tensor const& v, std::string cons
   }
 }
 
-// Launches the backward pass; the workspaces live until the stream is done with them.
+// The number of 32-bit elements that has room for `count` and ends at a multiple of 16 bytes.
+int64_t whole_vectors(int64_t count) { return (count + 3) / 4 * 4; }
+
+// Launches the backward pass. The workspaces lie in one tensor, since each allocation takes a
+// microsecond; it lives until the stream is done with it.
 void launch_backward(Inputs const& in, BackwardParams& params, bool deterministic) {
   int32_t const device = in.device(), arch = arch_of(in.backend);
   BackwardWorkspace sizes{};
   int32_t error =
       cute_attention_backward_workspace(&params, in.kernel_dtype(), arch, device, &sizes);
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
-  int32_t const float32 = aoti_torch_dtype_float32();
-  Tensor delta = empty({sizes.delta}, float32, device);
-  Tensor grad_q_sum = empty({sizes.grad_q_sum}, float32, device);
-  Tensor grad_q_turn =
-      empty({deterministic ? sizes.grad_q_turn : 0}, aoti_torch_dtype_int32(), device);
-  params.delta = static_cast<float*>(delta.data_ptr());
-  params.grad_q_sum = static_cast<float*>(grad_q_sum.data_ptr());
-  params.grad_q_turn = deterministic ? static_cast<int32_t*>(grad_q_turn.data_ptr()) : nullptr;
+  int64_t const sum = whole_vectors(sizes.delta);  // where grad_q_sum begins
+  int64_t const turn = sum + whole_vectors(sizes.grad_q_sum);
+  int64_t const end = turn + (deterministic ? sizes.grad_q_turn : 0);
+  Tensor workspaces = empty({end}, aoti_torch_dtype_float32(), device);
+  auto* const begin = static_cast<float*>(workspaces.data_ptr());
+  params.delta = begin;
+  params.grad_q_sum = begin + sum;
+  params.grad_q_turn = deterministic ? reinterpret_cast<int32_t*>(begin + turn) : nullptr;
   error = cute_attention_backward(&params, in.kernel_dtype(), arch, device, current_stream(device));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
 }
@@ -368,7 +376,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
 
   Tensor const q_read = in.readable(q), k_read = in.readable(k), v_read = in.readable(v);
   Tensor const out_read = in.readable(out), grad_out_read = in.readable(grad_out);
-  Tensor const lse_read = torch::stable::contiguous(lse);
+  Tensor const lse_read = as_contiguous(lse);
   set_inputs(params, q_read, k_read, v_read);
   params.o = out_read.data_ptr();
   params.grad_o = grad_out_read.data_ptr();
@@ -377,7 +385,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   params.lse = static_cast<float const*>(lse_read.data_ptr());
   OptionalTensor grad_lse_read;
   if (grad_lse) {
-    grad_lse_read = torch::stable::contiguous(*grad_lse);
+    grad_lse_read = as_contiguous(*grad_lse);
     params.grad_lse = static_cast<float const*>(grad_lse_read->data_ptr());
   }
   params.grad_q = dq.data_ptr();

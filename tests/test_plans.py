@@ -208,6 +208,41 @@ def test_what_asks_for_a_backend_is_part_of_the_key(
         assert ran_on_a_kernel()
 
 
+def test_the_backward_is_chosen_when_it_first_runs(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for a plan, but again after a backend has failed to answer."""
+    lasting = [False, True]
+
+    def choose(problem: Any, requested: str) -> tuple[str, bool]:
+        return "sm80", problem.direction == "forward" or lasting.pop(0)
+
+    monkeypatch.setattr(selection, "_choose", choose)
+    leaves = [t.requires_grad_() for t in qkv()]
+    attention(*leaves)
+    for left in ([False, True], [True], [], [], []):
+        out = attention(*leaves)
+        assert lasting == left
+        torch.autograd.grad(out.sum(), leaves)
+    assert kernels.ran == ["forward", *["forward", "backward"] * 5]
+
+
+def test_what_asks_at_the_forward_holds_for_the_backward(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves = [t.requires_grad_() for t in qkv()]
+    for _ in range(2):
+        plain = attention(*leaves)
+        with monkeypatch.context() as patch:
+            patch.setenv("CUTE_ATTENTION_BACKEND", "reference")
+            before = len(kernels.ran)
+            other = attention(*leaves)
+            torch.autograd.grad(plain.sum(), leaves)
+            assert kernels.ran[before:] == ["backward"]
+        torch.autograd.grad(other.sum(), leaves)
+        assert kernels.ran[before:] == ["backward"]
+
+
 class Subclass(Tensor):
     """A tensor of another type, as libraries have them."""
 

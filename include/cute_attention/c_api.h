@@ -12,8 +12,7 @@
 
 namespace cute_attention {
 
-// One call as dispatch sees it: sizes and options, no pointers. All members have four bytes,
-// because dispatch hashes and compares the struct as bytes.
+// One call as dispatch sees it: sizes and options, no pointers.
 struct Problem {
   Direction direction;
   DType dtype;  // a value outside the enum is a dtype that no row reads

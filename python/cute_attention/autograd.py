@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .arguments import EXTRA_DEFAULTS, EXTRAS, OPTIONAL_GRADIENTS
-from .dispatch.plans import run_backward
+from .dispatch.plans import backward_of
 from .ops.schema import one_by_one
 from .problem import Plan
 
@@ -32,52 +32,70 @@ class AttentionFunction(torch.autograd.Function):
         """Returns the output, and the LSE where it was asked for."""
         out, lse = plan.forward(q, k, v, *plan.options, *extras)
         _save(ctx, plan, (q, k, v, out, lse), extras)
+        if not plan.return_lse:
+            return out
         if not torch.compiler.is_compiling():  # which knows no set_materialize_grads
             ctx.set_materialize_grads(False)
-        return (out, lse) if plan.return_lse else out
+        return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> Any:
         """Gradients of all arguments of `apply`."""
-        plan: Plan = ctx.plan
+        plan, extras, places = ctx.call
         q, k, v, out, lse, *others = ctx.saved_tensors
-        extras = list(ctx.extras)
-        for place, tensor in zip(ctx.places, others, strict=True):
-            extras[place] = tensor
+        _, needs_q, needs_k, needs_v, *needs_extra = ctx.needs_input_grad
+        of_extras: list[Tensor | None] = [None] * len(extras)
+        needs: list[bool] = []  # of OPTIONAL_GRADIENTS; empty where none is
+        if places:
+            extras = _with_tensors(extras, places, others)
+        if True in needs_extra:
+            needs = [place < len(extras) and needs_extra[place] for place in _PLACES]
+            extras = (*extras, *EXTRA_DEFAULTS[len(extras) :], *needs)
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         if not plan.return_lse:
             grad_lse = None  # these are zeros where TransformedAttention is compiled
-        wanted = ctx.needs_input_grad
-        needs = [place < len(extras) and wanted[4 + place] for place in _PLACES]
-        arguments = [q, k, v, *plan.options, *extras]
-        if True in needs:
-            arguments += [*EXTRA_DEFAULTS[len(extras) :], *needs]
-        grads = run_backward(plan, (grad_out, grad_lse, out, lse), arguments)
+        deterministic = plan.deterministic or torch.are_deterministic_algorithms_enabled()
+        op, options = backward_of(plan)
+        grads = op(grad_out, grad_lse, out, lse, deterministic, q, k, v, *options, *extras)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             anchors = [t for t in (grad_out, grad_lse, q, k, v, *others) if t is not None]
             grads = _Once.apply(*grads, *anchors)
-        of_extras: list[Tensor | None] = [None] * len(extras)
-        for place, needed, grad in zip(_PLACES, needs, grads[3:], strict=True):
+        dq, dk, dv, *optional = grads
+        for place, needed, grad in zip(_PLACES, needs, optional, strict=False):  # none or all
             if needed:
                 of_extras[place] = grad
-        dq, dk, dv = grads[:3]
         return (
             None,
-            dq if wanted[1] else None,
-            dk if wanted[2] else None,
-            dv if wanted[3] else None,
+            dq if needs_q else None,
+            dk if needs_k else None,
+            dv if needs_v else None,
             *of_extras,
         )
 
 
 def _save(ctx: Any, plan: Plan, tensors: tuple[Tensor, ...], extras: tuple[Any, ...]) -> None:
     """Tensors as autograd keeps them, so that it sees what is changed in place; the rest, and where
-    the tensors were, as attributes."""
-    places = [place for place, extra in enumerate(extras) if isinstance(extra, Tensor)]
-    ctx.plan, ctx.places = plan, places
-    ctx.extras = [None if place in places else extra for place, extra in enumerate(extras)]
-    ctx.save_for_backward(*tensors, *[extras[place] for place in places])
+    the tensors were, as one attribute."""
+    call: tuple[Any, ...] = plan, (), ()
+    if extras:
+        others, places = list(extras), []
+        for place, extra in enumerate(extras):
+            if isinstance(extra, Tensor):
+                others[place] = None
+                places.append(place)
+                tensors += (extra,)
+        call = plan, others, places
+    ctx.call = call
+    ctx.save_for_backward(*tensors)
+
+
+def _with_tensors(extras: list[Any], places: list[int], tensors: list[Tensor]) -> list[Any]:
+    """The extras of `_save`, with the tensors in their places."""
+    found = list(extras)
+    for place, tensor in zip(places, tensors, strict=True):
+        found[place] = tensor
+    return found
 
 
 # `AttentionFunction.apply` without what torch.func needs, which takes a microsecond of each call.

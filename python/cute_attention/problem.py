@@ -33,6 +33,14 @@ class Problem(NamedTuple):
     device: torch.device | None = None
 
 
+class Backward(NamedTuple):
+    """What runs for the gradient of a call: `op(grad_out, grad_lse, out, lse, deterministic, q, k,
+    v, *options, ...)`."""
+
+    op: Callable[..., Any]
+    options: tuple[Any, ...]  # as in Plan
+
+
 class Plan(NamedTuple):
     """What runs for a call: the ops, what they take beside tensors, and how the gradient is chosen.
 
@@ -41,9 +49,10 @@ class Plan(NamedTuple):
     """
 
     problem: Problem  # of the kind of the call, forward
-    requested: str  # the backend that was asked for, "auto" included
+    requested: str  # the backend that was asked for when the plan was made, "auto" included
     forward: Callable[..., Any]  # returns the output and the LSE
     output: Callable[..., Any]  # returns the output alone
-    options: tuple[Any, ...]  # scale, window_left, window_right, softcap, backend
+    options: tuple[Any, ...]  # backend, scale, window_left, window_right, softcap
     deterministic: bool  # what the call asks of the backward
     return_lse: bool
+    backward: list[Backward]  # one item once it is chosen, which the first backward does

@@ -38,8 +38,10 @@ def parts_of(
     given = with_defaults(name, options)
     call: Arguments = checked(name, q, k, v, packing, dict(given))
     plan = plan_for(name, call, given)
-    op = plan.forward if plan.return_lse else plan.output
-    if plans.get(key_of(name, q, v, options)) is None:  # it is checked at every call
+    kept = plans.get(key_of(name, q, v, options))
+    runs = kept or plan
+    op = runs.forward if runs.return_lse else runs.output
+    if kept is None:  # the call is checked each time
         arguments = (*tensors, *plan.options, *call[-len(EXTRAS) :])
         return {
             "checks": lambda: checked(name, q, k, v, packing, with_defaults(name, options)),

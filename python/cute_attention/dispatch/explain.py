@@ -17,7 +17,7 @@ from ..native.core import Row
 from ..options import AllOptions, documented, with_defaults
 from ..problem import Problem
 from .backends import Report, survey, table
-from .request import ENVIRONMENT, check_name, environment_backend, requested_backend
+from .request import ENVIRONMENT, check_name, context_backend, environment_backend
 from .select import choose_backward
 
 
@@ -147,10 +147,9 @@ def _requested(argument: str) -> tuple[str, str]:
     """What backend is asked for, and by what."""
     if argument != "auto":
         return argument, "argument"
-    if (context := requested_backend(argument)) != "auto":
+    if (context := context_backend()) != "auto":
         return context, "use_backend"
     environment = environment_backend()
-    check_name("attention", ENVIRONMENT, environment)
     return environment, ENVIRONMENT if environment != "auto" else "nothing was asked for"
 
 

@@ -6,7 +6,7 @@ Head dims that are not whole vectors, as the kernels load them, are filled up wi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..arguments import Arguments, kind_of
-from ..problem import Plan, Problem
+from ..problem import Backward, Plan, Problem
 from .backends import BACKENDS, Backend
 from .request import check_name, requested_backend
-from .select import select
+from .select import is_kept, select
 
 
 def plan_for(name: str, call: Arguments, options: dict[str, Any]) -> Plan:
@@ -45,29 +45,24 @@ def plan_for(name: str, call: Arguments, options: dict[str, Any]) -> Plan:
         (backend.name, call.scale, call.window_left, call.window_right, call.softcap),
         options["deterministic"],
         options["return_lse"],
+        [],
     )
 
 
-def run_backward(
-    plan: Plan,
-    results: tuple[Tensor, Tensor | None, Tensor, Tensor],
-    arguments: Sequence[Any],
-) -> tuple[Tensor, ...]:
-    """Gradients of `GRADIENTS`; empty ones stand for those that are not needed.
-
-    Args:
-        plan: of the forward.
-        results: grad_out, grad_lse, out, lse.
-        arguments: q, k, v and all that the forward was called with, and which of
-            `OPTIONAL_GRADIENTS` are needed, where any is.
-    """
-    deterministic = plan.deterministic or torch.are_deterministic_algorithms_enabled()
-    backend = BACKENDS[select(plan.requested, "backward", *plan.problem[1:])]
-    q, k, v, _, *rest = arguments
-    run: Callable[..., Any] = backend.ops.backward
+def backward_of(plan: Plan) -> Backward:
+    """What runs for the gradient of a plan, chosen here at the first backward: only then may
+    `select` warn of falling back. The choice is kept where `select` keeps it."""
+    if plan.backward:
+        return plan.backward[0]
+    problem = ("backward", *plan.problem[1:])
+    backend = BACKENDS[select(plan.requested, *problem)]
+    op: Callable[..., Any] = backend.ops.backward
     if _fills_up(plan.problem, backend):
-        run = functools.partial(_filled_backward, run)
-    return run(*results, deterministic, q, k, v, backend.name, *rest)
+        op = functools.partial(_filled_backward, op)
+    found = Backward(op, (backend.name, *plan.options[1:]))
+    if not torch.compiler.is_compiling() and is_kept(plan.requested, *problem):
+        plan.backward.append(found)
+    return found
 
 
 def _fills_up(problem: Problem, backend: Backend) -> bool:

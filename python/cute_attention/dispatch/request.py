@@ -141,17 +141,34 @@ class use_backend:
 
 
 def requested_backend(argument: str) -> str:
-    """The argument, else that of `use_backend`; "auto" where neither asks (the environment may
-    still)."""
+    """The argument, else what `use_backend` asks for, else the environment; "auto" where none
+    does."""
     if argument != "auto":
         return argument
+    context = context_backend()
+    return environment_backend() if context == "auto" else context
+
+
+def context_backend() -> str:
+    """What `use_backend` asks for; "auto" where it asks for nothing."""
     backend = _context.backend if _traced.backend is None else _traced.backend
     return "auto" if backend is _context else backend
 
 
 def environment_backend() -> str:
-    """What the environment asks for; "auto" where the variable is not set, or set to nothing."""
-    return os.environ.get(ENVIRONMENT) or "auto"
+    """What the environment asks for; "auto" where the variable is not set, or set to nothing.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    backend = os.environ.get(ENVIRONMENT) or "auto"
+    check_name("attention", ENVIRONMENT, backend)
+    return backend
+
+
+# torch.compile calls the function while tracing and keeps its answer. The mark is what
+# torch.compiler.assume_constant_result sets, without its import of torch._dynamo (a second).
+environment_backend._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # `os.environ` encodes a name and raises an exception inside where there is no such variable, which

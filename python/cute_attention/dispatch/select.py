@@ -8,7 +8,6 @@ from typing import Any
 from ..errors import BackendError, FallbackWarning
 from ..problem import Problem
 from .backends import Report, survey, table
-from .request import ENVIRONMENT, check_name, environment_backend
 
 _choices: dict[tuple[Any, ...], str] = {}
 _warned: dict[str, object] = {}
@@ -22,15 +21,13 @@ def select(requested: str, *problem: Any) -> str:
     failed to answer: the next call asks again.
 
     Args:
-        requested: the backend that was asked for, or "auto".
+        requested: of `requested_backend`.
         *problem: the fields of a Problem whose sizes have their defaults. They come one by one,
             since torch.compile loses those of a NamedTuple that it passes to a constant function.
 
     Raises:
         BackendError: the backend that was asked for does not serve a forward call.
     """
-    if requested == "auto":
-        requested = environment_backend()
     key = (requested, *problem)
     choice = _choices.get(key)
     if choice is None:
@@ -42,19 +39,15 @@ def select(requested: str, *problem: Any) -> str:
 
 def is_kept(requested: str, *problem: Any) -> bool:
     """Whether `select` has the choice in its cache."""
-    if requested == "auto":
-        requested = environment_backend()
     return (requested, *problem) in _choices
 
 
-# torch.compile calls the function while tracing and keeps its answer. The mark is what
-# torch.compiler.assume_constant_result sets, without its import of torch._dynamo (a second).
+# For torch.compile, as in request.py.
 select._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _choose(problem: Problem, requested: str) -> tuple[str, bool]:
     """The choice, and whether it may be cached."""
-    check_name("attention", ENVIRONMENT, requested)
     forward = problem.direction == "forward"
     on_gpu = problem.device is not None and problem.device.type == "cuda"
     if requested == "reference" or (not on_gpu and (requested == "auto" or not forward)):
