@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "cute_attention/c_api.h"
+#include "torch_tensors.h"
 
 // Lives in libtorch_cuda: weak, so that this library also loads where torch has no CUDA.
 extern "C" __attribute__((weak)) AOTITorchError
@@ -19,107 +20,11 @@ aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 namespace cute_attention {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-
-constexpr int64_t kVectorElements = 8;  // 16 bytes of a 16-bit type, the unit of the kernels' loads
-
-Tensor empty(std::initializer_list<int64_t> sizes, int32_t dtype, int32_t device) {
-  int64_t strides[4];
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes.begin()[i], 1);
-  }
-  AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
-                               aoti_torch_device_type_cuda(), device, &handle));
-  return Tensor(handle);
-}
-
-// Whether the kernels can read its address and its strides.
-bool is_readable(Tensor const& tensor) {
-  auto const strides = tensor.strides();
-  auto const sizes = tensor.sizes();
-  size_t const last = sizes.size() - 1;
-  if (reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 != 0) return false;
-  if (sizes[last] > 1 && strides[last] != 1) return false;
-  for (size_t i = 0; i < last; ++i) {
-    if (sizes[i] > 1 && strides[i] % kVectorElements != 0) return false;
-  }
-  return true;
-}
-
-// torch::stable::contiguous looks its op up by name at each call, which takes a microsecond.
-Tensor as_contiguous(Tensor const& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-}
-
-Strides strides_of(Tensor const& tensor) {
-  auto const strides = tensor.strides();
-  auto const sizes = tensor.sizes();
-  // The stride of a dimension of one element is never used, and may be anything.
-  auto const used = [&](size_t i) { return sizes[i] > 1 ? strides[i] : 0; };
-  return sizes.size() == 4 ? Strides{used(0), used(1), used(2)} : Strides{0, used(0), used(1)};
-}
-
-int32_t to_int32(int64_t value, char const* name) {
-  STD_TORCH_CHECK(value >= 0 && value <= std::numeric_limits<int32_t>::max(),
-                  "cute_attention: ", name, " is ", value, ", expected 0 to 2^31 - 1");
-  return static_cast<int32_t>(value);
-}
-
-int32_t window_bound(int64_t bound) {
-  return bound < 0 ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(bound, kUnbounded));
-}
-
-int32_t const* cu_seqlens_of(OptionalTensor const& cu_seqlens, char const* name) {
-  if (!cu_seqlens) return nullptr;
-  STD_TORCH_CHECK(cu_seqlens->is_cuda() && cu_seqlens->scalar_type() == ScalarType::Int &&
-                      cu_seqlens->dim() == 1 && cu_seqlens->size(0) >= 1 &&
-                      cu_seqlens->is_contiguous(),
-                  "cute_attention: ", name, " must be a contiguous int32 CUDA tensor [batch + 1]");
-  return static_cast<int32_t const*>(cu_seqlens->data_ptr());
-}
-
-// The sinks of q's heads, contiguous.
-OptionalTensor sink_of(OptionalTensor const& sink, Tensor const& q) {
-  if (!sink) return std::nullopt;
-  STD_TORCH_CHECK(sink->is_cuda() && sink->get_device_index() == q.get_device_index() &&
-                      sink->scalar_type() == ScalarType::Float && sink->dim() == 1 &&
-                      q.dim() >= 2 && sink->size(0) == q.size(q.dim() - 2),
-                  "cute_attention: sink must be float32 [heads] on q's device");
-  return torch::stable::contiguous(*sink);
-}
-
 int32_t arch_of(std::string const& backend) {
   if (backend == "sm80") return static_cast<int32_t>(Arch::Sm80);
   if (backend == "sm90") return static_cast<int32_t>(Arch::Sm90);
   STD_TORCH_CHECK(false, "cute_attention: backend is '", backend, "', expected 'sm80' or 'sm90'");
   return kAnyArch;
-}
-
-void check(Tensor const& q, Tensor const& k, Tensor const& v, bool packed) {
-  int64_t const dim = packed ? 3 : 4;
-  STD_TORCH_CHECK(q.dim() == dim && k.dim() == dim && v.dim() == dim,
-                  "cute_attention: q, k and v must have ", dim, " dimensions");
-  STD_TORCH_CHECK(q.is_cuda() && k.get_device_index() == q.get_device_index() && k.is_cuda() &&
-                      v.is_cuda() && v.get_device_index() == q.get_device_index(),
-                  "cute_attention: q, k and v must be on one CUDA device");
-  ScalarType const dtype = q.scalar_type();
-  STD_TORCH_CHECK((dtype == ScalarType::Half || dtype == ScalarType::BFloat16) &&
-                      k.scalar_type() == dtype && v.scalar_type() == dtype,
-                  "cute_attention: q, k and v must all be float16 or all bfloat16");
-  bool const same_keys =
-      k.size(0) == v.size(0) && (packed || (k.size(0) == q.size(0) && k.size(1) == v.size(1)));
-  int64_t const heads = q.size(dim - 2), heads_kv = k.size(dim - 2);
-  STD_TORCH_CHECK(heads_kv == 0 ? heads == 0 : heads % heads_kv == 0,
-                  "cute_attention: the heads of k must divide those of q");
-  STD_TORCH_CHECK(
-      same_keys && k.size(dim - 2) == v.size(dim - 2) && k.size(dim - 1) == q.size(dim - 1),
-      "cute_attention: the shapes of q, k and v do not match");
 }
 
 void* current_stream(int32_t device) {
@@ -171,7 +76,7 @@ template <class Params>
 Params shape_params(Inputs const& in) {
   STD_TORCH_CHECK(in.packed() == in.cu_seqlens_k.has_value(),
                   "cute_attention: cu_seqlens_q and cu_seqlens_k go together");
-  check(in.q, in.k, in.v, in.packed());
+  check_inputs(in.q, in.k, in.v, in.packed());
   STD_TORCH_CHECK(
       !in.packed() || (in.cu_seqlens_q->numel() == in.cu_seqlens_k->numel() &&
                        in.cu_seqlens_q->get_device_index() == in.device() &&
@@ -275,7 +180,7 @@ auto forward(Tensor const& q, Tensor const& k, Tensor const& v, std::string cons
                   cu_seqlens_k,
                   max_seqlen_q,
                   max_seqlen_k,
-                  sink_of(sink, q)};
+                  contiguous_sinks(sink, q)};
   auto params = shape_params<ForwardParams>(in);
   Tensor out = empty_output(in, params);
   if constexpr (kLse == Lse::Absent) {
@@ -352,7 +257,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                   cu_seqlens_k,
                   max_seqlen_q,
                   max_seqlen_k,
-                  sink_of(sink, q)};
+                  contiguous_sinks(sink, q)};
   auto params = shape_params<BackwardParams>(in);
   check_output(in, out, "out");
   check_output(in, grad_out, "grad_out");
