@@ -1,0 +1,65 @@
+// sm90/backward_finish.h: the kernel that runs after the backward kernel: it writes dQ from its
+// sums, scaled and rounded, and the gradient of the sinks.
+#pragma once
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/address.h"
+#include "cute_attention/core/global_sum.h"
+#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/load_sequence.h"
+#include "cute_attention/core/sink.h"
+#include "cute_attention/core/work_tile.h"
+#include "cute_attention/sm90/backward_traits.h"
+#include "cute_attention/sm90/row_store.h"
+
+namespace cute_attention::sm90 {
+
+// A warpgroup has one tile of queries of one head. A packed sequence may be longer than
+// params.seqlen_q, for which the grid was made with m_blocks CTAs for each head. Then each CTA also
+// computes every m_blocks-th tile after its own, so that no tile is left out.
+template <class Row>
+struct BackwardFinish {
+  using Traits = BackwardTraits<Row>;
+  using Element = typename Traits::Element;
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+
+  CUTE_DEVICE static void run(BackwardParams const& params, float* smem, WorkTile const& work) {
+    if (params.grad_sink != nullptr && work.m_block == 0 && work.batch == 0) {
+      write_sink_gradient<kWarpgroupThreads>(params, work.head, smem);
+    }
+    Sequence const sequence = load_sequence(params, work.batch);
+    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
+    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
+      finish_queries(params, work, sequence, m_block);
+    }
+  }
+
+  // Writes dQ of a tile of queries.
+  CUTE_DEVICE static void finish_queries(BackwardParams const& params, WorkTile const& work,
+                                         Sequence const& sequence, int m_block) {
+    using namespace cute;
+    int const thread = int(threadIdx.x);
+    auto tdQrdQ = partition_fragment_C(typename Traits::MmaQ{},
+                                       Shape<Int<kTileM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+    int64_t const block =
+        first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
+    load_fragment<kWarpgroupThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tdQrdQ,
+                                     thread);
+    Tensor rdQ = make_tensor(tdQrdQ.data(), rows_and_columns(tdQrdQ.layout()));  // (ROWS, COLS)
+    CUTE_UNROLL
+    for (int i = 0; i < size(rdQ); ++i) {
+      rdQ(i) *= params.scale;
+    }
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      int const query = m_block * kTileM + row_of_thread(thread) + 8 * row;
+      store_row(rdQ(row, _),
+                row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride, work.batch,
+                            work.head, sequence.row_q + query),
+                query < sequence.seqlen_q, params.head_dim, thread);
+    }
+  }
+};
+
+}  // namespace cute_attention::sm90

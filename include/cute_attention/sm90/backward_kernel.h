@@ -1,0 +1,72 @@
+// sm90/backward_kernel.h: the sm90 backward kernel: a CTA computes dK and dV of one block of keys
+// of one KV head, and adds its part of dQ to sums in global memory. A producer warp and consumer
+// warpgroups.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "cute_attention/core/load_sequence.h"
+#include "cute_attention/sm90/backward_compute.h"
+#include "cute_attention/sm90/backward_load.h"
+
+namespace cute_attention::sm90 {
+
+template <class Row>
+struct BackwardKernel {
+  using Traits = BackwardTraits<Row>;
+  using SharedMemory = typename Traits::SharedMemory;
+
+  // One thread sets the barriers up, with the arrivals that complete a phase.
+  CUTE_DEVICE static void init_barriers(SharedMemory& shared) {
+    constexpr int kReaders = Traits::kConsumers * kWarpgroupWarps;
+    Barrier::init(&shared.key_full, 1);
+    Barrier::init(&shared.value_full, 1);
+    for (int stage = 0; stage < Traits::kStages; ++stage) {
+      Barrier::init(&shared.query_full[stage], 1 + 32);
+      Barrier::init(&shared.query_empty[stage], kReaders);
+      Barrier::init(&shared.grad_o_full[stage], 1 + 32);
+      Barrier::init(&shared.grad_o_empty[stage], kReaders);
+    }
+    for (int stage = 0; stage < Traits::kStagesS; ++stage) {
+      Barrier::init(&shared.grad_s_full[stage], kReaders);
+      Barrier::init(&shared.grad_s_empty[stage], kWarpgroupWarps);
+    }
+    Barrier::init(&shared.landed, 1);
+    cutlass::arch::fence_barrier_init();
+  }
+
+  CUTE_DEVICE static void run(BackwardArguments const& arguments, SharedMemory& shared) {
+    GradTile const tile = arguments.schedule.tile(int(blockIdx.x));
+    Sequence const sequence = load_sequence(arguments.params, tile.batch);
+    int const n_begin = tile.n_block * Traits::kTileN;
+    if (n_begin >= sequence.seqlen_k) {
+      return;  // the sequence is shorter than the longest, which the grid was made for
+    }
+    MTiles const tiles = m_tiles(sequence, n_begin, Traits::kTileN, Traits::kTileM);
+    int const thread = int(threadIdx.x);
+    int const warp = warp_uniform(thread / 32);
+    if (thread == 0) {
+      shared.work = {tile, sequence, tiles};
+      cute::prefetch_tma_descriptor(&arguments.map_q);
+      cute::prefetch_tma_descriptor(&arguments.map_grad_o);
+      cute::prefetch_tma_descriptor(&arguments.map_k);
+      cute::prefetch_tma_descriptor(&arguments.map_v);
+      init_barriers(shared);
+    }
+    __syncthreads();  // the barriers and the work are there
+
+    if (warp < kWarpgroupWarps) {
+      cutlass::arch::warpgroup_reg_dealloc<Traits::Registers::kProducer>();
+      if (warp == 0) {
+        BackwardLoad<Row>(arguments, shared).run();
+      }
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<Traits::Registers::kConsumer>();
+      BackwardCompute<Row>(arguments, shared, warp / kWarpgroupWarps - 1,
+                           thread - kWarpgroupThreads)
+          .run();
+    }
+  }
+};
+
+}  // namespace cute_attention::sm90

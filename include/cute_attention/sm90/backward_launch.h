@@ -1,0 +1,143 @@
+// sm90/backward_launch.h: launches the three sm90 backward kernels of one row.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cute_attention/core/backward_prepare.h"
+#include "cute_attention/kernel_library.h"
+#include "cute_attention/sm90/backward_finish.h"
+#include "cute_attention/sm90/backward_kernel.h"
+#include "cute_attention/sm90/tensor_map.h"
+
+namespace cute_attention::sm90 {
+
+template <class Row>
+__global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
+    backward(CUTE_GRID_CONSTANT BackwardArguments const arguments) {
+  using Kernel = BackwardKernel<Row>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
+}
+
+// What core/backward_prepare.h is told of the backward kernel.
+template <class Row>
+struct PrepareTraits {
+  using Element = typename BackwardTraits<Row>::Element;
+  static constexpr int kTileM = Row::kConfig.tile_m;
+  static constexpr int kTileN = Row::kConfig.tile_n;
+  static constexpr int kHeadDim = Row::kKey.head_dim;
+  static constexpr int kHeadDimV = Row::kKey.head_dim_v;
+  static constexpr int kThreads = 256;
+};
+
+// The tile of queries that this CTA of backward_prepare or backward_finish takes. These kernels go
+// from the last head to the first, and `backward` goes from the first to the last: so each kernel
+// begins with what the kernel before it wrote last, and finds it in L2.
+CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
+  return work_tile(params, tile_m, int(gridDim.x - 1 - blockIdx.x));
+}
+
+template <class Row>
+__global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
+    backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
+  BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
+}
+
+template <class Row>
+__global__ void __launch_bounds__(kWarpgroupThreads)
+    backward_finish(CUTE_GRID_CONSTANT BackwardParams const params) {
+  extern __shared__ float shared_numbers[];
+  BackwardFinish<Row>::run(params, shared_numbers, last_first(params, Row::kConfig.tile_m));
+}
+
+template <class Row>
+struct BackwardLaunch {
+  using Traits = BackwardTraits<Row>;
+  using Element = typename Traits::Element;
+  static constexpr int kThreads = Traits::kThreads;
+  static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
+
+  // A WorkspaceFunction (kernel_library.h).
+  static void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
+    *sizes = grad_workspace(*params, Traits::kTileM, Traits::kHeadDim);
+  }
+
+  // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
+  static int32_t launch(void const* params, LaunchContext const* context) {
+    BackwardArguments arguments;
+    arguments.params = *static_cast<BackwardParams const*>(params);
+    BackwardParams const& p = arguments.params;
+    auto const stream = static_cast<cudaStream_t>(context->stream);
+    int64_t const m_tiles = work_tiles(p, Traits::kTileM);
+    int64_t const n_tiles = tile_count(p.seqlen_k, Traits::kTileN, p.heads_kv, p.batch);
+    if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
+      return cudaErrorInvalidConfiguration;
+    }
+    // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
+    // that is read or written once.
+    arguments.schedule =
+        make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
+                           context->device->multiprocessors);
+    cudaError_t error = make_maps(arguments);
+    if (error != cudaSuccess) {
+      return error;
+    }
+    error = cudaFuncSetAttribute(backward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 kSharedMemoryBytes);
+    if (error != cudaSuccess) {
+      return error;
+    }
+    if (m_tiles > 0) {
+      backward_prepare<Row><<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p);
+    }
+    if (n_tiles > 0) {
+      backward<Row><<<unsigned(n_tiles), kThreads, kSharedMemoryBytes, stream>>>(arguments);
+    }
+    if (m_tiles > 0) {
+      backward_finish<Row>
+          <<<unsigned(m_tiles), kWarpgroupThreads, kWarpgroupWarps * sizeof(float), stream>>>(p);
+    }
+    return cudaGetLastError();
+  }
+
+ private:
+  static cudaError_t make_maps(BackwardArguments& arguments) {
+    BackwardParams const& p = arguments.params;
+    bool const packed = p.cu_seqlens_q != nullptr;
+    int64_t const rows_q = packed ? p.total_q : p.seqlen_q;
+    int64_t const rows_k = packed ? p.total_k : p.seqlen_k;
+    int64_t const batch = packed ? 1 : p.batch;
+    if (rows_q == 0 || rows_k == 0) {
+      return cudaSuccess;  // nobody reads them: a tensor map has a row at least
+    }
+    constexpr int kCols = kBoxCols<Traits::kHeadDim>;
+    constexpr int kColsV = kBoxCols<Traits::kHeadDimV>;
+    struct {
+      CUtensorMap* map;
+      TensorView view;
+      Box box;
+    } const all[] = {
+        {&arguments.map_q,
+         {p.q, batch, rows_q, p.heads, p.head_dim, p.q_stride},
+         {kCols, 1, Traits::kTileM}},
+        {&arguments.map_grad_o,
+         {p.grad_o, batch, rows_q, p.heads, p.head_dim_v, p.grad_o_stride},
+         {kColsV, 1, Traits::kTileM}},
+        {&arguments.map_k,
+         {p.k, batch, rows_k, p.heads_kv, p.head_dim, p.k_stride},
+         {kCols, 1, Traits::kTileN}},
+        {&arguments.map_v,
+         {p.v, batch, rows_k, p.heads_kv, p.head_dim_v, p.v_stride},
+         {kColsV, 1, Traits::kTileN}},
+    };
+    for (auto const& each : all) {
+      cudaError_t const error = make_tensor_map<Element>(each.map, each.view, 1, each.box);
+      if (error != cudaSuccess) {
+        return error;
+      }
+    }
+    return cudaSuccess;
+  }
+};
+
+}  // namespace cute_attention::sm90

@@ -1,0 +1,134 @@
+// sm90/backward_traits.h: every layout and MMA of the sm90 backward kernel, its barriers and its
+// shared memory, for one row of the table.
+//
+// Scores are computed transposed, S^T = K Q^T: then P^T and dS^T come out of the accumulators as
+// the A operands of dV += P^T dO and dK += dS^T Q, from registers. A warpgroup owns 64 keys.
+#pragma once
+
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+
+#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/m_tiles.h"
+#include "cute_attention/element.h"
+#include "cute_attention/sm90/barrier.h"
+#include "cute_attention/sm90/smem_tiles.h"
+#include "cute_attention/sm90/warpgroup.h"
+
+namespace cute_attention::sm90 {
+
+// What the kernel is given; constant over the grid.
+struct BackwardArguments {
+  BackwardParams params;
+  GradSchedule schedule;
+  CUtensorMap map_q;       // boxes of tile_m rows
+  CUtensorMap map_grad_o;  // boxes of tile_m rows
+  CUtensorMap map_k;       // boxes of tile_n rows
+  CUtensorMap map_v;       // boxes of tile_n rows
+};
+
+// What a CTA computes, in shared memory, since the consumers have few registers.
+struct BackwardWork {
+  GradTile tile;
+  Sequence sequence;
+  MTiles tiles;
+};
+
+template <class Row>
+struct BackwardTraits {
+  static constexpr KernelKey kKey = Row::kKey;
+  static constexpr KernelConfig kConfig = Row::kConfig;
+  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kHeadDim = kKey.head_dim;
+  static constexpr int kHeadDimV = kKey.head_dim_v;
+  static constexpr int kThreads = kConfig.warps * 32;
+  using Element = ElementOf<kKey.dtype>;
+
+  // One warpgroup loads, the others own 64 keys each.
+  static constexpr int kConsumers = kTileN / kWarpgroupM;
+  using Registers = WarpgroupRegisters<kConsumers>;
+  static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
+                "a producer warpgroup and tile_n / 64 consumers");
+  static_assert(kTileM == kWarpgroupM, "one warpgroup computes dQ of a step");
+
+  template <class Op>
+  using OfConsumers = decltype(cute::make_tiled_mma(
+      Op{}, cute::Layout<cute::Shape<cute::Int<kConsumers>, cute::_1, cute::_1>>{}));
+
+  // S^T = K Q^T and dP^T = V dO^T, both operands from shared memory.
+  using MmaS = OfConsumers<
+      decltype(cute::GMMA::ss_op_selector<
+               Element, Element, float,
+               cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileM>, cute::Int<kHeadDim>>>())>;
+  // dV += P^T dO and dK += dS^T Q, with P^T and dS^T from registers.
+  using MmaV = OfConsumers<
+      decltype(cute::GMMA::rs_op_selector<
+               Element, Element, float,
+               cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDimV>, cute::Int<kTileM>>,
+               cute::GMMA::Major::K, cute::GMMA::Major::MN>())>;
+  using MmaK = OfConsumers<
+      decltype(cute::GMMA::rs_op_selector<
+               Element, Element, float,
+               cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDim>, cute::Int<kTileM>>,
+               cute::GMMA::Major::K, cute::GMMA::Major::MN>())>;
+  // dQ = dS K of all keys, by one warpgroup.
+  using MmaQ = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<
+          Element, Element, float,
+          cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDim>, cute::Int<kTileN>>,
+          cute::GMMA::Major::MN, cute::GMMA::Major::MN>()));
+
+  static constexpr int kStagesS = 2;  // buffers of dS
+
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1>;                   // (N, D, 1)
+  using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, 1>;        // (D, N, 1)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
+  using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
+  using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)
+  using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages>;        // (M, DV, STAGE)
+  using SmemLayoutGradOt =
+      SmemTilesTransposed<Element, kTileM, kHeadDimV, kStages>;                // (DV, M, STAGE)
+  using SmemLayoutSt = SmemTiles<Element, kTileN, kTileM, kStagesS>;           // (N, M, STAGE)
+  using SmemLayoutS = SmemTilesTransposed<Element, kTileN, kTileM, kStagesS>;  // (M, N, STAGE)
+  // One number for each query, as a tile (N, M): all keys see the same number.
+  using SmemLayoutRow = cute::Layout<cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>,
+                                     cute::Stride<cute::_0, cute::_1>>;
+
+  // stmatrix writes four 8x8 matrices of dS^T at once.
+  using SmemCopyS = decltype(cute::make_tiled_copy_C(
+      cute::Copy_Atom<cute::SM90_U32x4_STSM_N, Element>{}, MmaS{}));
+
+  static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
+  static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
+  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));
+  static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));
+
+  struct SharedMemory {
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutGradO>, 1024> grad_o;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutSt>, 1024> grad_s;
+    alignas(128) float lse[kStages][kTileM];
+    alignas(128) float delta[kStages][kTileM];
+
+    BackwardWork work;
+
+    // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
+    // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.
+    uint64_t key_full;                // 1 arrival
+    uint64_t value_full;              // 1 arrival
+    uint64_t query_full[kStages];     // Q and the LSE: 1 + 32 arrivals
+    uint64_t query_empty[kStages];    // kConsumers * kWarpgroupWarps arrivals
+    uint64_t grad_o_full[kStages];    // dO and delta: 1 + 32 arrivals
+    uint64_t grad_o_empty[kStages];   // kConsumers * kWarpgroupWarps arrivals
+    uint64_t grad_s_full[kStagesS];   // dS of all keys: kConsumers * kWarpgroupWarps arrivals
+    uint64_t grad_s_empty[kStagesS];  // its dQ is computed: kWarpgroupWarps arrivals
+    uint64_t landed;  // a tile that the load warp has to mend before it is full: 1 arrival
+  };
+  static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
+};
+
+}  // namespace cute_attention::sm90
