@@ -14,8 +14,6 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
-#include "cute_attention/core/cta_turn.h"
-#include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_tile.h"
@@ -43,7 +41,7 @@ struct BackwardCompute {
   using FragmentS = Fragment<typename Traits::MmaS, kTileN, kTileM>;
   using FragmentK = Fragment<typename Traits::MmaK, kTileN, kHeadDim>;
   using FragmentV = Fragment<typename Traits::MmaV, kTileN, kHeadDimV>;
-  using FragmentQ = Fragment<typename Traits::MmaQ, kTileM, kHeadDim>;
+  using FragmentQ = Fragment<typename Traits::MmaQ, kWarpgroupM, Traits::kColsQ>;
   using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
 
   BackwardArguments const& arguments;
@@ -80,10 +78,8 @@ struct BackwardCompute {
       Step step = steps.first();
       Barrier::wait(&shared.key_full, 0);
       Barrier::wait(&shared.value_full, 0);
-      int turn = warpgroup;  // after how many steps it is this warpgroup's turn to compute dQ
       for (int t = 0; t < count; ++t) {
-        compute_step(step, t > 0, turn == 0);
-        turn = turn == 0 ? Traits::kConsumers - 1 : turn - 1;
+        compute_step(step, t);
         steps.advance(step);
       }
       cute::warpgroup_wait<0>();
@@ -160,7 +156,7 @@ struct BackwardCompute {
     start_gemm<GMMA::ScaleOut::One>(mma, tdKrdS, tdKrQ(_, _, _, ring.stage), tdKrdK);
   }
 
-  // Starts dQ = dS K of all keys. dS must be there.
+  // Starts this warpgroup's part of dQ = dS K. dS of all keys must be there.
   CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ) {
     using namespace cute;
     typename Traits::MmaQ mma;
@@ -168,10 +164,14 @@ struct BackwardCompute {
                              typename Traits::SmemLayoutS{});  // (M, N, STAGE)
     Tensor sKt =
         make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutKt{});  // (D, N, 1)
+    Tensor sdS_part = local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
+                                 make_coord(warpgroup % Traits::kRowPartsQ, _0{}, ring_s.stage));
+    Tensor sKt_part = local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
+                                 make_coord(warpgroup / Traits::kRowPartsQ, _0{}, _0{}));
     auto const thread_mma = mma.get_slice(0);
-    Tensor tdQrdS = thread_mma.partition_fragment_A(sdS);  // (MMA, MMA_M, MMA_N, STAGE)
-    Tensor tdQrK = thread_mma.partition_fragment_B(sKt);   // (MMA, MMA_D, MMA_N, 1)
-    start_gemm<GMMA::ScaleOut::Zero>(mma, tdQrdS(_, _, _, ring_s.stage), tdQrK(_, _, _, 0), tdQrdQ);
+    Tensor tdQrdS = thread_mma.partition_fragment_A(sdS_part);  // (MMA, MMA_M, MMA_N)
+    Tensor tdQrK = thread_mma.partition_fragment_B(sKt_part);   // (MMA, MMA_D, MMA_N)
+    start_gemm<GMMA::ScaleOut::Zero>(mma, tdQrdS, tdQrK, tdQrdQ);
   }
 
   // This thread's part of `numbers` (M), one number for each query, as if it were an accumulator of
@@ -185,7 +185,7 @@ struct BackwardCompute {
   }
 
   // One step. dV and dK of the step before, if there was one, may be under way.
-  CUTE_DEVICE void compute_step(Step const& step, bool is_later, bool computes_grad_q) {
+  CUTE_DEVICE void compute_step(Step const& step, int index) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
@@ -194,7 +194,7 @@ struct BackwardCompute {
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     start_scores(tSrS);
     warpgroup_wait<1>();
-    if (is_later) {
+    if (index > 0) {
       release_queries(before(ring));
     }
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
@@ -213,29 +213,22 @@ struct BackwardCompute {
     for (int query = 0; query < size<1>(rS); ++query) {
       scores.begin(rS(_, query), sLse(0, query));
     }
-    if constexpr (Scores::kMasksFirst) {
-      convert_into(tSrS, tdVrP);
-      start_grad_v(tdVrP);
-      warpgroup_wait<1>();
-    } else {
+    if constexpr (!Scores::kMasksFirst) {
       mask(step, tSrS);
-      warpgroup_wait<0>();
     }
+    // dV is not started before dP is there: P in 16 bits then takes the place of P.
+    warpgroup_wait<0>();
     warpgroup_fence_operand(tdPrdP);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
       scores.finish(rS(_, query), rdP(_, query), sLse(0, query));
     }
-    if constexpr (!Scores::kMasksFirst) {
-      convert_into(tSrS, tdVrP);
-      start_grad_v(tdVrP);
-    }
+    convert_into(tSrS, tdVrP);
+    start_grad_v(tdVrP);
     convert_into(tdPrdP, tdKrdS);
     start_grad_k(tdKrdS);
     store_grad_s(tdKrdS);
-    if (computes_grad_q) {
-      grad_queries(step);
-    }
+    grad_queries(index);
     ring.advance();
     ring_s.advance();
   }
@@ -270,41 +263,29 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[ring_s.stage]);
   }
 
-  // Computes dQ of a step and adds it to its sums, while dV and dK are under way.
-  CUTE_DEVICE void grad_queries(Step const& step) {
+  // Computes this warpgroup's part of dQ of the step number `index`, and hands it to the warp that
+  // adds it to its sums.
+  CUTE_DEVICE void grad_queries(int index) {
     using namespace cute;
     int const lane = thread % kWarpgroupThreads;
-    BackwardParams const& params = arguments.params;
-    FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D)
-    int32_t* counter = nullptr;
-    int32_t turn = 0, ended = 0;
-    if (params.grad_q_turn != nullptr) {
-      KvTiles const keys = kv_tiles(sequence, step.m_block * kTileM, kTileM, kTileN);
-      counter = params.grad_q_turn + step.grad_q_block;
-      turn = tile.n_block - keys.begin;
-      ended = ended_turns(counter);
-    }
+    FragmentQ tdQrdQ;     // (MMA, MMA_M, MMA_D)
     warpgroup_wait<0>();  // dV and dK: their operands make room for dQ
     Barrier::wait(&shared.grad_s_full[ring_s.stage], ring_s.parity);
     start_grad_q(tdQrdQ);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tdQrdQ);
     arrive(shared.grad_s_empty[ring_s.stage]);
-    if (counter != nullptr) {
-      await_turn(counter, turn, ended);
-    }
-    float* const block = params.grad_q_sum + step.grad_q_block * (kTileM * kHeadDim);
+    Barrier::wait(&shared.grad_q_empty, (index & 1) ^ 1);
+    auto* const staged =
+        reinterpret_cast<float4*>(shared.grad_q) + warpgroup * (kWarpgroupM * Traits::kColsQ / 4);
     CUTE_UNROLL
-    for (int v = 0; v < decltype(size(tdQrdQ))::value / kSumVector; ++v) {
-      add_vector<kWarpgroupThreads>(block, tdQrdQ, v, lane, true);
+    for (int v = 0; v < decltype(size(tdQrdQ))::value / 4; ++v) {
+      staged[v * kWarpgroupThreads + lane] =
+          make_float4(tdQrdQ(4 * v), tdQrdQ(4 * v + 1), tdQrdQ(4 * v + 2), tdQrdQ(4 * v + 3));
     }
-    if (counter != nullptr) {
-      cutlass::arch::NamedBarrier::sync(kWarpgroupThreads,
-                                        uint32_t(NamedBarrier::kTurn) + warpgroup);
-      if (lane == 0) {
-        end_turn(counter);
-      }
-    }
+    cutlass::arch::fence_view_async_shared();  // before the bulk copy reads what these lanes wrote
+    __syncwarp();
+    arrive(shared.grad_q_full);
   }
 
   // Writes dK, scaled, and dV.

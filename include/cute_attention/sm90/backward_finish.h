@@ -14,7 +14,8 @@
 
 namespace cute_attention::sm90 {
 
-// A warpgroup has one tile of queries of one head. A packed sequence may be longer than
+// A CTA has one tile of queries of one head, and each of its warpgroups what one warpgroup of the
+// backward kernel computed. A packed sequence may be longer than
 // params.seqlen_q, for which the grid was made with m_blocks CTAs for each head. Then each CTA also
 // computes every m_blocks-th tile after its own, so that no tile is left out.
 template <class Row>
@@ -23,10 +24,11 @@ struct BackwardFinish {
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kThreads = Traits::kConsumers * kWarpgroupThreads;
 
   CUTE_DEVICE static void run(BackwardParams const& params, float* smem, WorkTile const& work) {
     if (params.grad_sink != nullptr && work.m_block == 0 && work.batch == 0) {
-      write_sink_gradient<kWarpgroupThreads>(params, work.head, smem);
+      write_sink_gradient<kThreads>(params, work.head, smem);
     }
     Sequence const sequence = load_sequence(params, work.batch);
     int const m_blocks = ceil_div(params.seqlen_q, kTileM);
@@ -39,25 +41,30 @@ struct BackwardFinish {
   CUTE_DEVICE static void finish_queries(BackwardParams const& params, WorkTile const& work,
                                          Sequence const& sequence, int m_block) {
     using namespace cute;
-    int const thread = int(threadIdx.x);
-    auto tdQrdQ = partition_fragment_C(typename Traits::MmaQ{},
-                                       Shape<Int<kTileM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+    int const thread = int(threadIdx.x) % kWarpgroupThreads;
+    int const part = int(threadIdx.x) / kWarpgroupThreads;
+    constexpr int kCols = Traits::kColsQ;
+    auto tdQrdQ = partition_fragment_C(
+        typename Traits::MmaQ{}, Shape<Int<kWarpgroupM>, Int<kCols>>{});  // (MMA, MMA_M, MMA_D)
     int64_t const block =
         first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
-    load_fragment<kWarpgroupThreads>(params.grad_q_sum + block * (kTileM * kHeadDim), tdQrdQ,
-                                     thread);
+    float const* const sums = params.grad_q_sum + block * (kTileM * kHeadDim);
+    load_fragment<kWarpgroupThreads>(sums + part * (kWarpgroupM * kCols), tdQrdQ, thread);
     Tensor rdQ = make_tensor(tdQrdQ.data(), rows_and_columns(tdQrdQ.layout()));  // (ROWS, COLS)
     CUTE_UNROLL
     for (int i = 0; i < size(rdQ); ++i) {
       rdQ(i) *= params.scale;
     }
+    int const first = m_block * kTileM + part % Traits::kRowPartsQ * kWarpgroupM;
+    int const col = part / Traits::kRowPartsQ * kCols;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      int const query = m_block * kTileM + row_of_thread(thread) + 8 * row;
+      int const query = first + row_of_thread(thread) + 8 * row;
       store_row(rdQ(row, _),
                 row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride, work.batch,
-                            work.head, sequence.row_q + query),
-                query < sequence.seqlen_q, params.head_dim, thread);
+                            work.head, sequence.row_q + query) +
+                    col,
+                query < sequence.seqlen_q, params.head_dim - col, thread);
     }
   }
 };

@@ -8,6 +8,7 @@
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/sm90/backward_compute.h"
 #include "cute_attention/sm90/backward_load.h"
+#include "cute_attention/sm90/backward_sum.h"
 
 namespace cute_attention::sm90 {
 
@@ -29,8 +30,10 @@ struct BackwardKernel {
     }
     for (int stage = 0; stage < Traits::kStagesS; ++stage) {
       Barrier::init(&shared.grad_s_full[stage], kReaders);
-      Barrier::init(&shared.grad_s_empty[stage], kWarpgroupWarps);
+      Barrier::init(&shared.grad_s_empty[stage], kReaders);
     }
+    Barrier::init(&shared.grad_q_full, kReaders);
+    Barrier::init(&shared.grad_q_empty, 1);
     Barrier::init(&shared.landed, 1);
     cutlass::arch::fence_barrier_init();
   }
@@ -59,6 +62,8 @@ struct BackwardKernel {
       cutlass::arch::warpgroup_reg_dealloc<Traits::Registers::kProducer>();
       if (warp == 0) {
         BackwardLoad<Row>(arguments, shared).run();
+      } else if (warp == 1) {
+        add_grad_queries<Row>(arguments, shared);
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::Registers::kConsumer>();

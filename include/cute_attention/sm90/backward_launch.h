@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
 }
 
 template <class Row>
-__global__ void __launch_bounds__(kWarpgroupThreads)
+__global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params) {
   extern __shared__ float shared_numbers[];
   BackwardFinish<Row>::run(params, shared_numbers, last_first(params, Row::kConfig.tile_m));
@@ -55,6 +55,7 @@ struct BackwardLaunch {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kThreads = Traits::kThreads;
+  static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
 
   // A WorkspaceFunction (kernel_library.h).
@@ -95,7 +96,7 @@ struct BackwardLaunch {
     }
     if (m_tiles > 0) {
       backward_finish<Row>
-          <<<unsigned(m_tiles), kWarpgroupThreads, kWarpgroupWarps * sizeof(float), stream>>>(p);
+          <<<unsigned(m_tiles), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(p);
     }
     return cudaGetLastError();
   }

@@ -51,7 +51,13 @@ struct BackwardTraits {
   using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_n / 64 consumers");
-  static_assert(kTileM == kWarpgroupM, "one warpgroup computes dQ of a step");
+
+  // dQ of a step is cut into one part for each warpgroup: 64 queries of some of the columns.
+  static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
+  static constexpr int kColPartsQ = kConsumers / kRowPartsQ;
+  static constexpr int kColsQ = kHeadDim / kColPartsQ;
+  static_assert(kRowPartsQ * kColPartsQ == kConsumers && kColsQ % kBoxCols<kHeadDim> == 0,
+                "every warpgroup has a part of dQ, of whole blocks of columns");
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
@@ -73,11 +79,11 @@ struct BackwardTraits {
                Element, Element, float,
                cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDim>, cute::Int<kTileM>>,
                cute::GMMA::Major::K, cute::GMMA::Major::MN>())>;
-  // dQ = dS K of all keys, by one warpgroup.
+  // A part of dQ = dS K, of all keys.
   using MmaQ = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<
           Element, Element, float,
-          cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDim>, cute::Int<kTileN>>,
+          cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kColsQ>, cute::Int<kTileN>>,
           cute::GMMA::Major::MN, cute::GMMA::Major::MN>()));
 
   static constexpr int kStagesS = 2;  // buffers of dS
@@ -111,6 +117,7 @@ struct BackwardTraits {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutGradO>, 1024> grad_o;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutSt>, 1024> grad_s;
+    alignas(128) float grad_q[kTileM * kHeadDim];  // dQ of a step, in the order of its sums
     alignas(128) float lse[kStages][kTileM];
     alignas(128) float delta[kStages][kTileM];
 
@@ -125,7 +132,9 @@ struct BackwardTraits {
     uint64_t grad_o_full[kStages];    // dO and delta: 1 + 32 arrivals
     uint64_t grad_o_empty[kStages];   // kConsumers * kWarpgroupWarps arrivals
     uint64_t grad_s_full[kStagesS];   // dS of all keys: kConsumers * kWarpgroupWarps arrivals
-    uint64_t grad_s_empty[kStagesS];  // its dQ is computed: kWarpgroupWarps arrivals
+    uint64_t grad_s_empty[kStagesS];  // its dQ is computed: kConsumers * kWarpgroupWarps arrivals
+    uint64_t grad_q_full;             // dQ of a step: kConsumers * kWarpgroupWarps arrivals
+    uint64_t grad_q_empty;            // it has been read: 1 arrival
     uint64_t landed;  // a tile that the load warp has to mend before it is full: 1 arrival
   };
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");

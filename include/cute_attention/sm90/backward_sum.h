@@ -1,0 +1,65 @@
+// sm90/backward_sum.h: the warp that adds dQ of each step to its sums in global memory.
+#pragma once
+
+#include "cute_attention/core/backward_steps.h"
+#include "cute_attention/core/cta_turn.h"
+#include "cute_attention/sm90/backward_traits.h"
+
+namespace cute_attention::sm90 {
+
+// Starts adding `bytes` of floats in shared memory to global memory (PTX ISA,
+// "cp.reduce.async.bulk"). Both addresses and `bytes` are multiples of 16.
+CUTE_DEVICE void start_bulk_add(float* global, float const* shared, int32_t bytes) {
+  uint32_t const address = cute::cast_smem_ptr_to_uint(shared);
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+      "r"(address), "r"(bytes)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until all that this thread has started has been read from shared memory.
+CUTE_DEVICE void await_bulk_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// Waits until it has been added.
+CUTE_DEVICE void await_bulk_adds() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// One lane of the warp does it all: the consumers do not wait for sums that are under way.
+template <class Row>
+CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
+                                  typename BackwardTraits<Row>::SharedMemory& shared) {
+  using Traits = BackwardTraits<Row>;
+  constexpr int kNumbers = Traits::kTileM * Traits::kHeadDim;
+  if (!cute::elect_one_sync()) {
+    return;
+  }
+  BackwardParams const& params = arguments.params;
+  BackwardWork const& work = shared.work;
+  BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(params, work.tile,
+                                                                      work.sequence, work.tiles);
+  auto step = steps.first();
+  for (int count = steps.count(), t = 0; t < count; ++t) {
+    Barrier::wait(&shared.grad_q_full, t & 1);
+    int32_t* counter = nullptr;
+    if (params.grad_q_turn != nullptr) {
+      KvTiles const keys =
+          kv_tiles(work.sequence, step.m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
+      counter = params.grad_q_turn + step.grad_q_block;
+      int32_t const turn = work.tile.n_block - keys.begin;
+      while (ended_turns(counter) != turn) {
+      }
+    }
+    start_bulk_add(params.grad_q_sum + step.grad_q_block * kNumbers, shared.grad_q,
+                   kNumbers * int(sizeof(float)));
+    await_bulk_reads();
+    Barrier::arrive(&shared.grad_q_empty);
+    if (counter != nullptr) {
+      await_bulk_adds();
+      end_turn(counter);
+    }
+    steps.advance(step);
+  }
+  await_bulk_adds();
+}
+
+}  // namespace cute_attention::sm90
