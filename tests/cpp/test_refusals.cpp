@@ -111,6 +111,10 @@ std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
          call.params.k_stride.batch = int64_t(1) << 62;
        }},
       {"arch is 120, expected 0 (any), 80 or 90", [](Call& call) { call.arch = 120; }},
+      {"sink is 0x1002, expected a multiple of 4 bytes",
+       [](Call& call) { call.params.sink = reinterpret_cast<float const*>(0x1002); }},
+      {"it does not serve sink",
+       [](Call& call) { call.params.sink = static_cast<float const*>(testing::device_memory()); }},
       {"dtype is not the row's fp16", [](Call& call) { call.dtype = DType(7); }},
       {"device 2: the kernel libraries see 2 devices", [](Call& call) { call.device = 2; }},
       {"device -1: the kernel libraries see 2 devices", [](Call& call) { call.device = -1; }},
@@ -166,6 +170,12 @@ void test_backward() {
       {"grad_q_sum is null", [](BackwardCall& call) { call.params.grad_q_sum = nullptr; }},
       {"grad_q_sum is 0x1008, expected a multiple of 16 bytes",
        [](BackwardCall& call) { call.params.grad_q_sum = static_cast<float*>(kMisaligned); }},
+      {"sink is null, expected it where grad_sink is not",
+       [](BackwardCall& call) {
+         call.params.grad_sink = static_cast<float*>(testing::device_memory());
+       }},
+      {"grad_sink is 0x1002, expected a multiple of 4 bytes",
+       [](BackwardCall& call) { call.params.grad_sink = reinterpret_cast<float*>(0x1002); }},
       {"batch 33554432 x heads 2 x seqlen_k 1048576 in tiles of 128 is above 2147418112 tiles",
        [](BackwardCall& call) {
          testing::pack_backward(call.params);
