@@ -272,8 +272,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   Tensor dq = contiguous_like(q), dk = contiguous_like(k), dv = contiguous_like(v);
   // An empty tensor stands for a gradient that is not wanted.
   Tensor dbias = empty({0}, in.torch_dtype(), in.device());
-  int64_t const sinks = sink && needs_sink ? params.heads : 0;
-  Tensor dsink = empty({sinks}, aoti_torch_dtype_float32(), in.device());
+  bool const wants_sink = sink && needs_sink;
+  Tensor dsink = wants_sink ? empty({params.heads}, aoti_torch_dtype_float32(), in.device())
+                            : empty({0}, in.torch_dtype(), in.device());
   if (q.numel() == 0 || params.batch == 0) {  // no query of a sequence: no kernel writes them
     for (Tensor* gradient : {&dq, &dk, &dv, &dsink}) torch::stable::zero_(*gradient);
     return {dq, dk, dv, dbias, dsink};
@@ -299,7 +300,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   params.grad_q_stride = strides_of(dq);
   params.grad_k_stride = strides_of(dk);
   params.grad_v_stride = strides_of(dv);
-  params.grad_sink = sinks > 0 ? static_cast<float*>(dsink.data_ptr()) : nullptr;
+  params.grad_sink = wants_sink ? static_cast<float*>(dsink.data_ptr()) : nullptr;
   launch_backward(in, params, deterministic);
   return {dq, dk, dv, dbias, dsink};
 }

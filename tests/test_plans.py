@@ -38,6 +38,9 @@ def refuse(arguments: Arguments) -> None:
         raise RuntimeError("the shapes of q, k and v do not match")
     if q.shape[-2] % k.shape[-2] != 0:
         raise RuntimeError("the heads of k must divide those of q")
+    sink = arguments.sink
+    if sink is not None and (sink.dtype != torch.float32 or sink.shape != q.shape[-2:-1]):
+        raise RuntimeError("sink must be float32 [heads]")
 
 
 class Kernels:
@@ -155,6 +158,39 @@ ALIASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"window": (1, 0)}, {"window": (1, 0.0)}, "window's right side is a float"),
     ({"window": (1, 0)}, {"window": "10"}, "window is a str"),
 ]
+
+
+@pytest.mark.parametrize("kind", [Tensor, torch.nn.Parameter])
+def test_a_sink_goes_the_short_way(kernels: Kernels, kind: type) -> None:
+    """A plan serves any sink, and no call without one; gradients reach the sink alone, too."""
+    tensors = qkv()
+    for factor in (1.0, 2.0, 3.0):
+        sink = torch.arange(4.0) * factor
+        sink = torch.nn.Parameter(sink) if kind is torch.nn.Parameter else sink.requires_grad_()
+        out = attention(*tensors, sink=sink)
+        expected = attention_reference(*tensors, sink=sink)
+        assert_close(out, expected, "rounding")
+        grads = [torch.autograd.grad(o, sink, torch.ones_like(o))[0] for o in (out, expected)]
+        assert_close(*grads, "gradient")
+    assert kernels.checked == 1
+    assert kernels.ran == ["forward", "backward"] * 3
+    attention(*tensors)
+    assert kernels.checked == 2
+    assert_close(attention(*tensors, sink=None), attention_reference(*tensors), "rounding")
+    for wrong, error in ((sink.double(), TypeError), (sink[:3], ValueError), (True, TypeError)):
+        with pytest.raises(error, match="sink"):
+            attention(*tensors, sink=wrong)  # type: ignore[arg-type]
+
+
+def test_packed_calls_with_a_sink(kernels: Kernels) -> None:
+    k, v = (t[0] for t in qkv()[1:])
+    offsets = torch.tensor((0, 5, 7), dtype=torch.int32)
+    for sink in (torch.tensor([0.5, -1.0]), torch.tensor([3.0, 2.0])):
+        packed = (k, k, v, offsets, offsets, 5, 5)
+        out = attention_varlen(*packed, sink=sink)
+        assert torch.equal(out, attention_varlen(*packed, sink=sink, backend="reference"))
+    assert kernels.ran == ["forward.output"] * 2
+    assert kernels.checked == 3  # once for the kernels, and at each call of the reference
 
 
 @pytest.mark.parametrize(("right", "wrong", "message"), ALIASES, ids=lambda value: str(value))

@@ -39,6 +39,9 @@ class Argument(NamedTuple):
     asks: Callable[[Any], bool] = _is_given  # whether a value asks for the feature
     check: Callable[[str, str, Any, Arguments], None] | None = None  # of what the user passed
     gradient: bool = False
+    kept: bool = (
+        False  # kernels' ops check it, so that a plan that is kept may serve a call with it
+    )
 
 
 class Arguments(NamedTuple):
@@ -61,7 +64,9 @@ class Arguments(NamedTuple):
     max_seqlen_k: int = 0
     bias: Annotated[Tensor | None, Argument("bias", 1, check=_check_bias, gradient=True)] = None
     alibi_slopes: Annotated[Tensor | None, Argument("alibi", 2, check=_check_slopes)] = None
-    sink: Annotated[Tensor | None, Argument("sink", 4, check=_check_per_head, gradient=True)] = None
+    sink: Annotated[
+        Tensor | None, Argument("sink", 4, check=_check_per_head, gradient=True, kept=True)
+    ] = None
     dropout_p: Annotated[float, Argument("dropout", 8, is_positive, check=checks.dropout_p)] = 0.0
     dropout_seed: Annotated[Tensor | None, Argument(check=_check_seed)] = None
 
@@ -208,6 +213,7 @@ GRADIENTS = tuple(name for name, argument in TABLE.items() if argument.gradient)
 OPTIONAL_GRADIENTS = tuple(name for name in GRADIENTS if name in _DEFAULTS)
 EXTRAS = NAMES[NAMES.index("cu_seqlens_q") :]  # left out of a call where all have their defaults
 EXTRA_DEFAULTS = tuple(_DEFAULTS[name] for name in EXTRAS)
+KEPT = frozenset(name for name, argument in TABLE.items() if argument.kept)
 FEATURES = {argument.bit: argument.feature for argument in TABLE.values() if argument.bit}
 CHECKED = tuple(
     (name, argument.check) for name, argument in TABLE.items() if argument.check is not None

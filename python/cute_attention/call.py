@@ -2,7 +2,7 @@
 
 A call that has been made before, but for the tensors and their lengths, takes the short way: a plan
 is looked up and its op called, and that op checks the tensors. Everything else goes the long way:
-the first call of its kind, one with a bias, slopes, a sink or dropout, one that the op refuses (so
+the first call of its kind, one with a bias, slopes or dropout, one that the op refuses (so
 that the checks find words for why), one in a graph that is traced, and whatever is not a plain
 tensor in a plain mode.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .arguments import EXTRA_DEFAULTS, EXTRAS, Arguments
+from .arguments import EXTRA_DEFAULTS, EXTRAS, KEPT, Arguments
 from .autograd import AttentionFunction, TransformedAttention, apply_eagerly
 from .checked import checked
 from .dispatch.backends import BACKENDS
@@ -29,6 +29,7 @@ from .problem import Plan
 plans: dict[tuple[Any, ...], Plan] = {}
 _MOST_PLANS = 4096  # then all are forgotten: an option may differ at every call
 _PACKING = 4  # how many extras are that of packed sequences
+_OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
 _KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})  # equal ones mean the same
 _NO_PLAN = (AttributeError, IndexError, TypeError)  # of an argument that no plan was made for
 
@@ -51,22 +52,41 @@ def attend(
     """
     if torch.compiler.is_dynamo_compiling():
         return _attend_checked(name, q, k, v, packing, options)[1]
+    extras, kind = packing, options
+    if not KEPT.isdisjoint(options):
+        extras, kind = _apart(packing, options)
     try:
-        key = key_of(name, q, v, options)
+        key = key_of(name, q, v, kind)
         plan = plans.get(key)
     except _NO_PLAN:
         return _attend_checked(name, q, k, v, packing, options)[1]
-    if plan is not None and is_plain(q, k, v, packing):
+    if plan is not None and is_plain(q, k, v, extras):
         try:
-            return _run_at_once(plan, q, k, v, packing)
+            return _run_at_once(plan, q, k, v, extras)
         except RuntimeError:
             pass  # the checks below say why, or the op again
     plan, results = _attend_checked(name, q, k, v, packing, options)
-    if plan is not None and all(type(value) in _KEY_TYPES for value in options.values()):
+    if plan is not None and all(type(value) in _KEY_TYPES for value in kind.values()):
         if len(plans) >= _MOST_PLANS:
             plans.clear()
         plans[key] = plan._replace(forward=_in_cpp(plan.forward), output=_in_cpp(plan.output))
     return results
+
+
+def _apart(
+    packing: tuple[Any, ...], options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The extras of a call with tensors of `KEPT`, and its options without them: a plan depends on
+    whether they are there, and not on which they are."""
+    tensors = {name: options[name] for name in KEPT if options.get(name) is not None}
+    if not tensors:
+        return packing, options
+    extras = [*(packing or EXTRA_DEFAULTS[:_PACKING]), *_OTHER_DEFAULTS]
+    for name, tensor in tensors.items():
+        extras[EXTRAS.index(name)] = tensor
+    count = 1 + max(EXTRAS.index(name) for name in tensors)
+    kind = {name: True if name in tensors else value for name, value in options.items()}
+    return tuple(extras[:count]), kind
 
 
 def _in_cpp(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,26 +112,38 @@ def key_of(name: str, q: Any, v: Any, options: Mapping[str, Any]) -> tuple[Any, 
     )
 
 
-def is_plain(q: Any, k: Any, v: Any, packing: tuple[Any, ...]) -> bool:
-    """Whether these are tensors of no subclass, lengths that are ints, and no mode is on that the
-    short way knows nothing of."""
+def is_plain(q: Any, k: Any, v: Any, extras: tuple[Any, ...]) -> bool:
+    """Whether these are tensors of no subclass, the extras are tensors, ints and None as they
+    should be, and no mode is on that the short way knows nothing of."""
     return (
         type(q) is Tensor
         and type(k) is Tensor
         and type(v) is Tensor
-        and (not packing or tuple(map(type, packing)) == (Tensor, Tensor, int, int))
+        and (not extras or _are_plain(extras))
         and not _autocast_is_on()
         and not _functorch_is_on()
         and forward_ad._current_level < 0
     )
 
 
-def _run_at_once(plan: Plan, q: Tensor, k: Tensor, v: Tensor, packing: tuple[Any, ...]) -> Any:
+def _are_plain(extras: tuple[Any, ...]) -> bool:
+    types = tuple(map(type, extras))
+    return types[:_PACKING] in _PLAIN_PACKINGS and _PLAIN_TENSORS.issuperset(types[_PACKING:])
+
+
+_PLAIN_PACKINGS = {(Tensor, Tensor, int, int), (type(None), type(None), int, int)}
+_PLAIN_TENSORS = {Tensor, torch.nn.Parameter, type(None)}
+
+
+def _run_at_once(plan: Plan, q: Tensor, k: Tensor, v: Tensor, extras: tuple[Any, ...]) -> Any:
     """The plan's op on tensors that it checks, with autograd where it is needed."""
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
-        return apply_eagerly(plan, q, k, v, *packing)
+    needed = q.requires_grad or k.requires_grad or v.requires_grad
+    if len(extras) > _PACKING:
+        needed = needed or any(isinstance(t, Tensor) and t.requires_grad for t in extras)
+    if needed and torch.is_grad_enabled():
+        return apply_eagerly(plan, q, k, v, *extras)
     op = plan.forward if plan.return_lse else plan.output
-    return op(q, k, v, *plan.options, *packing)
+    return op(q, k, v, *plan.options, *extras)
 
 
 def _attend_checked(
@@ -128,19 +160,13 @@ def _attend_checked(
 
 def _may_be_kept(plan: Plan, call: Arguments) -> bool:
     """Whether the plan serves all calls with the same key: its ops check tensors, and take no other
-    extras than those of packed sequences."""
+    extras than those of packed sequences and of `KEPT`."""
+    others = zip(EXTRAS[_PACKING:], call[-len(EXTRAS) + _PACKING :], _OTHER_DEFAULTS, strict=True)
     return (
         BACKENDS[plan.options[0]].checks
-        and all(one is other for one, other in zip(_others(call), _OTHER_DEFAULTS, strict=True))
+        and all(value is default or name in KEPT for name, value, default in others)
         and is_kept(plan.requested, *plan.problem)
     )
-
-
-def _others(call: Arguments) -> tuple[Any, ...]:
-    return call[-len(EXTRAS) + _PACKING :]
-
-
-_OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
 
 
 def _run(plan: Plan, call: Arguments) -> Any:

@@ -111,6 +111,8 @@ std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
          call.params.k_stride.batch = int64_t(1) << 62;
        }},
       {"arch is 120, expected 0 (any), 80 or 90", [](Call& call) { call.arch = 120; }},
+      {"sink is 0x1002, expected a multiple of 4 bytes",
+       [](Call& call) { call.params.sink = reinterpret_cast<float const*>(0x1002); }},
       {"dtype is not the row's fp16", [](Call& call) { call.dtype = DType(7); }},
       {"device 2: the kernel libraries see 2 devices", [](Call& call) { call.device = 2; }},
       {"device -1: the kernel libraries see 2 devices", [](Call& call) { call.device = -1; }},
@@ -139,6 +141,11 @@ void test_forward() {
        [](ForwardCall& call) { call.params.o_stride.head = 32; }},
       {"lse is 0x1002, expected a multiple of 4 bytes",
        [](ForwardCall& call) { call.params.lse = reinterpret_cast<float*>(0x1002); }},
+      {"it does not serve sink",
+       [](ForwardCall& call) {
+         call.arch = int32_t(Arch::Sm90);  // other rows do
+         call.params.sink = static_cast<float const*>(testing::device_memory());
+       }},
       {"next_tile is 0x1002, expected a multiple of 4 bytes",
        [](ForwardCall& call) { call.params.next_tile = reinterpret_cast<int32_t*>(0x1002); }},
   };
@@ -166,6 +173,16 @@ void test_backward() {
       {"grad_q_sum is null", [](BackwardCall& call) { call.params.grad_q_sum = nullptr; }},
       {"grad_q_sum is 0x1008, expected a multiple of 16 bytes",
        [](BackwardCall& call) { call.params.grad_q_sum = static_cast<float*>(kMisaligned); }},
+      {"it does not serve sink",
+       [](BackwardCall& call) {
+         call.params.sink = static_cast<float const*>(testing::device_memory());
+       }},
+      {"sink is null, expected it where grad_sink is not",
+       [](BackwardCall& call) {
+         call.params.grad_sink = static_cast<float*>(testing::device_memory());
+       }},
+      {"grad_sink is 0x1002, expected a multiple of 4 bytes",
+       [](BackwardCall& call) { call.params.grad_sink = reinterpret_cast<float*>(0x1002); }},
       {"batch 33554432 x heads 2 x seqlen_k 1048576 in tiles of 128 is above 2147418112 tiles",
        [](BackwardCall& call) {
          testing::pack_backward(call.params);

@@ -3,6 +3,8 @@
 // The headers below need the one above.
 #include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "check.h"
 #include "cute_attention/core/sink.h"
@@ -46,6 +48,63 @@ void check_special_rows() {
   check(std::isnan(factor), "factor of a row whose LSE is NaN");
 }
 
+// The threads of a CTA take each row of a head once, and no other number.
+void check_rows_of_a_head(int32_t sequences, int32_t rows, int32_t heads, int32_t threads) {
+  std::string const what = std::to_string(sequences) + " x " + std::to_string(rows) + " rows of " +
+                           std::to_string(heads) + " heads, " + std::to_string(threads) +
+                           " threads";
+  std::vector<int> taken(sequences * heads * rows), expected(taken.size());
+  for (int32_t thread = 0; thread < threads; ++thread) {
+    HeadRows walk(sequences, rows, int64_t(heads) * rows, threads, thread);
+    for (; walk.inside(); walk.advance()) {
+      ++taken.at(walk.place());
+    }
+  }
+  for (int32_t sequence = 0; sequence < sequences; ++sequence) {
+    for (int32_t row = 0; row < rows; ++row) {
+      expected[sequence * heads * rows + row] = 1;
+    }
+  }
+  check(taken == expected, what);
+}
+
+// Past 2^31 rows: the last one of the last thread.
+void check_many_rows() {
+  constexpr int32_t kRows = 1 << 30, kSequences = 5;
+  HeadRows walk(kSequences, kRows, int64_t(3) * kRows, 128, 127);
+  walk.sequence = kSequences - 1;
+  walk.row = kRows - 1;
+  check(walk.inside(), "the last row is inside");
+  check_equal(walk.place(), int64_t(kSequences - 1) * 3 * kRows + kRows - 1,
+              "the last row's place");
+  walk.advance();
+  check(!walk.inside(), "there is no row after the last");
+}
+
+// One CTA of each head writes the gradient, and it is the head's first where tiles are taken from
+// the last to the first.
+void check_who_writes(int32_t batch, int32_t heads, int32_t seqlen_q) {
+  constexpr int32_t kTileM = 64;
+  BackwardParams params{};
+  float gradient;
+  params.batch = batch;
+  params.heads = heads;
+  params.seqlen_q = seqlen_q;
+  std::vector<int> tiles(heads), writers(heads);
+  for (int64_t index = work_tiles(params, kTileM) - 1; index >= 0; --index) {
+    WorkTile const work = work_tile(params, kTileM, int32_t(index));
+    params.grad_sink = nullptr;
+    check(!writes_sink_gradient(params, work), "nobody writes what is not wanted");
+    params.grad_sink = &gradient;
+    if (writes_sink_gradient(params, work)) {
+      ++writers[work.head];
+      check_equal(tiles[work.head], 0, "tiles of the head before the one that writes");
+    }
+    ++tiles[work.head];
+  }
+  check(writers == std::vector<int>(heads, 1), "one CTA of each head writes");
+}
+
 }  // namespace
 }  // namespace cute_attention
 
@@ -57,5 +116,15 @@ int main() {
     }
   }
   cute_attention::check_special_rows();
+  for (int32_t const rows : {0, 1, 2, 16, 127, 128, 129, 300}) {
+    for (int32_t const sequences : {1, 2, 5, 300}) {
+      for (int32_t const threads : {128, 256}) {
+        cute_attention::check_rows_of_a_head(sequences, rows, 3, threads);
+      }
+    }
+  }
+  cute_attention::check_many_rows();
+  cute_attention::check_who_writes(1, 1, 1);
+  cute_attention::check_who_writes(3, 4, 300);
   return cute_attention::testing::report();
 }

@@ -12,6 +12,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/work_tile.h"
 #include "cute_attention/params.h"
 
 namespace cute_attention {
@@ -46,34 +47,84 @@ CUTE_DEVICE float empty_lse(ForwardParams const& params, int32_t head) {
   return params.sink == nullptr ? -INFINITY : params.sink[head];
 }
 
-// Writes the gradient of the sink of `head`. All kThreads threads of a CTA call it, once for each
-// head. They read what backward_prepare wrote for the head's queries, two floats each, and add in
-// an order that depends on the shapes alone: the result is bitwise the same in every run.
+// The rows of one head over all sequences of a batch, dealt out to threads: a thread takes every
+// `threads`-th of them. The rows of packed sequences follow each other as those of one sequence do.
+struct HeadRows {
+  int32_t sequences;
+  int32_t rows;            // of a sequence
+  int64_t distance;        // of the same rows of two sequences, in numbers of the LSE
+  int32_t step_sequences;  // `threads` rows are so many sequences,
+  int32_t step_rows;       // and so many rows
+  int32_t sequence;        // where the thread is
+  int32_t row;
+
+  CUTE_HOST_DEVICE constexpr HeadRows(int32_t sequences, int32_t rows, int64_t distance,
+                                      int32_t threads, int32_t thread)
+      : sequences(rows == 0 ? 0 : sequences),
+        rows(rows),
+        distance(distance),
+        step_sequences(rows == 0 ? 0 : threads / rows),
+        step_rows(rows == 0 ? 0 : threads % rows),
+        sequence(rows == 0 ? 0 : thread / rows),
+        row(rows == 0 ? 0 : thread % rows) {}
+
+  CUTE_HOST_DEVICE constexpr bool inside() const { return sequence < sequences; }
+  // Where the row lies behind the head's first, in numbers of the LSE.
+  CUTE_HOST_DEVICE constexpr int64_t place() const { return sequence * distance + row; }
+  // Moves on to the thread's next row; only where it is inside.
+  CUTE_HOST_DEVICE constexpr void advance() {
+    sequence += step_sequences;
+    row += step_rows;
+    if (row >= rows) {
+      row -= rows;
+      ++sequence;
+    }
+  }
+};
+
+// Whether the CTA that has a tile of queries in the kernel after the backward kernel writes the
+// gradient of its head's sink. One CTA of each head does. That kernel takes the tiles from the last
+// to the first (work_tile), so this CTA is the first of its head: the last one would still add when
+// all others have ended.
+CUTE_HOST_DEVICE constexpr bool writes_sink_gradient(BackwardParams const& params,
+                                                     WorkTile const& work) {
+  return params.grad_sink != nullptr && work.batch == params.batch - 1 && work.m_block == 0;
+}
+
+// Writes the gradient of the sink of `head`. All kThreads threads of a CTA call it. They read what
+// backward_prepare wrote for the head's queries, two floats each, and add in an order that depends
+// on the shapes alone: the result is bitwise the same in every run. A query that backward_prepare
+// takes for one that sees nothing (kLowestLseLog2) adds nothing.
 //
 //   partial   (kThreads / 32)  room in shared memory
 template <int kThreads>
 CUTE_DEVICE void write_sink_gradient(BackwardParams const& params, int32_t head, float* partial) {
+  constexpr int kAhead = 8;  // loads that are under way at the same time
   int const thread = int(threadIdx.x);
   bool const packed = params.cu_seqlens_q != nullptr;
   float const sink_log2 = params.sink[head] * float(M_LOG2E);
-  // The rows of packed sequences follow each other as those of one do, up to the last sequence's.
-  int32_t const batch = packed ? 1 : params.batch;
-  int32_t const rows = packed ? params.cu_seqlens_q[params.batch] : params.seqlen_q;
   int64_t const rows_of_a_head = packed ? params.total_q : params.seqlen_q;
   float const* const delta = params.delta + head * rows_of_a_head;
   float const* const lse_log2 = delta + lse_size(params);
+  // Packed rows after the last sequence's are not written.
+  HeadRows rows(packed ? 1 : params.batch,
+                packed ? params.cu_seqlens_q[params.batch] : params.seqlen_q,
+                params.heads * rows_of_a_head, kThreads, thread);
   float sum = 0.f;
-  // A thread takes every kThreads-th row, over all sequences.
-  int32_t sequence = rows == 0 ? batch : thread / rows;
-  int32_t row = rows == 0 ? 0 : thread % rows;
-  while (sequence < batch) {
-    int64_t const place = int64_t(sequence) * params.heads * rows_of_a_head + row;
-    sum += exp2f(sink_log2 - lse_log2[place]) * delta[place];
-    sequence += kThreads / rows;
-    row += kThreads % rows;
-    if (row >= rows) {
-      row -= rows;
-      ++sequence;
+  while (rows.inside()) {
+    float lses[kAhead], deltas[kAhead];
+    CUTE_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      bool const inside = rows.inside();
+      lses[i] = inside ? lse_log2[rows.place()] : INFINITY;  // adds nothing, whatever the sink
+      deltas[i] = inside ? delta[rows.place()] : 0.f;
+      if (inside) {
+        rows.advance();
+      }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      sum += exp2f(sink_log2 - lses[i]) * deltas[i];
     }
   }
   CUTE_UNROLL

@@ -26,7 +26,7 @@ struct BackwardFinish {
   static constexpr int kHeadDim = Traits::kHeadDim;
 
   CUTE_DEVICE static void run(BackwardParams const& params, Element* smem, WorkTile const& work) {
-    if (params.grad_sink != nullptr && work.m_block == 0 && work.batch == 0) {
+    if (writes_sink_gradient(params, work)) {
       write_sink_gradient<Traits::kThreads>(params, work.head, reinterpret_cast<float*>(smem));
     }
     Sequence const sequence = load_sequence(params, work.batch);

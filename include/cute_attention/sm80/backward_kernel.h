@@ -270,13 +270,13 @@ struct BackwardKernel {
     Tensor sdS =  // (N, M)
         make_tensor(make_smem_ptr(shared.grad_s.data()), typename Traits::SmemLayoutP{});
     // The same registers as A operands of the two products.
-    Tensor tdVrP =
-        make_tensor(tPrP.data(), as_a_operand(tPrP.layout()));  // (MMA, MMA_N, MMA_M / 2)
-    Tensor tdKrdS =
-        make_tensor(tdSrdS.data(), as_a_operand(tdSrdS.layout()));  // (MMA, MMA_N, MMA_M / 2)
-    Tensor tSsLse = row_numbers(shared.lse[stage]);                 // (MMA, MMA_N, MMA_M)
-    Tensor sLse =
-        make_tensor(tSsLse.data(), as_a_operand(tSsLse.layout()));  // (MMA, MMA_N, MMA_M / 2)
+    Tensor tdVrP =  // (MMA, MMA_N, MMA_M / 2)
+        make_tensor(tPrP.data(), as_a_operand(tPrP.layout()));
+    Tensor tdKrdS =  // (MMA, MMA_N, MMA_M / 2)
+        make_tensor(tdSrdS.data(), as_a_operand(tdSrdS.layout()));
+    Tensor tSsLse = row_numbers(shared.lse[stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor sLse =                                    // (MMA, MMA_N, MMA_M / 2)
+        make_tensor(tSsLse.data(), as_a_operand(tSsLse.layout()));
     auto const thread_mma_s = typename Traits::TiledMmaS{}.get_slice(thread);
     Tensor tPsP = thread_mma_s.partition_C(sP);           // (MMA, MMA_N, MMA_M)
     Tensor tdSsdS = thread_mma_s.partition_C(sdS);        // (MMA, MMA_N, MMA_M)

@@ -222,10 +222,10 @@ struct ForwardCompute {
   CUTE_DEVICE void start_scores() {
     using namespace cute;
     typename Traits::MmaQK mma;
-    Tensor sQ = make_tensor(make_smem_ptr(shared.q.data()),
-                            typename Traits::SmemLayoutQ{});  // (64, D, WARPGROUP)
-    Tensor sK = make_tensor(make_smem_ptr(shared.k.data()),
-                            typename Traits::SmemLayoutK{});  // (N, D, STAGE)
+    Tensor sQ =  // (64, D, WARPGROUP)
+        make_tensor(make_smem_ptr(shared.q.data()), typename Traits::SmemLayoutQ{});
+    Tensor sK =  // (N, D, STAGE)
+        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});
     CUTE_STATIC_ASSERT_V(size<0>(sQ) == Int<kWarpgroupM>{});
     CUTE_STATIC_ASSERT_V(size<0>(sK) == Int<kTileN>{});
     CUTE_STATIC_ASSERT_V(size<1>(sQ) == size<1>(sK));  // D
@@ -255,8 +255,8 @@ struct ForwardCompute {
   CUTE_DEVICE void start_output(Ring const& ring_v) {
     using namespace cute;
     typename Traits::MmaPV mma;
-    Tensor sVt = make_tensor(make_smem_ptr(shared.v.data()),
-                             typename Traits::SmemLayoutVt{});  // (DV, N, STAGE)
+    Tensor sVt =  // (DV, N, STAGE)
+        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutVt{});
     CUTE_STATIC_ASSERT_V(size<0>(sVt) == Int<Traits::kHeadDimV>{});
     CUTE_STATIC_ASSERT_V(size<1>(sVt) == Int<kTileN>{});
     Tensor tOrV = mma.get_slice(0).partition_fragment_B(sVt);  // (MMA, MMA_DV, MMA_N, STAGE)

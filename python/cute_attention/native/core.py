@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..problem import Problem
+from .rows import Columns
 
 _PACKAGE = __name__.partition(".")[0]
 LARGEST = 2**31 - 1  # of an int32
@@ -46,20 +47,9 @@ class LibraryInfo:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Columns):
     """A loaded kernel: a row of src/kernels/*.def, and what it takes of a GPU."""
 
-    name: str
-    arch: str
-    direction: str
-    dtype: str
-    head_dim: int
-    head_dim_v: int
-    score_mod: str
-    tile_m: int
-    tile_n: int
-    stages: int
-    warps: int
     threads: int
     shared_memory_bytes: int
     features: list[str]

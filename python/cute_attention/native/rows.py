@@ -20,8 +20,8 @@ _ARCHITECTURES = {
 
 
 @dataclass(frozen=True)
-class TableRow:
-    """A row of src/kernels/*.def, in the words of `kernels()`."""
+class Columns:
+    """What a table of src/kernels/*.def says of a kernel, and the kernel of itself."""
 
     name: str
     arch: str
@@ -34,6 +34,12 @@ class TableRow:
     tile_n: int
     stages: int
     warps: int
+
+
+@dataclass(frozen=True)
+class TableRow(Columns):
+    """A row of src/kernels/*.def, in the words of `kernels()`."""
+
     ptxas: str = "O3"  # the level at which ptxas optimises
 
     def key_name(self) -> str:
