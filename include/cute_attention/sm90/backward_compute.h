@@ -1,12 +1,19 @@
-// sm90/backward_compute.h: what a consumer warpgroup does: dK and dV of its 64 keys, and in turn
-// with the others dQ of a step.
+// sm90/backward_compute.h: what a consumer warpgroup does: dK and dV of its 64 keys, and its part
+// of dQ of each step.
 //
-// Of step m a warpgroup computes, where t is a product of the tensor cores and p is pointwise:
+// A part of dQ needs dS of all warpgroups. If dQ of a step were computed in the same step, the
+// warpgroups would wait for each other, would then do their pointwise work at the same time, and
+// the tensor cores would stand still meanwhile. So a warpgroup computes dQ one step later, when the
+// others have long written their dS. In step m it computes, from left to right,
 //
-//   t  S^T        dP^T         dV           dK        dQ (every kConsumers-th step)
-//   p       P^T          dS^T                               added to its sums
+//   products of the tensor cores   S(m)   dP(m)           dV(m)                  dQ(m-1)  dK(m)
+//   pointwise work                        P(m)    dS(m)   dS(m) to shared memory          dQ(m-1)
 //
-// S^T of the next step is started before this step's dV and dK are awaited.
+// and S(m+1) is started while dK(m) runs. Where there are registers for S, dP and dQ together
+// (kGradQFirst), the tensor cores also compute dQ while dS is computed:
+//
+//   products of the tensor cores   S(m)   dP(m)   dQ(m-1)   dV(m)   dK(m)
+//   pointwise work                        P(m)    dS(m)             dQ(m-1), dS(m) to shared memory
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -34,6 +41,7 @@ struct BackwardCompute {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
+  static constexpr bool kGradQFirst = Traits::kGradQFirst;
 
   template <class Mma, int kRows, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
@@ -78,10 +86,13 @@ struct BackwardCompute {
       Step step = steps.first();
       Barrier::wait(&shared.key_full, 0);
       Barrier::wait(&shared.value_full, 0);
-      for (int t = 0; t < count; ++t) {
-        compute_step(step, t);
+      // The first step also computes dQ of a step before it, which does not exist: from a dS that
+      // nobody has written. The warp that adds dQ to its sums leaves this one out.
+      for (int index = 0; index < count; ++index) {
+        compute_step(step, index);
         steps.advance(step);
       }
+      compute_last_grad_q(count);
       cute::warpgroup_wait<0>();
       cute::warpgroup_fence_operand(tdKrdK);
       cute::warpgroup_fence_operand(tdVrdV);
@@ -90,15 +101,11 @@ struct BackwardCompute {
   }
 
  private:
-  CUTE_DEVICE static Ring<Traits::kStages> before(Ring<Traits::kStages> const& ring) {
+  // The buffer before that of `ring`, and the phase that its barriers were in.
+  template <int kStages>
+  CUTE_DEVICE static Ring<kStages> before(Ring<kStages> const& ring) {
     bool const wraps = ring.stage == 0;
-    return {wraps ? Traits::kStages - 1 : ring.stage - 1, ring.parity ^ uint32_t(wraps)};
-  }
-
-  // This warp's MMAs have read Q and dO of a stage.
-  CUTE_DEVICE void release_queries(Ring<Traits::kStages> const& of) {
-    arrive(shared.query_empty[of.stage]);
-    arrive(shared.grad_o_empty[of.stage]);
+    return {wraps ? kStages - 1 : ring.stage - 1, ring.parity ^ uint32_t(wraps)};
   }
 
   // Tells another warp that this warp's MMAs have read a buffer, or that it has filled one.
@@ -125,6 +132,8 @@ struct BackwardCompute {
   // Starts dP^T + delta = V dO^T + delta, in accumulators that contain delta.
   CUTE_DEVICE void start_grad_p(FragmentS& tdPrdP) {
     using namespace cute;
+    Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
+    copy(row_numbers(shared.delta[ring.stage]), tdPrdP);
     typename Traits::MmaS mma;
     Tensor sV =
         make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV, 1)
@@ -156,16 +165,20 @@ struct BackwardCompute {
     start_gemm<GMMA::ScaleOut::One>(mma, tdKrdS, tdKrQ(_, _, _, ring.stage), tdKrdK);
   }
 
-  // Starts this warpgroup's part of dQ = dS K. dS of all keys must be there.
-  CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ) {
+  // Starts this warpgroup's part of dQ = dS K of the step before, when dS of all keys is there.
+  CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ, int index) {
     using namespace cute;
+    auto const last = before(ring_s);
+    if (index > 0) {
+      Barrier::wait(&shared.grad_s_full[last.stage], last.parity);
+    }
     typename Traits::MmaQ mma;
     Tensor sdS = make_tensor(make_smem_ptr(shared.grad_s.data()),
                              typename Traits::SmemLayoutS{});  // (M, N, STAGE)
     Tensor sKt =
         make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutKt{});  // (D, N, 1)
     Tensor sdS_part = local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
-                                 make_coord(warpgroup % Traits::kRowPartsQ, _0{}, ring_s.stage));
+                                 make_coord(warpgroup % Traits::kRowPartsQ, _0{}, last.stage));
     Tensor sKt_part = local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
                                  make_coord(warpgroup / Traits::kRowPartsQ, _0{}, _0{}));
     auto const thread_mma = mma.get_slice(0);
@@ -184,23 +197,24 @@ struct BackwardCompute {
             make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
   }
 
-  // One step. dV and dK of the step before, if there was one, may be under way.
+  // Step number `index`. dK of the step before, if there was one, may be under way.
   CUTE_DEVICE void compute_step(Step const& step, int index) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
+    FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the step before
     Operand tdVrP;     // (MMA, MMA_N, MMA_M / 16)
     Operand tdKrdS;    // (MMA, MMA_N, MMA_M / 16)
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     start_scores(tSrS);
-    warpgroup_wait<1>();
+    warpgroup_wait<1>();  // dK of the step before
     if (index > 0) {
-      release_queries(before(ring));
+      uint32_t const stage = before(ring).stage;
+      arrive(shared.query_empty[stage]);
+      arrive(shared.grad_o_empty[stage]);
     }
-    Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
-    copy(row_numbers(shared.delta[ring.stage]), tdPrdP);
     start_grad_p(tdPrdP);
-    warpgroup_wait<1>();
+    warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
     Tensor tSsLse = row_numbers(shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
@@ -216,21 +230,46 @@ struct BackwardCompute {
     if constexpr (!Scores::kMasksFirst) {
       mask(step, tSrS);
     }
-    // dV is not started before dP is there: P in 16 bits then takes the place of P.
-    warpgroup_wait<0>();
+    if constexpr (kGradQFirst) {
+      start_grad_q(tdQrdQ, index);
+      warpgroup_wait<1>();  // dP
+    } else {
+      warpgroup_wait<0>();  // dP
+    }
     warpgroup_fence_operand(tdPrdP);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
       scores.finish(rS(_, query), rdP(_, query), sLse(0, query));
     }
+    // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
     convert_into(tSrS, tdVrP);
     start_grad_v(tdVrP);
     convert_into(tdPrdP, tdKrdS);
-    start_grad_k(tdKrdS);
-    store_grad_s(tdKrdS);
-    grad_queries(index);
+    if constexpr (kGradQFirst) {
+      start_grad_k(tdKrdS);
+      warpgroup_wait<2>();  // dQ
+      stage_grad_q(tdQrdQ, index);
+      store_grad_s(tdKrdS);
+    } else {
+      store_grad_s(tdKrdS);
+      start_grad_q(tdQrdQ, index);
+      start_grad_k(tdKrdS);
+      warpgroup_wait<1>();  // dV and dQ
+      stage_grad_q(tdQrdQ, index);
+    }
+    // dV. dK stays under way: with both, ptxas would run out of registers and let no two products
+    // overlap (C7512).
+    warpgroup_wait<1>();
     ring.advance();
     ring_s.advance();
+  }
+
+  // Computes dQ of the last step, after `count` steps.
+  CUTE_DEVICE void compute_last_grad_q(int count) {
+    FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D)
+    start_grad_q(tdQrdQ, count);
+    cute::warpgroup_wait<0>();
+    stage_grad_q(tdQrdQ, count);
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
@@ -263,29 +302,25 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[ring_s.stage]);
   }
 
-  // Computes this warpgroup's part of dQ of the step number `index`, and hands it to the warp that
-  // adds it to its sums.
-  CUTE_DEVICE void grad_queries(int index) {
-    using namespace cute;
+  // Hands this warpgroup's part of dQ, which step number `index` computed for the step before, to
+  // the warp that adds it to its sums.
+  //   tdQrdQ  (MMA, MMA_M, MMA_D)
+  CUTE_DEVICE void stage_grad_q(FragmentQ& tdQrdQ, int index) {
+    cute::warpgroup_fence_operand(tdQrdQ);
+    if (index > 0) {
+      arrive(shared.grad_s_empty[before(ring_s).stage]);
+    }
+    Barrier::wait(&shared.grad_q_empty[warpgroup], (index & 1) ^ 1);
+    auto* const staged = reinterpret_cast<float4*>(shared.grad_q[warpgroup]);
     int const lane = thread % kWarpgroupThreads;
-    FragmentQ tdQrdQ;     // (MMA, MMA_M, MMA_D)
-    warpgroup_wait<0>();  // dV and dK: their operands make room for dQ
-    Barrier::wait(&shared.grad_s_full[ring_s.stage], ring_s.parity);
-    start_grad_q(tdQrdQ);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(tdQrdQ);
-    arrive(shared.grad_s_empty[ring_s.stage]);
-    Barrier::wait(&shared.grad_q_empty, (index & 1) ^ 1);
-    auto* const staged =
-        reinterpret_cast<float4*>(shared.grad_q) + warpgroup * (kWarpgroupM * Traits::kColsQ / 4);
     CUTE_UNROLL
-    for (int v = 0; v < decltype(size(tdQrdQ))::value / 4; ++v) {
+    for (int v = 0; v < decltype(cute::size(tdQrdQ))::value / 4; ++v) {
       staged[v * kWarpgroupThreads + lane] =
           make_float4(tdQrdQ(4 * v), tdQrdQ(4 * v + 1), tdQrdQ(4 * v + 2), tdQrdQ(4 * v + 3));
     }
-    cutlass::arch::fence_view_async_shared();  // before the bulk copy reads what these lanes wrote
+    cutlass::arch::fence_view_async_shared();  // before the bulk add reads what these lanes wrote
     __syncwarp();
-    arrive(shared.grad_q_full);
+    arrive(shared.grad_q_full[warpgroup]);
   }
 
   // Writes dK, scaled, and dV.

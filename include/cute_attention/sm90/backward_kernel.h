@@ -32,8 +32,10 @@ struct BackwardKernel {
       Barrier::init(&shared.grad_s_full[stage], kReaders);
       Barrier::init(&shared.grad_s_empty[stage], kReaders);
     }
-    Barrier::init(&shared.grad_q_full, kReaders);
-    Barrier::init(&shared.grad_q_empty, 1);
+    for (int part = 0; part < Traits::kConsumers; ++part) {
+      Barrier::init(&shared.grad_q_full[part], kWarpgroupWarps);
+      Barrier::init(&shared.grad_q_empty[part], 1);
+    }
     Barrier::init(&shared.landed, 1);
     cutlass::arch::fence_barrier_init();
   }
@@ -62,8 +64,8 @@ struct BackwardKernel {
       cutlass::arch::warpgroup_reg_dealloc<Traits::Registers::kProducer>();
       if (warp == 0) {
         BackwardLoad<Row>(arguments, shared).run();
-      } else if (warp == 1) {
-        add_grad_queries<Row>(arguments, shared);
+      } else if (warp <= Traits::kConsumers) {
+        add_grad_queries<Row>(arguments, shared, warp - 1);
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::Registers::kConsumer>();

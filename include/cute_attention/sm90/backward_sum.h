@@ -24,12 +24,14 @@ CUTE_DEVICE void await_bulk_reads() {
 // Waits until it has been added.
 CUTE_DEVICE void await_bulk_adds() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// One lane of the warp does it all: the consumers do not wait for sums that are under way.
+// Adds what one warpgroup computes of dQ of each step. One lane of a warp does it all: the
+// consumers do not wait for sums that are under way.
 template <class Row>
 CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
-                                  typename BackwardTraits<Row>::SharedMemory& shared) {
+                                  typename BackwardTraits<Row>::SharedMemory& shared, int part) {
   using Traits = BackwardTraits<Row>;
   constexpr int kNumbers = Traits::kTileM * Traits::kHeadDim;
+  constexpr int kPartNumbers = kNumbers / Traits::kConsumers;
   if (!cute::elect_one_sync()) {
     return;
   }
@@ -38,21 +40,27 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
   BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(params, work.tile,
                                                                       work.sequence, work.tiles);
   auto step = steps.first();
-  for (int count = steps.count(), t = 0; t < count; ++t) {
-    Barrier::wait(&shared.grad_q_full, t & 1);
+  int const count = steps.count();
+  if (count > 0) {
+    // The first step computes dQ of a step that does not exist.
+    Barrier::wait(&shared.grad_q_full[part], 0);
+    Barrier::arrive(&shared.grad_q_empty[part]);
+  }
+  for (int index = 1; index <= count; ++index) {
+    Barrier::wait(&shared.grad_q_full[part], index & 1);
     int32_t* counter = nullptr;
     if (params.grad_q_turn != nullptr) {
       KvTiles const keys =
           kv_tiles(work.sequence, step.m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
       counter = params.grad_q_turn + step.grad_q_block;
-      int32_t const turn = work.tile.n_block - keys.begin;
-      while (ended_turns(counter) != turn) {
+      int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
+      while (ended_turns(counter) < turn) {
       }
     }
-    start_bulk_add(params.grad_q_sum + step.grad_q_block * kNumbers, shared.grad_q,
-                   kNumbers * int(sizeof(float)));
+    start_bulk_add(params.grad_q_sum + step.grad_q_block * kNumbers + part * kPartNumbers,
+                   shared.grad_q[part], kPartNumbers * int(sizeof(float)));
     await_bulk_reads();
-    Barrier::arrive(&shared.grad_q_empty);
+    Barrier::arrive(&shared.grad_q_empty[part]);
     if (counter != nullptr) {
       await_bulk_adds();
       end_turn(counter);
