@@ -37,11 +37,15 @@ struct BackwardCompute {
   using SharedMemory = typename Traits::SharedMemory;
   using Step = BackwardStep<Element>;
   using Scores = BackwardScores<Row::kKey.score_mod>;
+  using QueryRing = Ring<Traits::kStages>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr bool kGradQFirst = Traits::kGradQFirst;
+  // For how many columns of S a thread may load the LSE ahead. Without a limit ptxas loads all of
+  // it first, and spills where kGradQFirst leaves few registers.
+  static constexpr int kLseAhead = 16;
 
   template <class Mma, int kRows, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
@@ -54,58 +58,95 @@ struct BackwardCompute {
 
   BackwardArguments const& arguments;
   SharedMemory& shared;
-  GradTile const& tile;
-  Sequence const& sequence;
-  MTiles const& tiles;
   int const warpgroup;  // of the consumers
   int const thread;     // of the consumers
   Scores const scores;
 
-  FragmentK tdKrdK;                 // (MMA, MMA_N, MMA_D)
-  FragmentV tdVrdV;                 // (MMA, MMA_N, MMA_DV)
-  Ring<Traits::kStages> ring{};     // of Q and dO
-  Ring<Traits::kStagesS> ring_s{};  // of dS
+  FragmentK tdKrdK;  // (MMA, MMA_N, MMA_D)
+  FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
+  // How many steps, and how many dS, there were before this step in all blocks of this CTA. Before
+  // the first step of each block comes a dS that nobody writes. So their difference is the number
+  // of blocks that had steps.
+  int32_t steps_before = 0;
+  int32_t grads_before = 0;
 
   CUTE_DEVICE BackwardCompute(BackwardArguments const& arguments, SharedMemory& shared,
                               int warpgroup, int thread)
       : arguments(arguments),
         shared(shared),
-        tile(shared.work.tile),
-        sequence(shared.work.sequence),
-        tiles(shared.work.tiles),
         warpgroup(warpgroup),
         thread(thread),
         scores(arguments.params) {}
 
   CUTE_DEVICE void run() {
-    cute::clear(tdKrdK);
-    cute::clear(tdVrdV);
-    BackwardSteps<Element, kTileM> const steps(arguments.params, tile, sequence, tiles);
-    int const count = steps.count();
-    if (count > 0) {
-      Step step = steps.first();
-      Barrier::wait(&shared.key_full, 0);
-      Barrier::wait(&shared.value_full, 0);
-      // The first step also computes dQ of a step before it, which does not exist: from a dS that
-      // nobody has written. The warp that adds dQ to its sums leaves this one out.
-      for (int index = 0; index < count; ++index) {
-        compute_step(step, index);
-        steps.advance(step);
+    for (int32_t number = 0;; ++number) {
+      auto const slot = buffer_of<kWorkSlots>(number);
+      Barrier::wait(&shared.work_full[slot.stage], slot.parity);
+      BackwardWork const& work = shared.works[slot.stage];
+      if (work.is_end()) {
+        break;
       }
-      compute_last_grad_q(count);
-      cute::warpgroup_wait<0>();
-      cute::warpgroup_fence_operand(tdKrdK);
-      cute::warpgroup_fence_operand(tdVrdV);
+      compute_keys(work);
+      store(work);
+      __syncwarp();  // all lanes have read the work
+      arrive(shared.work_empty[buffer_of<kWorkSlots>(number).stage]);
     }
-    store();
   }
 
  private:
-  // The buffer before that of `ring`, and the phase that its barriers were in.
+  // Computes dK and dV of a block of keys, and what it adds to dQ.
+  CUTE_DEVICE void compute_keys(BackwardWork const& work) {
+    cute::clear(tdKrdK);
+    cute::clear(tdVrdV);
+    BackwardSteps<Element, kTileM> const steps(arguments.params, work.tile, work.sequence,
+                                               work.tiles);
+    int const count = steps.count();
+    if (count == 0) {
+      return;
+    }
+    uint32_t const parity = uint32_t(grads_before - steps_before) % 2;
+    Barrier::wait(&shared.key_full, parity);
+    Barrier::wait(&shared.value_full, parity);
+    // The first step also computes dQ of a step before it, which does not exist: from a dS that
+    // nobody has written. The warp that adds dQ to its sums leaves this one out.
+    arrive(shared.grad_s_full[grad_s_of(grads_before).stage]);
+    Step step = steps.first();
+    int remaining = count;
+    do {
+      compute_step(work, step.m_block);
+      steps.advance(step);
+    } while (--remaining > 0);
+    FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
+    Barrier::wait(&shared.grad_s_full[grad_s_of(grads_before).stage],
+                  grad_s_of(grads_before).parity);
+    start_grad_q(tdQrdQ);
+    cute::warpgroup_wait<0>();
+    cute::warpgroup_fence_operand(tdKrdK);
+    cute::warpgroup_fence_operand(tdVrdV);
+    arrive(shared.key_empty);
+    arrive(shared.value_empty);
+    stage_grad_q(tdQrdQ);
+    ++grads_before;
+  }
+
+  // The buffer of number `number` among those that take the kStages buffers of a ring one after the
+  // other, and the parity of its phase.
   template <int kStages>
-  CUTE_DEVICE static Ring<kStages> before(Ring<kStages> const& ring) {
-    bool const wraps = ring.stage == 0;
-    return {wraps ? kStages - 1 : ring.stage - 1, ring.parity ^ uint32_t(wraps)};
+  CUTE_DEVICE static Ring<kStages> buffer_of(int32_t number) {
+    return {uint32_t(number) % kStages, uint32_t(number) / kStages % 2};
+  }
+  CUTE_DEVICE static QueryRing queries_of(int32_t number) {
+    return buffer_of<Traits::kStages>(number);
+  }
+  CUTE_DEVICE static Ring<Traits::kStagesS> grad_s_of(int32_t number) {
+    return buffer_of<Traits::kStagesS>(number);
+  }
+
+  // This warp's MMAs have read Q and dO of the step before.
+  CUTE_DEVICE void release_queries() {
+    uint32_t const stage = queries_of(steps_before - 1).stage;
+    arrive(shared.query_empty[stage]);
+    arrive(shared.grad_o_empty[stage]);
   }
 
   // Tells another warp that this warp's MMAs have read a buffer, or that it has filled one.
@@ -116,7 +157,7 @@ struct BackwardCompute {
   }
 
   // Starts S^T = K Q^T with the Q of `ring`.
-  CUTE_DEVICE void start_scores(FragmentS& tSrS) {
+  CUTE_DEVICE void start_scores(FragmentS& tSrS, QueryRing const& ring) {
     using namespace cute;
     typename Traits::MmaS mma;
     Tensor sK =
@@ -130,7 +171,7 @@ struct BackwardCompute {
   }
 
   // Starts dP^T + delta = V dO^T + delta, in accumulators that contain delta.
-  CUTE_DEVICE void start_grad_p(FragmentS& tdPrdP) {
+  CUTE_DEVICE void start_grad_p(FragmentS& tdPrdP, QueryRing const& ring) {
     using namespace cute;
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
     copy(row_numbers(shared.delta[ring.stage]), tdPrdP);
@@ -146,7 +187,7 @@ struct BackwardCompute {
   }
 
   // Starts dV += P^T dO.
-  CUTE_DEVICE void start_grad_v(Operand const& tdVrP) {
+  CUTE_DEVICE void start_grad_v(Operand const& tdVrP, QueryRing const& ring) {
     using namespace cute;
     typename Traits::MmaV mma;
     Tensor sdOt = make_tensor(make_smem_ptr(shared.grad_o.data()),
@@ -156,7 +197,7 @@ struct BackwardCompute {
   }
 
   // Starts dK += dS^T Q.
-  CUTE_DEVICE void start_grad_k(Operand const& tdKrdS) {
+  CUTE_DEVICE void start_grad_k(Operand const& tdKrdS, QueryRing const& ring) {
     using namespace cute;
     typename Traits::MmaK mma;
     Tensor sQt = make_tensor(make_smem_ptr(shared.q.data()),
@@ -166,19 +207,16 @@ struct BackwardCompute {
   }
 
   // Starts this warpgroup's part of dQ = dS K of the step before, when dS of all keys is there.
-  CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ, int index) {
+  CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ) {
     using namespace cute;
-    auto const last = before(ring_s);
-    if (index > 0) {
-      Barrier::wait(&shared.grad_s_full[last.stage], last.parity);
-    }
+    auto const ring_s = grad_s_of(grads_before);
     typename Traits::MmaQ mma;
     Tensor sdS = make_tensor(make_smem_ptr(shared.grad_s.data()),
                              typename Traits::SmemLayoutS{});  // (M, N, STAGE)
     Tensor sKt =
         make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutKt{});  // (D, N, 1)
     Tensor sdS_part = local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
-                                 make_coord(warpgroup % Traits::kRowPartsQ, _0{}, last.stage));
+                                 make_coord(warpgroup % Traits::kRowPartsQ, _0{}, ring_s.stage));
     Tensor sKt_part = local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
                                  make_coord(warpgroup / Traits::kRowPartsQ, _0{}, _0{}));
     auto const thread_mma = mma.get_slice(0);
@@ -197,23 +235,32 @@ struct BackwardCompute {
             make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
   }
 
-  // Step number `index`. dK of the step before, if there was one, may be under way.
-  CUTE_DEVICE void compute_step(Step const& step, int index) {
+  // Returns 0, as soon as `probability` is computed: a probability has no sign. An address to which
+  // it is added cannot be known sooner.
+  CUTE_DEVICE static uint32_t zero_after(float probability) {
+    return __float_as_uint(probability) >> 31;
+  }
+
+  // One step. If it is not the block's first, dK of the step before is under way, and dQ of it is
+  // computed.
+  CUTE_DEVICE void compute_step(BackwardWork const& work, int m_block) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the step before
     Operand tdVrP;     // (MMA, MMA_N, MMA_M / 16)
     Operand tdKrdS;    // (MMA, MMA_N, MMA_M / 16)
+    auto const ring = queries_of(steps_before);
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
-    start_scores(tSrS);
+    start_scores(tSrS, ring);
     warpgroup_wait<1>();  // dK of the step before
-    if (index > 0) {
-      uint32_t const stage = before(ring).stage;
-      arrive(shared.query_empty[stage]);
-      arrive(shared.grad_o_empty[stage]);
+    if (steps_before > 0) {
+      release_queries();
     }
-    start_grad_p(tdPrdP);
+    start_grad_p(tdPrdP, ring);
+    if constexpr (kGradQFirst)
+      Barrier::wait(&shared.grad_s_full[grad_s_of(grads_before).stage],
+                    grad_s_of(grads_before).parity);
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
     Tensor tSsLse = row_numbers(shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
@@ -221,17 +268,21 @@ struct BackwardCompute {
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
     if constexpr (Scores::kMasksFirst) {
-      mask(step, tSrS);
+      mask(work, m_block, tSrS);
     }
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
+      if (kGradQFirst && query > 0 && query % kLseAhead == 0) {
+        sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
+      }
       scores.begin(rS(_, query), sLse(0, query));
     }
     if constexpr (!Scores::kMasksFirst) {
-      mask(step, tSrS);
+      mask(work, m_block, tSrS);
     }
     if constexpr (kGradQFirst) {
-      start_grad_q(tdQrdQ, index);
+      warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
+      start_grad_q(tdQrdQ);
       warpgroup_wait<1>();  // dP
     } else {
       warpgroup_wait<0>();  // dP
@@ -243,44 +294,38 @@ struct BackwardCompute {
     }
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
     convert_into(tSrS, tdVrP);
-    start_grad_v(tdVrP);
+    start_grad_v(tdVrP, ring);
     convert_into(tdPrdP, tdKrdS);
     if constexpr (kGradQFirst) {
-      start_grad_k(tdKrdS);
+      start_grad_k(tdKrdS, ring);
       warpgroup_wait<2>();  // dQ
-      stage_grad_q(tdQrdQ, index);
+      stage_grad_q(tdQrdQ);
       store_grad_s(tdKrdS);
     } else {
       store_grad_s(tdKrdS);
-      start_grad_q(tdQrdQ, index);
-      start_grad_k(tdKrdS);
+      Barrier::wait(&shared.grad_s_full[grad_s_of(grads_before).stage],
+                    grad_s_of(grads_before).parity);
+      start_grad_q(tdQrdQ);
+      start_grad_k(tdKrdS, ring);
       warpgroup_wait<1>();  // dV and dQ
-      stage_grad_q(tdQrdQ, index);
+      stage_grad_q(tdQrdQ);
     }
     // dV. dK stays under way: with both, ptxas would run out of registers and let no two products
     // overlap (C7512).
     warpgroup_wait<1>();
-    ring.advance();
-    ring_s.advance();
-  }
-
-  // Computes dQ of the last step, after `count` steps.
-  CUTE_DEVICE void compute_last_grad_q(int count) {
-    FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D)
-    start_grad_q(tdQrdQ, count);
-    cute::warpgroup_wait<0>();
-    stage_grad_q(tdQrdQ, count);
+    ++steps_before;
+    ++grads_before;
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
-  CUTE_DEVICE void mask(Step const& step, FragmentS& tSrS) {
-    if (tiles.masked(step.m_block)) {
+  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) {
+    if (work.tiles.masked(m_block)) {
       QueryPacking const packing = unpacked_queries();
       auto const scores_of_tile = make_score_tile_of_transpose<kTileM, kTileN>(
-          typename Traits::MmaS{}, opaque(thread), tSrS, sequence, packing, step.m_block * kTileM,
-          tile.n_block * kTileN);
+          typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, m_block * kTileM,
+          work.tile.n_block * kTileN);
       mask_scores_by_side(scores_of_tile);
-      if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
+      if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
         mask_missing_queries(scores_of_tile);
       }
     }
@@ -289,6 +334,7 @@ struct BackwardCompute {
   // Writes dS^T, as it is in registers for dK, where dQ reads it.
   CUTE_DEVICE void store_grad_s(Operand const& tdKrdS) {
     using namespace cute;
+    auto const ring_s = grad_s_of(grads_before + 1);
     Barrier::wait(&shared.grad_s_empty[ring_s.stage], ring_s.parity ^ 1);
     Tensor sdSt = make_tensor(make_smem_ptr(shared.grad_s.data()),
                               typename Traits::SmemLayoutSt{});  // (N, M, STAGE)
@@ -302,15 +348,12 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[ring_s.stage]);
   }
 
-  // Hands this warpgroup's part of dQ, which step number `index` computed for the step before, to
-  // the warp that adds it to its sums.
+  // Hands this warpgroup's part of dQ of the step before to the warp that adds it to its sums.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
-  CUTE_DEVICE void stage_grad_q(FragmentQ& tdQrdQ, int index) {
+  CUTE_DEVICE void stage_grad_q(FragmentQ& tdQrdQ) {
     cute::warpgroup_fence_operand(tdQrdQ);
-    if (index > 0) {
-      arrive(shared.grad_s_empty[before(ring_s).stage]);
-    }
-    Barrier::wait(&shared.grad_q_empty[warpgroup], (index & 1) ^ 1);
+    arrive(shared.grad_s_empty[grad_s_of(grads_before).stage]);
+    Barrier::wait(&shared.grad_q_empty[warpgroup], uint32_t(grads_before) % 2 ^ 1);
     auto* const staged = reinterpret_cast<float4*>(shared.grad_q[warpgroup]);
     int const lane = thread % kWarpgroupThreads;
     CUTE_UNROLL
@@ -324,7 +367,7 @@ struct BackwardCompute {
   }
 
   // Writes dK, scaled, and dV.
-  CUTE_DEVICE void store() {
+  CUTE_DEVICE void store(BackwardWork const& work) {
     using namespace cute;
     BackwardParams const& params = arguments.params;
     Tensor rdK = make_tensor(tdKrdK.data(), rows_and_columns(tdKrdK.layout()));  // (ROWS, COLS)
@@ -334,18 +377,18 @@ struct BackwardCompute {
       rdK(i) *= params.scale;
     }
     int const lane = thread % kWarpgroupThreads;
-    int const first = tile.n_block * kTileN + warpgroup * kWarpgroupM + row_of_thread(lane);
+    int const first = work.tile.n_block * kTileN + warpgroup * kWarpgroupM + row_of_thread(lane);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       int const key = first + 8 * row;
-      bool const inside = key < sequence.seqlen_k;
+      bool const inside = key < work.sequence.seqlen_k;
       store_row(rdK(row, _),
-                row_pointer(static_cast<Element*>(params.grad_k), params.grad_k_stride, tile.batch,
-                            tile.head_kv, sequence.row_k + key),
+                row_pointer(static_cast<Element*>(params.grad_k), params.grad_k_stride,
+                            work.tile.batch, work.tile.head_kv, work.sequence.row_k + key),
                 inside, params.head_dim, lane);
       store_row(rdV(row, _),
-                row_pointer(static_cast<Element*>(params.grad_v), params.grad_v_stride, tile.batch,
-                            tile.head_kv, sequence.row_k + key),
+                row_pointer(static_cast<Element*>(params.grad_v), params.grad_v_stride,
+                            work.tile.batch, work.tile.head_kv, work.sequence.row_k + key),
                 inside, params.head_dim_v, lane);
     }
   }

@@ -20,8 +20,14 @@ struct BackwardKernel {
   // One thread sets the barriers up, with the arrivals that complete a phase.
   CUTE_DEVICE static void init_barriers(SharedMemory& shared) {
     constexpr int kReaders = Traits::kConsumers * kWarpgroupWarps;
+    for (int slot = 0; slot < kWorkSlots; ++slot) {
+      Barrier::init(&shared.work_full[slot], 1);
+      Barrier::init(&shared.work_empty[slot], kReaders + Traits::kConsumers);
+    }
     Barrier::init(&shared.key_full, 1);
+    Barrier::init(&shared.key_empty, kReaders);
     Barrier::init(&shared.value_full, 1);
+    Barrier::init(&shared.value_empty, kReaders);
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       Barrier::init(&shared.query_full[stage], 1 + 32);
       Barrier::init(&shared.query_empty[stage], kReaders);
@@ -41,24 +47,16 @@ struct BackwardKernel {
   }
 
   CUTE_DEVICE static void run(BackwardArguments const& arguments, SharedMemory& shared) {
-    GradTile const tile = arguments.schedule.tile(int(blockIdx.x));
-    Sequence const sequence = load_sequence(arguments.params, tile.batch);
-    int const n_begin = tile.n_block * Traits::kTileN;
-    if (n_begin >= sequence.seqlen_k) {
-      return;  // the sequence is shorter than the longest, which the grid was made for
-    }
-    MTiles const tiles = m_tiles(sequence, n_begin, Traits::kTileN, Traits::kTileM);
     int const thread = int(threadIdx.x);
     int const warp = warp_uniform(thread / 32);
     if (thread == 0) {
-      shared.work = {tile, sequence, tiles};
       cute::prefetch_tma_descriptor(&arguments.map_q);
       cute::prefetch_tma_descriptor(&arguments.map_grad_o);
       cute::prefetch_tma_descriptor(&arguments.map_k);
       cute::prefetch_tma_descriptor(&arguments.map_v);
       init_barriers(shared);
     }
-    __syncthreads();  // the barriers and the work are there
+    __syncthreads();  // the barriers are there
 
     if (warp < kWarpgroupWarps) {
       cutlass::arch::warpgroup_reg_dealloc<Traits::Registers::kProducer>();

@@ -37,9 +37,18 @@ CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
   return work_tile(params, tile_m, int(gridDim.x - 1 - blockIdx.x));
 }
 
+// The counter of the blocks of keys that CTAs have taken: behind delta and the LSE in the
+// workspace.
+CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
+  return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
+}
+
 template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *next_tile(params) = 0;
+  }
   BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
 }
 
@@ -61,6 +70,7 @@ struct BackwardLaunch {
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
     *sizes = grad_workspace(*params, Traits::kTileM, Traits::kHeadDim);
+    sizes->delta += 1;  // next_tile()
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
@@ -79,6 +89,7 @@ struct BackwardLaunch {
     arguments.schedule =
         make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
                            context->device->multiprocessors);
+    arguments.next_tile = next_tile(p);
     cudaError_t error = make_maps(arguments);
     if (error != cudaSuccess) {
       return error;
@@ -90,9 +101,15 @@ struct BackwardLaunch {
     }
     if (m_tiles > 0) {
       backward_prepare<Row><<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p);
+    } else {
+      error = cudaMemsetAsync(arguments.next_tile, 0, sizeof(int32_t), stream);
+      if (error != cudaSuccess) {
+        return error;
+      }
     }
     if (n_tiles > 0) {
-      backward<Row><<<unsigned(n_tiles), kThreads, kSharedMemoryBytes, stream>>>(arguments);
+      int32_t const ctas = min_of(int32_t(n_tiles), context->device->multiprocessors);
+      backward<Row><<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
     }
     if (m_tiles > 0) {
       backward_finish<Row>

@@ -1,11 +1,12 @@
-// sm90/backward_load.h: the load warp: K and V once, then Q with the LSE and dO with delta of one
-// step after the other, as far ahead as there are buffers.
+// sm90/backward_load.h: the load warp: it takes one block of keys after the other, and loads its K
+// and V, and Q with the LSE and dO with delta of its steps, as far ahead as there are buffers.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm80.hpp>
 
 #include "cute_attention/core/backward_steps.h"
+#include "cute_attention/core/load_sequence.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/tma_tile.h"
 
@@ -22,76 +23,134 @@ struct BackwardLoad {
 
   BackwardArguments const& arguments;
   SharedMemory& shared;
-  GradTile const& tile;
-  Sequence const& sequence;
-  bool const leader;  // one lane talks to the TMA unit and to the barriers
+  bool const leader;                   // one lane talks to the TMA unit and to the barriers
+  BackwardWork const* work = nullptr;  // what is being loaded
   Ring<Traits::kStages> ring{};
+  Ring<1> ring_keys{};
   Ring<1> ring_landed{};
 
   CUTE_DEVICE BackwardLoad(BackwardArguments const& arguments, SharedMemory& shared)
-      : arguments(arguments),
-        shared(shared),
-        tile(shared.work.tile),
-        sequence(shared.work.sequence),
-        leader(cute::elect_one_sync()) {}
+      : arguments(arguments), shared(shared), leader(cute::elect_one_sync()) {}
 
   CUTE_DEVICE void run() {
-    BackwardSteps<Element, kTileM> const steps(arguments.params, tile, sequence, shared.work.tiles);
-    Step step = steps.first();
-    for (int count = steps.count(), t = 0; t < count; ++t) {
-      int const m_begin = step.m_block * kTileM;
-      if (t == 0) {
-        load_keys(arguments.map_k, shared.k.data(), shared.key_full);
+    bool const in_order = arguments.params.grad_q_turn != nullptr;
+    // Where dQ is summed in a fixed order, a CTA waits for those that have blocks of lower numbers.
+    // These must have begun: so no CTA has a block before it runs, not even its first.
+    int32_t index = in_order ? next_index(0) : int32_t(blockIdx.x);
+    for (Ring<kWorkSlots> slot{};; slot.advance()) {
+      Barrier::wait(&shared.work_empty[slot.stage], slot.parity ^ 1);
+      BackwardWork const next = work_from(index);
+      if (leader) {
+        shared.works[slot.stage] = next;
+        Barrier::arrive(&shared.work_full[slot.stage]);
       }
-      load_queries(step, m_begin);
-      if (t == 0) {
-        load_values();
+      __syncwarp();  // all lanes see what the leader wrote
+      work = &shared.works[slot.stage];
+      if (work->is_end()) {
+        break;
       }
-      load_grad_o(step, m_begin);
-      ring.advance();
-      steps.advance(step);
+      load_work();
+      // The next block is taken only when all loads of this one have been started, so that another
+      // CTA may take it if it is free sooner.
+      index = next_index(in_order ? 0 : int32_t(gridDim.x));
     }
   }
 
  private:
+  CUTE_DEVICE int32_t next_index(int32_t first) const {
+    int32_t taken = 0;
+    if (threadIdx.x % 32 == 0) {
+      taken = atomicAdd(arguments.next_tile, 1);
+    }
+    return first + warp_uniform(taken);
+  }
+
+  // Block number `index`; if it has no keys, the next one that has. Packed sequences that are
+  // shorter than the longest have fewer blocks.
+  CUTE_DEVICE BackwardWork work_from(int32_t index) const {
+    BackwardWork next;
+    bool const in_order = arguments.params.grad_q_turn != nullptr;
+    for (; index < int32_t(arguments.schedule.tiles());
+         index = next_index(in_order ? 0 : int32_t(gridDim.x))) {
+      next.tile = arguments.schedule.tile(index);
+      next.sequence = load_sequence(arguments.params, next.tile.batch);
+      int const n_begin = next.tile.n_block * kTileN;
+      if (n_begin < next.sequence.seqlen_k) {
+        next.tiles = m_tiles(next.sequence, n_begin, kTileN, kTileM);
+        return next;
+      }
+    }
+    next.tile.n_block = -1;
+    return next;
+  }
+
+  // The first queries are loaded before K and V: their buffers are free sooner.
+  CUTE_DEVICE void load_work() {
+    BackwardSteps<Element, kTileM> const steps(arguments.params, work->tile, work->sequence,
+                                               work->tiles);
+    int const count = steps.count();
+    if (count == 0) {
+      return;
+    }
+    Step step = steps.first();
+    load_step(step);
+    load_keys();
+    load_values();
+    ring_keys.advance();
+    for (int index = 1; index < count; ++index) {
+      steps.advance(step);
+      load_step(step);
+    }
+  }
+
+  CUTE_DEVICE void load_step(Step const& step) {
+    int const m_begin = step.m_block * kTileM;
+    load_queries(step, m_begin);
+    load_grad_o(step, m_begin);
+    ring.advance();
+  }
+
   CUTE_DEVICE TileOrigin origin_q(Step const& step) const {
     bool const packed = arguments.params.cu_seqlens_q != nullptr;
-    return {packed ? 0 : tile.batch, step.head, 0, int32_t(sequence.row_q)};
+    return {packed ? 0 : work->tile.batch, step.head, 0, int32_t(work->sequence.row_q)};
   }
   CUTE_DEVICE TileOrigin origin_k() const {
     bool const packed = arguments.params.cu_seqlens_k != nullptr;
-    return {packed ? 0 : tile.batch, tile.head_kv, 0, int32_t(sequence.row_k)};
+    return {packed ? 0 : work->tile.batch, work->tile.head_kv, 0, int32_t(work->sequence.row_k)};
   }
 
-  CUTE_DEVICE void load_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {
-    int32_t const n_begin = tile.n_block * kTileN;
-    load<kTileN, Traits::kHeadDim>(map, origin_k(), n_begin, sequence.seqlen_k - n_begin,
-                                   arguments.params.cu_seqlens_k != nullptr, buffer, full);
+  CUTE_DEVICE void load_keys() {
+    Barrier::wait(&shared.key_empty, ring_keys.parity ^ 1);
+    load_rows_of_keys<Traits::kHeadDim>(arguments.map_k, shared.k.data(), shared.key_full);
   }
   CUTE_DEVICE void load_values() {
-    int32_t const n_begin = tile.n_block * kTileN;
-    load<kTileN, Traits::kHeadDimV>(
-        arguments.map_v, origin_k(), n_begin, sequence.seqlen_k - n_begin,
-        arguments.params.cu_seqlens_k != nullptr, shared.v.data(), shared.value_full);
+    Barrier::wait(&shared.value_empty, ring_keys.parity ^ 1);
+    load_rows_of_keys<Traits::kHeadDimV>(arguments.map_v, shared.v.data(), shared.value_full);
+  }
+  template <int kCols>
+  CUTE_DEVICE void load_rows_of_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {
+    int32_t const n_begin = work->tile.n_block * kTileN;
+    load<kTileN, kCols>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
+                        arguments.params.cu_seqlens_k != nullptr, buffer, full);
   }
 
   CUTE_DEVICE void load_queries(Step const& step, int m_begin) {
     Barrier::wait(&shared.query_empty[ring.stage], ring.parity ^ 1);
     uint64_t& full = shared.query_full[ring.stage];
     load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
-                 sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);
+                 work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);
     load<kTileM, Traits::kHeadDim>(
-        arguments.map_q, origin_q(step), m_begin, sequence.seqlen_q - m_begin,
+        arguments.map_q, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.q.data() + ring.stage * (Traits::kBytesQ / int(sizeof(Element))), full);
   }
   CUTE_DEVICE void load_grad_o(Step const& step, int m_begin) {
     Barrier::wait(&shared.grad_o_empty[ring.stage], ring.parity ^ 1);
     uint64_t& full = shared.grad_o_full[ring.stage];
-    load_numbers(arguments.params.delta + step.row, sequence.seqlen_q - m_begin,
+    load_numbers(arguments.params.delta + step.row, work->sequence.seqlen_q - m_begin,
                  shared.delta[ring.stage], full);
     load<kTileM, Traits::kHeadDimV>(
-        arguments.map_grad_o, origin_q(step), m_begin, sequence.seqlen_q - m_begin,
+        arguments.map_grad_o, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.grad_o.data() + ring.stage * (Traits::kBytesGradO / int(sizeof(Element))), full);
   }

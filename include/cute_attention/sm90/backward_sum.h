@@ -36,36 +36,45 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     return;
   }
   BackwardParams const& params = arguments.params;
-  BackwardWork const& work = shared.work;
-  BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(params, work.tile,
-                                                                      work.sequence, work.tiles);
-  auto step = steps.first();
-  int const count = steps.count();
-  if (count > 0) {
-    // The first step computes dQ of a step that does not exist.
-    Barrier::wait(&shared.grad_q_full[part], 0);
-    Barrier::arrive(&shared.grad_q_empty[part]);
-  }
-  for (int index = 1; index <= count; ++index) {
-    Barrier::wait(&shared.grad_q_full[part], index & 1);
-    int32_t* counter = nullptr;
-    if (params.grad_q_turn != nullptr) {
-      KvTiles const keys =
-          kv_tiles(work.sequence, step.m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
-      counter = params.grad_q_turn + step.grad_q_block;
-      int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
-      while (ended_turns(counter) < turn) {
+  Ring<1> ring{};  // of dQ in shared memory
+  for (Ring<kWorkSlots> slot{};; slot.advance()) {
+    Barrier::wait(&shared.work_full[slot.stage], slot.parity);
+    BackwardWork const& work = shared.works[slot.stage];
+    if (work.is_end()) {
+      break;
+    }
+    BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(params, work.tile,
+                                                                        work.sequence, work.tiles);
+    int remaining = steps.count();
+    if (remaining > 0) {
+      Barrier::wait(&shared.grad_q_full[part], ring.parity);
+      Barrier::arrive(&shared.grad_q_empty[part]);
+      ring.advance();
+    }
+    auto step = steps.first();
+    for (; remaining > 0; --remaining) {
+      Barrier::wait(&shared.grad_q_full[part], ring.parity);
+      int32_t* counter = nullptr;
+      if (params.grad_q_turn != nullptr) {
+        KvTiles const keys =
+            kv_tiles(work.sequence, step.m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
+        counter = params.grad_q_turn + step.grad_q_block;
+        int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
+        while (ended_turns(counter) < turn) {
+        }
       }
+      start_bulk_add(params.grad_q_sum + step.grad_q_block * kNumbers + part * kPartNumbers,
+                     shared.grad_q[part], kPartNumbers * int(sizeof(float)));
+      await_bulk_reads();
+      Barrier::arrive(&shared.grad_q_empty[part]);
+      if (counter != nullptr) {
+        await_bulk_adds();
+        end_turn(counter);
+      }
+      ring.advance();
+      steps.advance(step);
     }
-    start_bulk_add(params.grad_q_sum + step.grad_q_block * kNumbers + part * kPartNumbers,
-                   shared.grad_q[part], kPartNumbers * int(sizeof(float)));
-    await_bulk_reads();
-    Barrier::arrive(&shared.grad_q_empty[part]);
-    if (counter != nullptr) {
-      await_bulk_adds();
-      end_turn(counter);
-    }
-    steps.advance(step);
+    Barrier::arrive(&shared.work_empty[slot.stage]);
   }
   await_bulk_adds();
 }

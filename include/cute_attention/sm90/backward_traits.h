@@ -21,18 +21,26 @@ namespace cute_attention::sm90 {
 struct BackwardArguments {
   BackwardParams params;
   GradSchedule schedule;
+  int32_t* next_tile;      // how many tiles CTAs have taken beside their first
   CUtensorMap map_q;       // boxes of tile_m rows
   CUtensorMap map_grad_o;  // boxes of tile_m rows
   CUtensorMap map_k;       // boxes of tile_n rows
   CUtensorMap map_v;       // boxes of tile_n rows
 };
 
-// What a CTA computes, in shared memory, since the consumers have few registers.
+// A block of keys, and the tiles of queries that it needs, in shared memory. The load warp writes
+// it, and all other warps read it.
 struct BackwardWork {
   GradTile tile;
   Sequence sequence;
   MTiles tiles;
+
+  CUTE_DEVICE bool is_end() const { return tile.n_block < 0; }  // there are no more blocks
 };
+
+// How many blocks of keys a CTA knows at a time: the one that the consumers compute, and the next,
+// whose queries are loaded while they still compute.
+constexpr int kWorkSlots = 2;
 
 template <class Row>
 struct BackwardTraits {
@@ -64,7 +72,7 @@ struct BackwardTraits {
   // floats of a thread in both rows. Measured on an H200, full and causal, 16k tokens: at head dim
   // 64 550 and 545 instead of 505 and 508 TFLOP/s; at 128 ptxas spills and lets no two products
   // overlap (C7512), 434 and 426 instead of 619 and 615.
-  static constexpr bool kGradQFirst = kHeadDim <= 64;
+  static constexpr bool kGradQFirst = kHeadDim <= 64 && kKey.score_mod == ScoreMod::None;
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
@@ -129,12 +137,16 @@ struct BackwardTraits {
     alignas(128) float lse[kStages][kTileM];
     alignas(128) float delta[kStages][kTileM];
 
-    BackwardWork work;
+    BackwardWork works[kWorkSlots];
 
     // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.
+    uint64_t work_full[kWorkSlots];     // 1 arrival
+    uint64_t work_empty[kWorkSlots];    // kConsumers * (kWarpgroupWarps + 1) arrivals
     uint64_t key_full;                  // 1 arrival
+    uint64_t key_empty;                 // kConsumers * kWarpgroupWarps arrivals
     uint64_t value_full;                // 1 arrival
+    uint64_t value_empty;               // kConsumers * kWarpgroupWarps arrivals
     uint64_t query_full[kStages];       // Q and the LSE: 1 + 32 arrivals
     uint64_t query_empty[kStages];      // kConsumers * kWarpgroupWarps arrivals
     uint64_t grad_o_full[kStages];      // dO and delta: 1 + 32 arrivals
