@@ -1,17 +1,11 @@
 // sm80/backward_finish.h: the kernel that runs after the backward kernel: it writes dQ from its
-// sums, scaled and rounded.
-//
-// Each CTA has one tile of queries of one head. A packed sequence may be longer than
-// params.seqlen_q, for which the grid was made with m_blocks CTAs for each head. Then each CTA also
-// computes every m_blocks-th tile after its own, so that no tile is left out.
+// sums, scaled and rounded, and the gradient of the sinks.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/grad_tile.h"
-#include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/sink.h"
-#include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
@@ -26,15 +20,11 @@ struct BackwardFinish {
   static constexpr int kHeadDim = Traits::kHeadDim;
 
   CUTE_DEVICE static void run(BackwardParams const& params, Element* smem, WorkTile const& work) {
-    if (writes_sink_gradient(params, work)) {
-      write_sink_gradient<Traits::kThreads>(params, work.head, reinterpret_cast<float*>(smem));
-    }
-    Sequence const sequence = load_sequence(params, work.batch);
-    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
-    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
-      finish_queries(params, smem, work, sequence, m_block);
-      __syncthreads();  // all threads are done with shared memory
-    }
+    finish_backward<kTileM, Traits::kThreads>(
+        params, work, reinterpret_cast<float*>(smem), [&](Sequence const& sequence, int m_block) {
+          finish_queries(params, smem, work, sequence, m_block);
+          __syncthreads();  // all threads are done with shared memory
+        });
   }
 
   // Writes dQ of a tile of queries.

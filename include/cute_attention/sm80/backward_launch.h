@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/sm80/backward_finish.h"
@@ -18,13 +19,6 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
   Kernel(params, shared, schedule.tile(int(blockIdx.x))).run();
-}
-
-// The tile of queries that this CTA of backward_prepare or backward_finish takes. These kernels go
-// from the last head to the first, and `backward` goes from the first to the last: so each kernel
-// begins with what the kernel before it wrote last, and finds it in L2.
-CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
-  return work_tile(params, tile_m, int(gridDim.x - 1 - blockIdx.x));
 }
 
 template <class Row>

@@ -117,8 +117,7 @@ struct BackwardCompute {
       steps.advance(step);
     } while (--remaining > 0);
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
-    Barrier::wait(&shared.grad_s_full[grad_s_of(grads_before).stage],
-                  grad_s_of(grads_before).parity);
+    await_grad_s();
     start_grad_q(tdQrdQ);
     cute::warpgroup_wait<0>();
     cute::warpgroup_fence_operand(tdKrdK);
@@ -206,7 +205,13 @@ struct BackwardCompute {
     start_gemm<GMMA::ScaleOut::One>(mma, tdKrdS, tdKrQ(_, _, _, ring.stage), tdKrdK);
   }
 
-  // Starts this warpgroup's part of dQ = dS K of the step before, when dS of all keys is there.
+  // Waits until dS of the step before is there, of all keys.
+  CUTE_DEVICE void await_grad_s() const {
+    auto const ring_s = grad_s_of(grads_before);
+    Barrier::wait(&shared.grad_s_full[ring_s.stage], ring_s.parity);
+  }
+
+  // Starts this warpgroup's part of dQ = dS K of the step before.
   CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ) {
     using namespace cute;
     auto const ring_s = grad_s_of(grads_before);
@@ -258,9 +263,7 @@ struct BackwardCompute {
       release_queries();
     }
     start_grad_p(tdPrdP, ring);
-    if constexpr (kGradQFirst)
-      Barrier::wait(&shared.grad_s_full[grad_s_of(grads_before).stage],
-                    grad_s_of(grads_before).parity);
+    if constexpr (kGradQFirst) await_grad_s();
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
     Tensor tSsLse = row_numbers(shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
@@ -303,8 +306,7 @@ struct BackwardCompute {
       store_grad_s(tdKrdS);
     } else {
       store_grad_s(tdKrdS);
-      Barrier::wait(&shared.grad_s_full[grad_s_of(grads_before).stage],
-                    grad_s_of(grads_before).parity);
+      await_grad_s();
       start_grad_q(tdQrdQ);
       start_grad_k(tdKrdS, ring);
       warpgroup_wait<1>();  // dV and dQ

@@ -4,20 +4,15 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
+#include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/grad_tile.h"
-#include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/sink.h"
-#include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/row_store.h"
 
 namespace cute_attention::sm90 {
 
-// A CTA has one tile of queries of one head, and each of its warpgroups what one warpgroup of the
-// backward kernel computed. A packed sequence may be longer than
-// params.seqlen_q, for which the grid was made with m_blocks CTAs for each head. Then each CTA also
-// computes every m_blocks-th tile after its own, so that no tile is left out.
+// Each warpgroup of a CTA takes the part of dQ that one warpgroup of the backward kernel computed.
 template <class Row>
 struct BackwardFinish {
   using Traits = BackwardTraits<Row>;
@@ -27,14 +22,10 @@ struct BackwardFinish {
   static constexpr int kThreads = Traits::kConsumers * kWarpgroupThreads;
 
   CUTE_DEVICE static void run(BackwardParams const& params, float* smem, WorkTile const& work) {
-    if (params.grad_sink != nullptr && work.m_block == 0 && work.batch == 0) {
-      write_sink_gradient<kThreads>(params, work.head, smem);
-    }
-    Sequence const sequence = load_sequence(params, work.batch);
-    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
-    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
-      finish_queries(params, work, sequence, m_block);
-    }
+    finish_backward<kTileM, kThreads>(params, work, smem,
+                                      [&](Sequence const& sequence, int m_block) {
+                                        finish_queries(params, work, sequence, m_block);
+                                      });
   }
 
   // Writes dQ of a tile of queries.

@@ -1,11 +1,10 @@
-// sm90/backward_kernel.h: the sm90 backward kernel: a CTA computes dK and dV of one block of keys
-// of one KV head, and adds its part of dQ to sums in global memory. A producer warp and consumer
-// warpgroups.
+// sm90/backward_kernel.h: the sm90 backward kernel: a persistent grid of CTAs. Each takes one block
+// of keys of one KV head after the other, computes its dK and dV, and adds what the block gives to
+// dQ to sums in global memory. A producer warpgroup and consumer warpgroups.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
 
-#include "cute_attention/core/load_sequence.h"
 #include "cute_attention/sm90/backward_compute.h"
 #include "cute_attention/sm90/backward_load.h"
 #include "cute_attention/sm90/backward_sum.h"

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/sm90/backward_finish.h"
@@ -29,13 +30,6 @@ struct PrepareTraits {
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
 };
-
-// The tile of queries that this CTA of backward_prepare or backward_finish takes. These kernels go
-// from the last head to the first, and `backward` goes from the first to the last: so each kernel
-// begins with what the kernel before it wrote last, and finds it in L2.
-CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
-  return work_tile(params, tile_m, int(gridDim.x - 1 - blockIdx.x));
-}
 
 // The counter of the blocks of keys that CTAs have taken: behind delta and the LSE in the
 // workspace.

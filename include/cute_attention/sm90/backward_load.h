@@ -33,10 +33,7 @@ struct BackwardLoad {
       : arguments(arguments), shared(shared), leader(cute::elect_one_sync()) {}
 
   CUTE_DEVICE void run() {
-    bool const in_order = arguments.params.grad_q_turn != nullptr;
-    // Where dQ is summed in a fixed order, a CTA waits for those that have blocks of lower numbers.
-    // These must have begun: so no CTA has a block before it runs, not even its first.
-    int32_t index = in_order ? next_index(0) : int32_t(blockIdx.x);
+    int32_t index = in_order() ? next_index() : int32_t(blockIdx.x);
     for (Ring<kWorkSlots> slot{};; slot.advance()) {
       Barrier::wait(&shared.work_empty[slot.stage], slot.parity ^ 1);
       BackwardWork const next = work_from(index);
@@ -52,26 +49,29 @@ struct BackwardLoad {
       load_work();
       // The next block is taken only when all loads of this one have been started, so that another
       // CTA may take it if it is free sooner.
-      index = next_index(in_order ? 0 : int32_t(gridDim.x));
+      index = next_index();
     }
   }
 
  private:
-  CUTE_DEVICE int32_t next_index(int32_t first) const {
+  // Where dQ is summed in a fixed order, a CTA waits for those that have blocks of lower numbers.
+  // These must have begun: so no CTA has a block before it runs. In any other order its first block
+  // is the one of its own number.
+  CUTE_DEVICE bool in_order() const { return arguments.params.grad_q_turn != nullptr; }
+
+  CUTE_DEVICE int32_t next_index() const {
     int32_t taken = 0;
     if (threadIdx.x % 32 == 0) {
       taken = atomicAdd(arguments.next_tile, 1);
     }
-    return first + warp_uniform(taken);
+    return (in_order() ? 0 : int32_t(gridDim.x)) + warp_uniform(taken);
   }
 
   // Block number `index`; if it has no keys, the next one that has. Packed sequences that are
   // shorter than the longest have fewer blocks.
   CUTE_DEVICE BackwardWork work_from(int32_t index) const {
     BackwardWork next;
-    bool const in_order = arguments.params.grad_q_turn != nullptr;
-    for (; index < int32_t(arguments.schedule.tiles());
-         index = next_index(in_order ? 0 : int32_t(gridDim.x))) {
+    for (; index < int32_t(arguments.schedule.tiles()); index = next_index()) {
       next.tile = arguments.schedule.tile(index);
       next.sequence = load_sequence(arguments.params, next.tile.batch);
       int const n_begin = next.tile.n_block * kTileN;

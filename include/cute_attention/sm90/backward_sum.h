@@ -36,6 +36,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     return;
   }
   BackwardParams const& params = arguments.params;
+  bool const in_order = params.grad_q_turn != nullptr;
   Ring<1> ring{};  // of dQ in shared memory
   for (Ring<kWorkSlots> slot{};; slot.advance()) {
     Barrier::wait(&shared.work_full[slot.stage], slot.parity);
@@ -46,7 +47,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(params, work.tile,
                                                                         work.sequence, work.tiles);
     int remaining = steps.count();
-    if (remaining > 0) {
+    if (remaining > 0) {  // dQ of a step that does not exist (backward_compute.h)
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
       Barrier::arrive(&shared.grad_q_empty[part]);
       ring.advance();
@@ -54,11 +55,11 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     auto step = steps.first();
     for (; remaining > 0; --remaining) {
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      int32_t* counter = nullptr;
-      if (params.grad_q_turn != nullptr) {
+      int32_t* const counter = params.grad_q_turn + step.grad_q_block;
+      if (in_order) {
         KvTiles const keys =
             kv_tiles(work.sequence, step.m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
-        counter = params.grad_q_turn + step.grad_q_block;
+        // The parts of a CTA have their turn together: each ends one.
         int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
         while (ended_turns(counter) < turn) {
         }
@@ -67,7 +68,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
                      shared.grad_q[part], kPartNumbers * int(sizeof(float)));
       await_bulk_reads();
       Barrier::arrive(&shared.grad_q_empty[part]);
-      if (counter != nullptr) {
+      if (in_order) {
         await_bulk_adds();
         end_turn(counter);
       }

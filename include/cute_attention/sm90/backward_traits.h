@@ -59,6 +59,10 @@ struct BackwardTraits {
   using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_n / 64 consumers");
+  static_assert(kConsumers < kWarpgroupWarps,
+                "the producer has a warp that loads, and one for each part of dQ");
+  // Q and dO of a step are released in the next one, which may be the first of the next block.
+  static_assert(kStages >= 2, "Q and dO of two steps");
 
   // dQ of a step is cut into one part for each warpgroup: 64 queries of some of the columns.
   static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
