@@ -342,7 +342,6 @@ _HOPPER_BUFFERS = """
     alignas(128) float grad_q[%s][sm90::kWarpgroupM * Base::kColsQ];
     float lse[Base::kStages][Base::kTileM];
     float delta[Base::kStages][Base::kTileM];
-    sm90::BackwardWork work;
   };
 """
 ONE_BUFFER_OF_DQ = _HOPPER_BUFFERS % (

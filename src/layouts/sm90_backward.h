@@ -54,9 +54,7 @@ struct Sm90Backward {
                             .add(buffer_json("grad_s", plan, plan.grad_s, kAlignmentS, 0, 0))
                             .add(buffer_json("grad_q", plan, plan.grad_q, kBytesOfVector, 0, 0))
                             .add(buffer_json("lse", plan, plan.lse, kPair, 0, 0))
-                            .add(buffer_json("delta", plan, plan.delta, kPair, 0, 0))
-                            .add(buffer_json("work", plan, plan.work,
-                                             int(alignof(sm90::BackwardWork)), 0, 0)));
+                            .add(buffer_json("delta", plan, plan.delta, kPair, 0, 0)));
   }
 
   static Json copies() {
@@ -103,8 +101,8 @@ struct Sm90Backward {
     auto const sQ = tensor_at_zero<Element, typename Traits::SmemLayoutQ>();       // (M, D, STAGE)
     auto const sdO = tensor_at_zero<Element, typename Traits::SmemLayoutGradO>();  // (M, DV, STAGE)
     auto const sQt = tensor_at_zero<Element, typename Traits::SmemLayoutQt>();     // (D, M, STAGE)
-    auto const sdOt =
-        tensor_at_zero<Element, typename Traits::SmemLayoutGradOt>();  // (DV, M, STAGE)
+    using LayoutGradOt = typename Traits::SmemLayoutGradOt;
+    auto const sdOt = tensor_at_zero<Element, LayoutGradOt>();  // (DV, M, STAGE)
     auto const scores = accumulator_json<MmaS, kTileN, kTileM>();
     Json const all = json_array({origin_json(0, 0)});
     return Json::array()
@@ -149,20 +147,23 @@ struct Sm90Backward {
   }
 
   // dQ = dS K, of which each warpgroup computes a part. It is late: each step computes dQ of the
-  // step before, the first step a dQ that nobody uses, and the last dQ comes after all steps.
+  // step before. The first step of a block of keys computes a dQ that nobody uses, and the last dQ
+  // comes after all steps of the block.
   static Json grad_q_json() {
     using namespace cute;
     auto const sdS = tensor_at_zero<Element, typename Traits::SmemLayoutS>();   // (M, N, STAGE)
     auto const sKt = tensor_at_zero<Element, typename Traits::SmemLayoutKt>();  // (D, N, 1)
     auto const grad_s =
         descriptors_json("grad_s", true, "mn", kWarpgroupM, kConsumers, [&](int warpgroup) {
-          auto const part = local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
-                                       make_coord(Traits::row_part_q(warpgroup), _0{}, 0));
+          auto const part =
+              local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
+                         make_coord(Traits::row_part_q(warpgroup), _0{}, 0));  // (64, N)
           return MmaQ{}.get_slice(0).partition_fragment_A(part);
         });
     auto const k = descriptors_json("k", true, "mn", kWgmmaN<MmaQ>, kConsumers, [&](int warpgroup) {
-      auto const part = local_tile(sKt, Shape<Int<kColsQ>, Int<kTileN>>{},
-                                   make_coord(Traits::col_part_q(warpgroup), _0{}, _0{}));
+      auto const part =
+          local_tile(sKt, Shape<Int<kColsQ>, Int<kTileN>>{},
+                     make_coord(Traits::col_part_q(warpgroup), _0{}, _0{}));  // (COLS_Q, N)
       return MmaQ{}.get_slice(0).partition_fragment_B(part);
     });
     Json origins = Json::array();

@@ -88,8 +88,8 @@ def predicted(kernel: Kernel) -> dict[str, int]:
 
 def _descriptor_wavefronts(kernel: Kernel) -> int:
     """The wavefronts with which WGMMA reads shared memory. For each tile of scores each warpgroup
-    reads its part of A and its part of B. The CTA of a block of keys computes a product that is one
-    step late once more than it has steps."""
+    reads its part of A and its part of B. For each block of keys a product that is one
+    step late is computed once more than there are tiles of queries."""
     total = 0
     for product in kernel.products:
         times = HEADS * TILES_N * (TILES_M + product.get("late", False))
@@ -105,7 +105,7 @@ def _descriptor_wavefronts(kernel: Kernel) -> int:
 def _compared(kernel: Kernel) -> list[str]:
     """The counters of a row that its layouts decide. In an sm90 kernel loads and stores are not
     among them, because they also move what warps tell each other: the tiles that the producer
-    announces, and in the backward the CTA's work. In an sm80 kernel there is no WGMMA."""
+    announces, and in the backward the block of keys. In an sm80 kernel there is no WGMMA."""
     ldmatrix = [key for key in METRICS if key.startswith("ldmatrix")]
     if kernel.row.arch == "sm90":
         return [*ldmatrix, "WGMMA wavefronts"]
