@@ -23,8 +23,8 @@ class Mutation:
         """The name of the broken traits in C++."""
         return "Broken_" + self.name.replace(" ", "_")
 
-    def preamble(self, base: str = "sm80::ForwardTraits") -> str:
-        """The C++ text that defines the broken traits."""
+    def preamble(self, base: str) -> str:
+        """The C++ text that defines the broken traits of a family, from its traits `base`."""
         broken = (
             f"template <class Row> struct {self.traits} : {base}<Row> {{\n"
             f"  using Base = {base}<Row>; using Element = typename Base::Element;\n"
@@ -303,4 +303,83 @@ BACKWARD = [
         PART_IN_ELEMENTS,
     ),
     Mutation("own part twice", "", _violated("fragments/dV", "fragments/dK"), OWN_PART_TWICE),
+]
+
+
+# Only one of the two views of dS lacks the swizzle, or has another one.
+PLAIN_DS = """
+  using SmemLayoutSt = cute::Layout<
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kTileM>, cute::Int<Base::kStagesS>>,
+      cute::Stride<cute::Int<Base::kTileM>, cute::_1, cute::Int<Base::kTileN * Base::kTileM>>>;
+"""
+NARROW_SWIZZLE_DS = """
+  using SmemLayoutSt = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_K_SW64_Atom<Element>{},
+      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kTileM>,
+                  cute::Int<Base::kStagesS>>{}));
+"""
+WRONG_ATOM_DS = """
+  using SmemCopyS = decltype(cute::make_tiled_copy_C(
+      cute::Copy_Atom<cute::SM90_U16x8_STSM_T, Element>{}, typename Base::MmaS{}));
+"""
+WRONG_ORDER_QT = """
+  using SmemLayoutQt = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_MN_SW128_Atom<Element>{},
+      cute::Shape<cute::Int<Base::kHeadDim>, cute::Int<Base::kTileM>,
+                  cute::Int<Base::kStages>>{}));
+"""
+SAME_PART_OF_DQ = """
+  static constexpr int col_part_q(int) { return 0; }
+"""
+_HOPPER_BUFFERS = """
+  template <class Layout>
+  using Tile = cute::array_aligned<Element, cute::cosize_v<Layout>, 1024>;
+  struct SharedMemory {
+    Tile<typename Base::SmemLayoutK> k;
+    Tile<typename Base::SmemLayoutV> v;
+%s
+    Tile<typename Base::SmemLayoutGradO> grad_o;
+    alignas(128) float grad_q[%s][sm90::kWarpgroupM * Base::kColsQ];
+    float lse[Base::kStages][Base::kTileM];
+    float delta[Base::kStages][Base::kTileM];
+  };
+"""
+ONE_BUFFER_OF_DQ = _HOPPER_BUFFERS % (
+    """
+    Tile<typename Base::SmemLayoutQ> q;
+    Tile<typename Base::SmemLayoutSt> grad_s;
+""",
+    "1",
+)
+OVERLAPPING_Q_AND_DS = _HOPPER_BUFFERS % (
+    """
+    union {
+      Tile<typename Base::SmemLayoutQ> q;
+      Tile<typename Base::SmemLayoutSt> grad_s;
+    };
+""",
+    "Base::kConsumers",
+)
+
+HOPPER_BACKWARD = [
+    Mutation(
+        "swizzle of dS removed where it is written",
+        PLAIN_DS,
+        _violated("banks/grad_s:", "fragments/dQ"),
+    ),
+    Mutation("narrower swizzle of dS", NARROW_SWIZZLE_DS, _violated("fragments/dQ")),
+    Mutation("wrong atom for dS", WRONG_ATOM_DS, _violated("vectors/grad_s:", "fragments/dQ")),
+    Mutation("transpose of Q in the wrong order", WRONG_ORDER_QT, _violated("fragments/dK")),
+    Mutation(
+        "two warpgroups with the same part of dQ",
+        SAME_PART_OF_DQ,
+        _violated("fragments/dQ", "copied once/grad_q:"),
+    ),
+    Mutation("one buffer for all of dQ", ONE_BUFFER_OF_DQ, _violated("copied once/grad_q:")),
+    Mutation("Q and dS of sm90 overlap", OVERLAPPING_Q_AND_DS, _violated("plan/q")),
+    Mutation(
+        "LSE of the key of sm90",
+        NUMBER_OF_THE_KEY,
+        _violated("fragments/lse:", "fragments/delta:"),
+    ),
 ]

@@ -3,6 +3,7 @@ are explained."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from cute_attention.layouts import checks, hardware
 from cute_attention.layouts.export import Request, described, edited, find_row
 from cute_attention.layouts.model import kernels
 from cute_attention.native import rows
-from layout_mutations import BACKWARD, FORWARD, HOPPER_FORWARD
+from layout_mutations import BACKWARD, FORWARD, HOPPER_BACKWARD, HOPPER_FORWARD
 
 pytestmark = pytest.mark.xdist_group("layouts")
 
@@ -44,28 +45,43 @@ HOPPER = rows.TableRow(
     *("sm90_fwd_bf16_d128_test", "sm90", "forward", "bf16", 128, 128, "none"),
     *(128, 128, 2, 12),
 )
+# Of head dim 64 the warpgroups share the queries of dQ, of head dim 128 the columns.
+HOPPER_BACKWARD_64 = rows.TableRow(
+    *("sm90_bwd_bf16_d64_test", "sm90", "backward", "bf16", 64, 64, "none"),
+    *(128, 128, 2, 12),
+)
+HOPPER_BACKWARD_128 = rows.TableRow(
+    *("sm90_bwd_bf16_d128_test", "sm90", "backward", "bf16", 128, 128, "none"),
+    *(64, 128, 2, 12),
+)
+# The mutations of each family, and the row and the traits that they change.
+MUTATIONS = [
+    (find_row("sm80_fwd_bf16_d128"), "sm80::ForwardTraits", FORWARD),
+    (HOPPER, "sm90::ForwardTraits", HOPPER_FORWARD),
+    (BACKWARD_ROW, "sm80::BackwardTraits", BACKWARD),
+    (HOPPER_BACKWARD_128, "sm90::BackwardTraits", HOPPER_BACKWARD),
+]
 
 
 @pytest.fixture(scope="module")
 def mutated() -> dict[str, checks.Report]:
-    row = find_row("sm80_fwd_bf16_d128")
-    wanted = [Request(row, mutation.traits, mutation.preamble()) for mutation in FORWARD]
-    wanted += [
-        Request(HOPPER, mutation.traits, mutation.preamble("sm90::ForwardTraits"))
-        for mutation in HOPPER_FORWARD
-    ]
-    wanted += [
-        Request(BACKWARD_ROW, mutation.traits, mutation.preamble("sm80::BackwardTraits"))
-        for mutation in BACKWARD
-    ]
-    found = checks.check_all(kernels(wanted))
-    mutations = [*FORWARD, *HOPPER_FORWARD, *BACKWARD]
-    return {mutation.name: report for mutation, report in zip(mutations, found, strict=True)}
+    every = [(row, base, mutation) for row, base, family in MUTATIONS for mutation in family]
+    found = checks.check_all(
+        kernels(
+            Request(row, mutation.traits, mutation.preamble(base)) for row, base, mutation in every
+        )
+    )
+    return {mutation.name: report for (_, _, mutation), report in zip(every, found, strict=True)}
 
 
 @pytest.mark.parametrize(
     ("row", "products"),
-    [(HOPPER, 2), (BACKWARD_ROW, 5 + 2)],  # and LSE, delta
+    [
+        (HOPPER, 2),
+        (BACKWARD_ROW, 5 + 2),  # and LSE, delta
+        (HOPPER_BACKWARD_64, 5 + 2),
+        (HOPPER_BACKWARD_128, 5 + 2),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_every_proof_about_other_families_holds(row, products):
@@ -76,7 +92,9 @@ def test_every_proof_about_other_families_holds(row, products):
     assert {"copied once", "alignment", "plan", "registers"} <= set(found)
 
 
-@pytest.mark.parametrize("mutation", [*FORWARD, *HOPPER_FORWARD, *BACKWARD], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mutation", [m for _, _, family in MUTATIONS for m in family], ids=lambda m: m.name
+)
 def test_each_broken_layout_is_caught_by_the_right_rule(mutated, mutation):
     caught = {(bad.rule, bad.subject.split(" ")[0]) for bad in mutated[mutation.name].violations}
     assert mutation.violated <= caught
@@ -88,6 +106,8 @@ def test_each_broken_layout_is_caught_by_the_right_rule(mutated, mutation):
         "vectors copied twice": {"vectors", "sectors", "fragments"},
         "wrong atom for K transposed": {"vectors", "banks"},
         "LSE of the key": {"vectors", "banks"},
+        "wrong atom for dS": {"copied once", "banks"},
+        "LSE of the key of sm90": {"vectors", "banks"},
     }
     others = {rule for rule, _ in caught - mutation.violated}
     assert others <= allowed.get(mutation.name, set())
@@ -98,6 +118,19 @@ def test_removed_swizzle_costs_eight_way_conflicts(mutated):
     # K is 64 x 128: 128 ldmatrix.x4 of four phases, each 8 rows in the same 4 banks.
     assert violation.conflicts == 128 * 4 * 7
     assert "at worst 8-way" in violation.number
+
+
+def test_sums_staged_in_the_order_of_threads_are_caught():
+    """Each thread's vectors side by side: all sums are there, but 8 lanes use the same banks."""
+    (kernel,) = kernels([Request(HOPPER_BACKWARD_128)])
+    (staged,) = [copy for copy in kernel.copies if copy["kind"] == "staged"]
+    vectors = np.arange(np.size(staged["vectors"])).reshape(np.shape(staged["vectors"])).tolist()
+    others = [copy for copy in kernel.copies if copy is not staged]
+    broken = dataclasses.replace(kernel, copies=[*others, staged | {"vectors": vectors}])
+    (violation,) = [result for result in checks.check(broken) if not result.ok]
+    assert (violation.rule, violation.subject.split(":")[0]) == ("banks", "grad_q")
+    # 8 warps with 8 stores of four phases, each 8 lanes in the same 4 banks.
+    assert violation.conflicts == 8 * 8 * 4 * 7
 
 
 def test_an_edited_row_is_checked_with_its_own_layouts():

@@ -52,6 +52,28 @@ def test_the_way_of_an_element_is_that_of_the_ptx_isa(kernel):
         ("sm80_bwd_bf16_d64", "ds", ["dP[5, 31] is summed in", "dQ = dS K: thread"]),
         ("sm90_fwd_bf16_d128", "q", ["TMA box 0 of 4", "through its descriptor", "out[b, m_block"]),
         ("sm90_fwd_bf16_d128", "v", ["TMA box 0 of 2", "O += P V: operand B, n = 40, k = 5"]),
+        (
+            "sm90_bwd_bf16_d128",
+            "q",
+            [
+                "TMA box 0 of 2 (64 x 64)",
+                "dK += dS^T Q: operand B, n = 40, k = 5",
+                "dQ[5, 40] is summed in thread 20, register 20",
+                # Register 20 is the first of vector 5, which follows 5 x 128 vectors of 16 bytes.
+                f"writes it to byte {16 * (5 * 128 + 20)} of sGRAD_Q, in its vector number 5",
+            ],
+        ),
+        # The accumulator's row 5, column 31: lane 23 and register 13. stmatrix number 1 takes
+        # registers 8 to 15, and those from 12 on are of matrix 2: lane 16 + 5 gives its row 5.
+        (
+            "sm90_bwd_bf16_d128",
+            "ds",
+            [
+                "dP[5, 31] is summed in thread 23, register 13",
+                "stmatrix.x4 number 1 of warp 0: lane 21 gives the address",
+                "dQ = dS K: operand A, m = 31, k = 5",
+            ],
+        ),
     ],
 )
 def test_explain_follows_tensors_of_every_family(row, tensor, expected, capsys):
@@ -188,3 +210,13 @@ def test_counters_of_an_sm90_row_are_those_of_an_h200():
     assert ncu.table({kernel.name: kernel}, {kernel.name: counted}).agrees
     counted["WGMMA wavefronts"] += 1
     assert not ncu.table({kernel.name: kernel}, {kernel.name: counted}).agrees
+
+
+def test_wgmma_counts_of_an_sm90_backward_row():
+    """A product that is one step late runs once more than there are tiles of queries."""
+    (kernel,) = kernels([Request(find_row("sm90_bwd_bf16_d128"))])
+    scores = 2 * (256 + 256)  # of S^T and dP^T: 128 x 128 of A, 64 x 128 of B for each warpgroup
+    gradients = 2 * 256  # of dV and dK: 64 x 128 of B for each warpgroup
+    queries = 2 * 256  # of dQ: 64 x 128 of A and of B for each warpgroup
+    expected = 2 * 8 * (4 * (scores + gradients) + 5 * queries)
+    assert ncu.predicted(kernel)["WGMMA wavefronts"] == expected

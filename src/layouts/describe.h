@@ -18,6 +18,8 @@ namespace cute_attention::layouts {
 
 constexpr int kBankRow = 128;       // bytes of a row of banks, which has one word of each bank
 constexpr int kMaxRegisters = 255;  // the most registers of a thread
+// ldmatrix and stmatrix take from a thread the address of so many elements, a row of a matrix.
+constexpr int kMatrixRow = 8;
 
 // The name of the instruction that a copy uses.
 template <class CopyAtom>
@@ -35,6 +37,14 @@ struct Instruction<cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Vector>> {
 template <class Vector>
 struct Instruction<cute::SM80_CP_ASYNC_CACHEGLOBAL<Vector>> {
   static constexpr char const* kName = "cp.async";
+};
+template <>
+struct Instruction<cute::SM90_U32x4_STSM_N> {
+  static constexpr char const* kName = "stmatrix.x4";
+};
+template <>
+struct Instruction<cute::SM90_U16x8_STSM_T> {
+  static constexpr char const* kName = "stmatrix.x4.trans";
 };
 
 template <int kRows, int kCols>
@@ -128,6 +138,22 @@ Json fragment_store_json(char const* tensor, char const* accumulator) {
       .set("smem", smem_json<Smem>(tensor));
 }
 
+// An accumulator that is rounded to 16 bits and written to a tile in shared memory by stmatrix. The
+// target of a thread is the row of a matrix whose address it passes; its registers are those that
+// it passes.
+template <class TiledCopy, class Smem, class Fragment>
+Json matrix_store_json(char const* tensor, char const* accumulator) {
+  return Json::object()
+      .set("instruction", Instruction<typename TiledCopy::Traits>::kName)
+      .set("values", kMatrixRow)
+      .set("tensor", tensor)
+      .set("kind", "matrices")
+      .set("accumulator", accumulator)
+      .set("registers", layout_json<decltype(TiledCopy::retile(Fragment{}))>())
+      .set("target", target_json<TiledCopy, NumbersOf<Smem>>())
+      .set("smem", smem_json<Smem>(tensor));
+}
+
 // Numbers of 32 bits in shared memory, one for each column of an accumulator. A thread reads those
 // of the columns that it has in the MMA. `Layout` (ROWS, COLS) gives all rows of a column the same
 // number.
@@ -148,6 +174,7 @@ using AccumulatorLayout = typename decltype(cute::partition_fragment_C(
 template <class TiledMma, int kM, int kN>
 Json accumulator_json() {
   return Json::object()
+      .set("rows", kM)
       .set("registers", layout_json<AccumulatorLayout<TiledMma, kM, kN>>())
       .set("expected",
            mma_partition_json<TiledMma, decltype(TiledMma{}.thrfrg_C(Numbers<kM, kN>{}))>());
@@ -163,17 +190,20 @@ Json register_operand_json(char const* accumulator) {
       .set("fragment", layout_json<Layout>());
 }
 
-// The product C = A B of a tile of m x n x k. The warpgroups divide its rows evenly among
-// themselves, and `a` and `c` describe the rows of one warpgroup.
+// Where a part of a tile begins.
+inline Json origin_json(int row, int col) { return json_array({row, col}); }
+
+// The product C = A B of a tile of m x n x k. `c` describes the part of the tile that a group of
+// threads computes, and `origins` lists where the part of each group begins.
 inline Json product_json(char const* name, char const* formula, char const* instruction, int m,
                          int n, int k, Json const& a, Json const& b, Json const& c,
-                         int warpgroups = 1) {
+                         Json const& origins = json_array({origin_json(0, 0)})) {
   return Json::object()
       .set("name", name)
       .set("formula", formula)
       .set("instruction", instruction)
       .set("tile", Json::array().add(m).add(n).add(k))
-      .set("warpgroups", warpgroups)
+      .set("origins", origins)
       .set("a", a)
       .set("b", b)
       .set("c", c);

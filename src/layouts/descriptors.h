@@ -1,5 +1,8 @@
-// descriptors.h: writes the descriptors as JSON by which WGMMA finds its operands in shared memory.
+// descriptors.h: writes the products of WGMMA as JSON, with the descriptors by which it finds its
+// operands in shared memory.
 #pragma once
+
+#include <string>
 
 #include "layouts/describe.h"
 
@@ -34,23 +37,33 @@ constexpr int swizzle_alignment() {
   return Swizzled<Layout>::kBits == 0 ? 128 : 128 << Swizzled<Layout>::kBits;
 }
 
-// The descriptors (MMA, MMA_MN, MMA_K, GROUP) of an operand whose tensor begins at address 0. PTX
-// ISA, "Matrix Descriptor Format". The addresses in `starts` count elements of 16 bits.
-template <class Descriptors>
+// A tensor whose memory begins at address 0.
+template <class Element, class Layout>
+auto tensor_at_zero() {
+  auto* const memory = reinterpret_cast<Element*>(shared_memory_window);
+  return cute::make_tensor(cute::make_smem_ptr(memory), Layout{});
+}
+
+// The operand A or B that a product of WGMMAs reads from shared memory. The tensor's memory begins
+// at address 0. descriptors(i) are the descriptors (MMA, MMA_MN, MMA_K) of warpgroup i; if `groups`
+// is 1, all warpgroups have the same. PTX ISA, "Matrix Descriptor Format". The addresses in
+// `starts` count elements of 16 bits.
+//   rows  of A or columns of B that one WGMMA reads
+template <class DescriptorsOf>
 Json descriptors_json(char const* tensor, bool transposed, char const* major, int rows, int groups,
-                      Descriptors const& descriptors) {
+                      DescriptorsOf const& descriptors_of) {
   using namespace cute;
   auto const fields = [](auto const& descriptor) { return descriptor.bitfield; };
-  auto const first = fields(*descriptors.data());
+  auto const first = fields(*descriptors_of(0).data());
   int const swizzle_bits = first.layout_type_ == 0 ? 0 : 4 - first.layout_type_;
   Json starts = Json::array();
   for (int group = 0; group < groups; ++group) {
+    auto const descriptors = descriptors_of(group);
     Json of_group = Json::array();
     for (int rest = 0; rest < size<1>(descriptors); ++rest) {
       Json blocks = Json::array();
       for (int k = 0; k < size<2>(descriptors); ++k) {
-        auto const descriptor =
-            fields(*(descriptors.data() + descriptors.layout()(0, rest, k, group)));
+        auto const descriptor = fields(*(descriptors.data() + descriptors.layout()(0, rest, k)));
         blocks.add(int(descriptor.start_address_) * 8);
       }
       of_group.add(blocks);
@@ -67,6 +80,18 @@ Json descriptors_json(char const* tensor, bool transposed, char const* major, in
       .set("leading_bytes", int(first.leading_byte_offset_) * 16)
       .set("stride_bytes", int(first.stride_byte_offset_) * 16)
       .set("starts", starts);
+}
+
+// The columns of C that one WGMMA computes.
+template <class Mma>
+constexpr int kWgmmaN = decltype(cute::size<1>(typename Mma::AtomShape_MNK{}))::value;
+
+// A product that warpgroups compute with WGMMAs.
+template <class Mma>
+Json wgmma_product_json(char const* name, char const* formula, int m, int n, int k, Json const& a,
+                        Json const& b, Json const& c, Json const& origins) {
+  std::string const instruction = "wgmma.m64n" + std::to_string(kWgmmaN<Mma>) + "k16";
+  return product_json(name, formula, instruction.c_str(), m, n, k, a, b, c, origins);
 }
 
 }  // namespace cute_attention::layouts

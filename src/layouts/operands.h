@@ -71,9 +71,6 @@ std::vector<int> mode_offsets(cute::Layout<Shape, Stride> const&) {
   return mode_offsets(shape, stride);
 }
 
-// A thread passes ldmatrix the address of so many elements, and gets as many.
-constexpr int kVector = 8;
-
 // The addresses that each thread passes to ldmatrix, in bytes from the start of the buffer. CuTe
 // says where the first vector of each thread lies, in the operand `First`, and how far each vector
 // of thread 0 is from its first one. From these the code of the operand computes the address of
@@ -96,7 +93,7 @@ Json addresses_json(std::vector<int> const& starts) {
     Operand const operand(uint32_t(first + starts[thread / 32 % starts.size()]), 0);
     Json own = Json::array();
     for (size_t rest = 0; rest < rests.size() * Parts::kK / kCols; ++rest) {
-      for (size_t value = 0; value < values.size(); value += kVector) {
+      for (size_t value = 0; value < values.size(); value += kMatrixRow) {
         int const offset = kBytes * Smem::apply(values[value] + rests[rest]);
         own.add(int(operand.block_address(uint32_t(offset))));
       }
@@ -120,7 +117,7 @@ Json smem_operand_json(char const* tensor, std::vector<int> const& cuts = {0},
   return Json::object()
       .set("from", "shared")
       .set("instruction", Parts::kTransposed ? "ldmatrix.x4.trans" : "ldmatrix.x4")
-      .set("values", kVector)
+      .set("values", kMatrixRow)
       .set("address", source_json<typename Parts::TiledCopy, Linear<View>>())
       .set("smem", smem_json<View>(tensor, Parts::kTransposed))
       .set("warp_offsets", json_array(cuts))

@@ -132,7 +132,7 @@ struct Sm80Backward {
         .set("formula", formula)
         .set("instruction", kMma)
         .set("tile", Json::array().add(kTileN).add(kCols).add(kTileM))
-        .set("warpgroups", 1)
+        .set("origins", json_array({origin_json(0, 0)}))
         .set("parts", parts)
         .set("c", accumulator_json<MmaKV, kTileN, kCols>());
   }

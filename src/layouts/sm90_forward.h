@@ -2,6 +2,7 @@
 // and pairs copies and layouts as the kernel does.
 #pragma once
 
+#include "layouts/boxes.h"
 #include "layouts/descriptors.h"
 
 #include "cute_attention/core/accumulator.h"
@@ -42,64 +43,39 @@ struct Sm90Forward {
                             .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)));
   }
 
-  // The TMA boxes of `groups` tiles that lie one below the other.
-  template <class Tile, class Boxes>
-  static Json boxes_json(char const* tensor, int groups) {
-    Json boxes = Json::array();
-    for (int group = 0; group < groups; ++group) {
-      for (int box = 0; box < Boxes::kCount; ++box) {
-        boxes.add(Json::object()
-                      .set("row", group * Boxes::kRows)
-                      .set("col", Boxes::col(box))
-                      .set("address", Boxes::offset(group * Boxes::kCount + box)));
-      }
-    }
-    return Json::object()
-        .set("kind", "boxes")
-        .set("tensor", tensor)
-        .set("rows", groups * Boxes::kRows)
-        .set("box", Json::array().add(Boxes::kRows).add(Boxes::kCols))
-        .set("swizzle_bits", Boxes::kSwizzleBits)
-        .set("boxes", boxes)
-        .set("smem", smem_json<Tile>(tensor));
-  }
-
   static Json copies() {
     return Json::array()
         .add(boxes_json<TileQ, sm90::TmaBoxes<kWarpgroupM, kHeadDim>>("q", kConsumers))
-        .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim>>("k", 1))
-        .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV>>("v", 1));
+        .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim>>("k"))
+        .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV>>("v"));
   }
 
   static Json products() {
     using namespace cute;
-    auto* const memory = reinterpret_cast<Element*>(shared_memory_window);
-    auto const tensor = [&](auto layout) { return make_tensor(make_smem_ptr(memory), layout); };
     MmaQK const mma_qk;
     MmaPV const mma_pv;
-    auto const q = descriptors_json(
-        "q", false, "k", kWarpgroupM, kConsumers,
-        mma_qk.get_slice(0).partition_fragment_A(tensor(typename Traits::SmemLayoutQ{})));
-    auto const k = descriptors_json(
-        "k", false, "k", size<1>(typename MmaQK::AtomShape_MNK{}), 1,
-        mma_qk.get_slice(0).partition_fragment_B(tensor(typename Traits::SmemLayoutK{})));
-    auto const v = descriptors_json(
-        "v", true, "mn", size<1>(typename MmaPV::AtomShape_MNK{}), 1,
-        mma_pv.get_slice(0).partition_fragment_B(tensor(typename Traits::SmemLayoutVt{})));
+    auto const sQ = tensor_at_zero<Element, typename Traits::SmemLayoutQ>();  // (64, D, WARPGROUP)
+    auto const sK = tensor_at_zero<Element, typename Traits::SmemLayoutK>();  // (N, D, STAGE)
+    auto const sVt = tensor_at_zero<Element, typename Traits::SmemLayoutVt>();  // (DV, N, STAGE)
+    auto const q = descriptors_json("q", false, "k", kWarpgroupM, kConsumers, [&](int warpgroup) {
+      return mma_qk.get_slice(0).partition_fragment_A(sQ)(_, _, _, warpgroup);
+    });
+    auto const k = descriptors_json("k", false, "k", kWgmmaN<MmaQK>, 1, [&](int) {
+      return mma_qk.get_slice(0).partition_fragment_B(sK)(_, _, _, 0);
+    });
+    auto const v = descriptors_json("v", true, "mn", kWgmmaN<MmaPV>, 1, [&](int) {
+      return mma_pv.get_slice(0).partition_fragment_B(sVt)(_, _, _, 0);
+    });
     auto const p = register_operand_json<decltype(as_a_operand(Scores{}))>("S");
+    Json origins = Json::array();
+    for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
+      origins.add(origin_json(warpgroup * kWarpgroupM, 0));
+    }
     return Json::array()
-        .add(product<MmaQK>("S", "S = Q K^T", kTileN, kHeadDim, q, k,
-                            accumulator_json<MmaQK, kWarpgroupM, kTileN>()))
-        .add(product<MmaPV>("O", "O += P V", kHeadDimV, kTileN, p, v,
-                            accumulator_json<MmaPV, kWarpgroupM, kHeadDimV>()));
-  }
-
-  template <class Mma>
-  static Json product(char const* name, char const* formula, int n, int k, Json const& a,
-                      Json const& b, Json const& c) {
-    int const atom_n = cute::size<1>(typename Mma::AtomShape_MNK{});
-    std::string const instruction = "wgmma.m64n" + std::to_string(atom_n) + "k16";
-    return product_json(name, formula, instruction.c_str(), kTileM, n, k, a, b, c, kConsumers);
+        .add(wgmma_product_json<MmaQK>("S", "S = Q K^T", kTileM, kTileN, kHeadDim, q, k,
+                                       accumulator_json<MmaQK, kWarpgroupM, kTileN>(), origins))
+        .add(wgmma_product_json<MmaPV>("O", "O += P V", kTileM, kHeadDimV, kTileN, p, v,
+                                       accumulator_json<MmaPV, kWarpgroupM, kHeadDimV>(), origins));
   }
 
   static Json roles() {

@@ -34,8 +34,13 @@ CUTE_DEVICE void add_to_global(SumVector* address, SumVector const& value, bool 
   }
 }
 
-// Adds vector v of a fragment, which may have any static layout. Vector v of `thread` is vector
-// v * kThreads + thread of the block: with this order a warp accesses whole cache lines.
+// Which vector of a block is vector v of `thread`: in this order a warp accesses whole cache lines.
+template <int kThreads>
+CUTE_HOST_DEVICE constexpr int vector_in_block(int v, int thread) {
+  return v * kThreads + thread;
+}
+
+// Adds vector v of a fragment, which may have any static layout.
 template <int kThreads, class Fragment>
 CUTE_DEVICE void add_vector(float* block, Fragment const& fragment, int v, int thread,
                             bool wanted) {
@@ -44,7 +49,8 @@ CUTE_DEVICE void add_vector(float* block, Fragment const& fragment, int v, int t
   for (int i = 0; i < kSumVector; ++i) {
     vector[i] = fragment(v * kSumVector + i);
   }
-  add_to_global(reinterpret_cast<SumVector*>(block) + v * kThreads + thread, vector, wanted);
+  add_to_global(reinterpret_cast<SumVector*>(block) + vector_in_block<kThreads>(v, thread), vector,
+                wanted);
 }
 
 // Reads this thread's fragment back from a block.
@@ -53,7 +59,8 @@ CUTE_DEVICE void load_fragment(float const* block, Fragment& fragment, int threa
   using namespace cute;
   CUTE_UNROLL
   for (int v = 0; v < decltype(size(fragment))::value / kSumVector; ++v) {
-    SumVector const vector = reinterpret_cast<SumVector const*>(block)[v * kThreads + thread];
+    SumVector const vector =
+        reinterpret_cast<SumVector const*>(block)[vector_in_block<kThreads>(v, thread)];
     CUTE_UNROLL
     for (int i = 0; i < kSumVector; ++i) {
       fragment(v * kSumVector + i) = vector[i];

@@ -21,6 +21,7 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
+#include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_tile.h"
@@ -221,9 +222,9 @@ struct BackwardCompute {
     Tensor sKt =
         make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutKt{});  // (D, N, 1)
     Tensor sdS_part = local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
-                                 make_coord(warpgroup % Traits::kRowPartsQ, _0{}, ring_s.stage));
+                                 make_coord(Traits::row_part_q(warpgroup), _0{}, ring_s.stage));
     Tensor sKt_part = local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
-                                 make_coord(warpgroup / Traits::kRowPartsQ, _0{}, _0{}));
+                                 make_coord(Traits::col_part_q(warpgroup), _0{}, _0{}));
     auto const thread_mma = mma.get_slice(0);
     Tensor tdQrdS = thread_mma.partition_fragment_A(sdS_part);  // (MMA, MMA_M, MMA_N)
     Tensor tdQrK = thread_mma.partition_fragment_B(sKt_part);   // (MMA, MMA_D, MMA_N)
@@ -360,7 +361,7 @@ struct BackwardCompute {
     int const lane = thread % kWarpgroupThreads;
     CUTE_UNROLL
     for (int v = 0; v < decltype(cute::size(tdQrdQ))::value / 4; ++v) {
-      staged[v * kWarpgroupThreads + lane] =
+      staged[vector_in_block<kWarpgroupThreads>(v, lane)] =
           make_float4(tdQrdQ(4 * v), tdQrdQ(4 * v + 1), tdQrdQ(4 * v + 2), tdQrdQ(4 * v + 3));
     }
     cutlass::arch::fence_view_async_shared();  // before the bulk add reads what these lanes wrote

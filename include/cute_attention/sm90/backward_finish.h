@@ -46,8 +46,8 @@ struct BackwardFinish {
     for (int i = 0; i < size(rdQ); ++i) {
       rdQ(i) *= params.scale;
     }
-    int const first = m_block * kTileM + part % Traits::kRowPartsQ * kWarpgroupM;
-    int const col = part / Traits::kRowPartsQ * kCols;
+    int const first = m_block * kTileM + Traits::row_part_q(part) * kWarpgroupM;
+    int const col = Traits::col_part_q(part) * kCols;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       int const query = first + row_of_thread(thread) + 8 * row;

@@ -70,6 +70,9 @@ struct BackwardTraits {
   static constexpr int kColsQ = kHeadDim / kColPartsQ;
   static_assert(kRowPartsQ * kColPartsQ == kConsumers && kColsQ % kBoxCols<kHeadDim> == 0,
                 "every warpgroup has a part of dQ, of whole blocks of columns");
+  // The part of a warpgroup: which 64 queries, and which kColsQ columns.
+  CUTE_HOST_DEVICE static constexpr int row_part_q(int warpgroup) { return warpgroup % kRowPartsQ; }
+  CUTE_HOST_DEVICE static constexpr int col_part_q(int warpgroup) { return warpgroup / kRowPartsQ; }
 
   // Whether dQ of the step before is started before dS of the step is computed, not after
   // (backward_compute.h). Then S, dP, dQ, dK and dV are in accumulators at the same time, 224

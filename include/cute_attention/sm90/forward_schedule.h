@@ -43,8 +43,7 @@ struct TileWalk {
       CUTE_UNROLL
       for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
         int32_t const first = tile.m_begin + packing.query(warpgroup * kWarpgroupM);
-        tile.own[warpgroup] =
-            kv_tiles(tile.sequence, first, packing.queries(kWarpgroupM), kTileN);
+        tile.own[warpgroup] = kv_tiles(tile.sequence, first, packing.queries(kWarpgroupM), kTileN);
       }
     }
     return tile;

@@ -15,6 +15,7 @@ from cute_attention.layouts.model import ELEMENT_BYTES, Array, Kernel
 from cute_attention.layouts.multiply import check_product
 from cute_attention.layouts.numbers import check_numbers
 from cute_attention.layouts.result import Result
+from cute_attention.layouts.staged import check_staged
 from cute_attention.layouts.trace import (
     TileCopy,
     Trace,
@@ -34,6 +35,7 @@ def check(kernel: Kernel) -> list[Result]:
         *_check_copies(kernel, trace),
         *_check_boxes(kernel),
         *check_numbers(kernel),
+        *check_staged(kernel),
         *(check_product(trace, product) for product in kernel.products),
         *check_limits(kernel),
     ]
@@ -108,7 +110,8 @@ def _vectors(kernel: Kernel, copy: TileCopy) -> Result:
         aligned &= elements[:, :, 0] // rows % copy.values == 0
     if copy.kind == "accumulator":
         assert copy.registers is not None
-        together &= (np.diff(copy.registers, axis=1) == 1).all()
+        pairs = copy.registers.reshape(copy.registers.shape[0], -1, 2)  # of a 32-bit register
+        together &= (np.diff(pairs, axis=2) == 1).all()
     good = int((together & aligned).sum())
     number = f"{good} of {together.size} {copy.instruction} vectors of {size} bytes whole, aligned"
     return Result("vectors", copy.name, good == together.size, number)

@@ -41,6 +41,7 @@ FAMILIES = {
     ("sm80", "forward"): Family("Sm80Forward", "sm80::ForwardTraits", 1.8),
     ("sm80", "backward"): Family("Sm80Backward", "sm80::BackwardTraits", 3.2),
     ("sm90", "forward"): Family("Sm90Forward", "sm90::ForwardTraits", 2.7),
+    ("sm90", "backward"): Family("Sm90Backward", "sm90::BackwardTraits", 4.2),
 }
 _NAMES = {"fp16": "Float16", "bf16": "BFloat16"}
 

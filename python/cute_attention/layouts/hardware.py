@@ -32,14 +32,25 @@ CHIPS = {
 }
 
 
+def moves_matrices(instruction: str) -> bool:
+    """Whether a warp moves matrices of 8 x 8 elements: a lane gives the address of a row, but its
+    registers hold elements of all rows."""
+    return instruction.startswith(("ldmatrix", "stmatrix"))
+
+
+def _matrices(instruction: str) -> int:
+    return int(instruction.split(".x")[1][0])
+
+
 def phases(instruction: str, vector_bytes: int) -> list[range]:
     """The lanes of a warp in groups: a shared-memory instruction serves one group after the other.
 
-    ldmatrix serves the 8 lanes that give the row addresses of one matrix. Vectors of 16 bytes are
-    served by quarters of a warp, vectors of 8 bytes by halves, smaller ones by the whole warp.
+    ldmatrix and stmatrix serve the 8 lanes that give the row addresses of one matrix. Vectors of 16
+    bytes are served by quarters of a warp, vectors of 8 bytes by halves, smaller ones by the whole
+    warp.
     """
-    if instruction.startswith("ldmatrix"):
-        return [range(8 * matrix, 8 * matrix + 8) for matrix in range(int(instruction[10]))]
+    if moves_matrices(instruction):
+        return [range(8 * matrix, 8 * matrix + 8) for matrix in range(_matrices(instruction))]
     lanes = WARP * 4 // max(vector_bytes, 4)
     return [range(first, first + lanes) for first in range(0, WARP, lanes)]
 
@@ -60,23 +71,24 @@ def wavefronts(addresses: Array, vector_bytes: int) -> Array:
     return np.max(counts, axis=0)
 
 
-def ldmatrix(instruction: str, rows: Array) -> Array:
-    """Addresses of the elements that each lane receives.
+def matrix_elements(instruction: str, rows: Array) -> Array:
+    """Addresses of the elements that each lane has in registers: that ldmatrix gives it, or that
+    stmatrix takes from it.
 
-    PTX ISA, "Warp-level matrix load instruction: ldmatrix". rows: [warp, lane, instruction], the
-    address that a lane gives. Returns [warp, lane, instruction, value], in elements.
+    PTX ISA, "Warp-level matrix load instruction: ldmatrix" and "Warp-level matrix store
+    instruction: stmatrix". rows: [warp, lane, instruction], the address that a lane gives. Returns
+    [warp, lane, instruction, value], in elements.
     """
-    count = int(instruction[10])
     lane = np.arange(WARP)
-    received = []
-    for matrix in range(count):
+    held = []
+    for matrix in range(_matrices(instruction)):
         for element in range(2):
             if instruction.endswith("trans"):
                 row, col = 2 * (lane % 4) + element, lane // 4
             else:
                 row, col = lane // 4, 2 * (lane % 4) + element
-            received.append(rows[:, 8 * matrix + row, :] + col[None, :, None])
-    return np.stack(received, axis=-1)
+            held.append(rows[:, 8 * matrix + row, :] + col[None, :, None])
+    return np.stack(held, axis=-1)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from cute_attention.layouts.checks import Report, bank_phases
 from cute_attention.layouts.errors import LayoutError
 from cute_attention.layouts.launch import HEADS, TILES_M, TILES_N
 from cute_attention.layouts.model import ELEMENT_BYTES, Kernel
 from cute_attention.layouts.numbers import number_passes, row_exchanges, row_numbers
-from cute_attention.layouts.trace import TileCopy, operand_copies, tile_copies
+from cute_attention.layouts.trace import TileCopy, accumulator_elements, operand_copies, tile_copies
 
 _WAVEFRONTS = "sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op"
 # The counters of Nsight Compute, by their names in the table. It computes them from the addresses
@@ -34,6 +36,7 @@ METRICS = {
 # memory, which no layout decides: they are printed and not compared.
 COLLISIONS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 WAVEFRONT_BYTES = 128
+WARPGROUP = 128  # threads
 
 
 @dataclass(frozen=True)
@@ -79,27 +82,30 @@ def predicted(kernel: Kernel) -> dict[str, int]:
         times = HEADS * TILES_M * 2  # the maxima of the first tile, the sums of all
         counts["store wavefronts"] += times * int(exchange.store_passes.sum())
         counts["load wavefronts"] += times * int(exchange.load_passes.sum())
-    counts["WGMMA wavefronts"] = HEADS * TILES_M * TILES_N * _descriptor_wavefronts(kernel)
+    counts["WGMMA wavefronts"] = _descriptor_wavefronts(kernel)
     return counts
 
 
 def _descriptor_wavefronts(kernel: Kernel) -> int:
-    """The wavefronts with which WGMMA reads shared memory for a tile of scores: A once, and B once
-    for each warpgroup."""
+    """The wavefronts with which WGMMA reads shared memory. For each tile of scores each warpgroup
+    reads its part of A and its part of B. For each block of keys a product that is one
+    step late is computed once more than there are tiles of queries."""
     total = 0
     for product in kernel.products:
-        m, n, k = product["tile"]
-        for side, rows in (("a", m), ("b", n)):
-            if product.get(side, {}).get("from") == "descriptors":
-                readers = product["warpgroups"] if side == "b" else 1
-                total += readers * rows * k * ELEMENT_BYTES // WAVEFRONT_BYTES
+        times = HEADS * TILES_N * (TILES_M + product.get("late", False))
+        for operand in (product.get("a", {}), product.get("b", {})):
+            if operand.get("from") == "descriptors":
+                warpgroups = accumulator_elements(product).shape[0] // WARPGROUP
+                blocks = np.array(operand["starts"])[0].size  # of 16 k
+                size = warpgroups * blocks * operand["rows"] * 16 * ELEMENT_BYTES
+                total += times * size // WAVEFRONT_BYTES
     return total
 
 
 def _compared(kernel: Kernel) -> list[str]:
     """The counters of a row that its layouts decide. In an sm90 kernel loads and stores are not
-    among them, because the producer announces tiles with them; in an sm80 kernel there is no
-    WGMMA."""
+    among them, because they also move what warps tell each other: the tiles that the producer
+    announces, and in the backward the block of keys. In an sm80 kernel there is no WGMMA."""
     ldmatrix = [key for key in METRICS if key.startswith("ldmatrix")]
     if kernel.row.arch == "sm90":
         return [*ldmatrix, "WGMMA wavefronts"]

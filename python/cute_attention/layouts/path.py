@@ -14,14 +14,15 @@ from cute_attention.layouts.errors import LayoutError
 from cute_attention.layouts.grid import draw_grid, figure, mark, save, shade, ticks
 from cute_attention.layouts.model import ELEMENT_BYTES, Array, Kernel
 from cute_attention.layouts.pictures import VECTOR, bank_legend, draw_tile
+from cute_attention.layouts.staged import NUMBER_BYTES, staged_sums
 from cute_attention.layouts.trace import (
     TileCopy,
     Trace,
     accumulator,
     box_elements,
+    of_registers,
     operand_copies,
     parts_of,
-    received,
     tile_copies,
     trace_of,
 )
@@ -121,12 +122,14 @@ def _operands(kernel: Kernel, tensor: str) -> Iterator[tuple[dict[str, Any], str
                     yield product, side, index
 
 
-def _reads(copy: TileCopy, address: int) -> str:
-    thread, instruction, _ = _where(received(copy), address)[0]
+def _instruction(copy: TileCopy, address: int) -> str:
+    """The first instruction between registers and shared memory that moves the element at an
+    address."""
+    thread, instruction, _ = _where(of_registers(copy), address)[0]
     giver = _where(copy.address, address)
     same = giver[(giver[:, 0] // 32 == thread // 32) & (giver[:, 1] == instruction)]
     text = f"{copy.instruction} number {instruction} of warp {thread // 32}"
-    if copy.instruction.startswith("ldmatrix") and len(same):
+    if hardware.moves_matrices(copy.instruction) and len(same):
         lane = same[0][0] % 32
         text += f": lane {lane} gives the address of its 16 bytes (phase {lane // 8})"
     return text
@@ -153,7 +156,7 @@ def _multiplied(kernel: Kernel, trace: Trace, element: Element) -> Iterator[str]
             continue  # another part of the product reads it
         thread, value, rest, block = hits[0]
         copy = copies[product["name"], side, part]
-        yield f"shared -> registers: {_reads(copy, address)}"
+        yield f"shared -> registers: {_instruction(copy, address)}"
         holders = np.unique(hits[:, 0])
         warps = len(np.unique(holders // 32))
         also = ""
@@ -172,16 +175,30 @@ def _accumulated(kernel: Kernel, name: str, row: int, col: int) -> str:
     return f"thread {thread}, register {register}"
 
 
+def _added(kernel: Kernel, number: int) -> Iterator[str]:
+    """The way of an element of dQ to its sum in global memory and back."""
+    place = "registers"
+    for staged in staged_sums(kernel):
+        thread, vector, index = _where(staged.elements, number)[0]
+        address = (staged.vectors[thread, vector] * staged.numbers + index) * NUMBER_BYTES
+        yield (
+            f"registers -> shared: thread {thread} writes it to byte {address} of "
+            f"s{staged.tensor.upper()}, in its vector number {vector} of {staged.numbers} floats"
+        )
+        place = "shared"
+    yield (
+        f"{place} -> global: added to its fp32 sum over the blocks of keys; a kernel of its own "
+        "reads the sums back into the same registers"
+    )
+
+
 def _written(kernel: Kernel, tensor: str, row: int, col: int) -> Iterator[str]:
     """The steps of an element of an output."""
     name = _SUMS[tensor]
     number = row + kernel.product(name)["tile"][0] * col
     yield f"{name}[{row}, {col}] is summed in {_accumulated(kernel, name, row, col)}"
     if tensor == "grad_q":
-        yield (
-            "registers -> global: added to its fp32 sum over the blocks of keys; a kernel of its "
-            "own reads the sums back into the same registers"
-        )
+        yield from _added(kernel, number)
     wrote = False
     for copy in tile_copies(kernel):
         if copy.tile.tensor != tensor:
@@ -203,7 +220,7 @@ def _written(kernel: Kernel, tensor: str, row: int, col: int) -> Iterator[str]:
 
 
 def _from_accumulator(kernel: Kernel, element: Element) -> Iterator[str]:
-    """The steps of an element of P or dS, which other warps read from shared memory."""
+    """The steps of an element of P or dS, which MMAs of other warps read from shared memory."""
     for copy in tile_copies(kernel):
         if copy.tile.tensor == element.tensor and copy.kind == "accumulator":
             name = copy.accumulator
@@ -212,7 +229,11 @@ def _from_accumulator(kernel: Kernel, element: Element) -> Iterator[str]:
                 f"{name}[{element.row}, {element.col}] is summed in {held}, where {element.tensor} "
                 "takes its place"
             )
-            yield "registers -> shared: the same thread writes it where its MMA has it"
+            if hardware.moves_matrices(copy.instruction):
+                address = int(copy.tile.address[element.row, element.col])
+                yield f"registers -> shared: {_instruction(copy, address)}"
+            else:
+                yield "registers -> shared: the same thread writes it where its MMA has it"
 
 
 def steps(kernel: Kernel, element: Element) -> Iterator[str]:

@@ -235,8 +235,9 @@ def threads(kernel: Kernel, copy: TileCopy, subjects: str) -> Figure:
     axes.set_ylabel("row", fontsize=7)
     legend(axes, [(distinct(order[i]), f"instruction {i}") for i in shown[:24]])
     size = copy.values * ELEMENT_BYTES
+    does = "gives the address of" if hardware.moves_matrices(copy.instruction) else "moves"
     title = (
-        f"{subjects}: thread that moves each {size}-byte vector ({copy.instruction}), "
+        f"{subjects}: thread that {does} each {size}-byte vector ({copy.instruction}), "
         f"{total} instructions a thread"
     )
     created.suptitle(f"{kernel.name}\n{_wrapped(title, created.get_figwidth())}", fontsize=8)

@@ -34,7 +34,7 @@ class TileCopy:
     kind: str  # "load": global to shared, "store": shared to global, "accumulator", "operand"
     instruction: str
     tile: SharedTile
-    address: Array  # in shared memory
+    address: Array  # in shared memory; of ldmatrix and stmatrix those of the row that a lane gives
     source: Array | None = None  # elements of the global tile
     target: Array | None = None
     accumulator: str = ""
@@ -66,6 +66,8 @@ def tile_copies(kernel: Kernel) -> list[TileCopy]:
     for exported in kernel.copies:
         if exported["kind"] == "fragment":
             copies.append(_fragment_store(exported))
+        if exported["kind"] == "matrices":
+            copies.append(_matrix_store(exported))
         if exported["kind"] not in words:
             continue
         tile = shared_tile(exported["smem"])
@@ -117,6 +119,23 @@ def _fragment_store(exported: dict[str, Any]) -> TileCopy:
     )
 
 
+def _matrix_store(exported: dict[str, Any]) -> TileCopy:
+    """A copy of an accumulator by stmatrix."""
+    tile = shared_tile(exported["smem"])
+    target = by_instruction(exported["target"], exported["values"])
+    return TileCopy(
+        f"{exported['tensor']}: registers -> shared",
+        "accumulator",
+        exported["instruction"],
+        tile,
+        tile.of_element(target),
+        None,
+        target,
+        exported["accumulator"],
+        registers_by_instruction(exported["registers"], exported["values"]),
+    )
+
+
 def parts_of(product: dict[str, Any]) -> list[dict[str, Any]]:
     """The operands a and b of a product, or of each part of it along k."""
     return product.get("parts", [product])
@@ -153,10 +172,11 @@ def _operand_copy(operand: dict[str, Any], formula: str, key: tuple[str, str, in
     )
 
 
-def received(copy: TileCopy) -> Array:
-    """Addresses of the elements that an operand's threads receive, [thread, instruction, value]."""
-    if copy.instruction.startswith("ldmatrix"):
-        addresses = hardware.ldmatrix(copy.instruction, copy.warps[..., 0])
+def of_registers(copy: TileCopy) -> Array:
+    """Addresses of the elements that threads receive in registers or write from registers,
+    [thread, instruction, value]."""
+    if hardware.moves_matrices(copy.instruction):
+        addresses = hardware.matrix_elements(copy.instruction, copy.warps[..., 0])
         return addresses.reshape(-1, *addresses.shape[2:])
     return copy.address
 
@@ -221,9 +241,9 @@ def _coordinates(elements: Array, rows: int) -> tuple[Array, Array]:
 def accumulator_elements(product: dict[str, Any]) -> Array:
     """[thread, value, rest m, rest n] of a product's accumulator, as elements of its M x N tile."""
     elements = mma_elements(product["c"]["expected"], "c")
-    m, groups = product["tile"][0], product["warpgroups"]
-    row, col = elements % (m // groups), elements // (m // groups)
-    return np.concatenate([m // groups * group + row + m * col for group in range(groups)])
+    m, rows = product["tile"][0], product["c"]["rows"]
+    row, col = elements % rows, elements // rows
+    return np.concatenate([top + row + m * (left + col) for top, left in product["origins"]])
 
 
 def accumulator(product: dict[str, Any]) -> Array:
@@ -260,7 +280,7 @@ class Trace:
         tensor, transposed = operand["smem"]["tensor"], operand["smem"]["transposed"]
         copy = self._copies[key]
         assert copy.registers is not None
-        elements = at(self.contents[tensor], received(copy))
+        elements = at(self.contents[tensor], of_registers(copy))
         held = np.full((elements.shape[0], int(fragment.max()) + 1), -1, np.int64)
         held[:, copy.registers] = elements
         row, col = _coordinates(held[:, fragment], self.kernel.shape(tensor)[0])
@@ -275,7 +295,8 @@ class Trace:
             if copy.kind == "accumulator":
                 product = self.kernel.product(copy.accumulator)
                 assert copy.registers is not None
-                held[copy.tile.tensor] = _put(copy.address, accumulator(product)[:, copy.registers])
+                elements = accumulator(product)[:, copy.registers]
+                held[copy.tile.tensor] = _put(of_registers(copy), elements)
         return held
 
 

@@ -1,0 +1,33 @@
+// boxes.h: writes the boxes as JSON with which TMA fills tiles in shared memory.
+#pragma once
+
+#include "layouts/describe.h"
+
+#include "cute_attention/sm90/tma_boxes.h"
+
+namespace cute_attention::layouts {
+
+// The boxes of `groups` tiles that lie one below the other. The layout `Tile` has the elements of
+// all of them.
+template <class Tile, class Boxes>
+Json boxes_json(char const* tensor, int groups = 1) {
+  Json boxes = Json::array();
+  for (int group = 0; group < groups; ++group) {
+    for (int box = 0; box < Boxes::kCount; ++box) {
+      boxes.add(Json::object()
+                    .set("row", group * Boxes::kRows)
+                    .set("col", Boxes::col(box))
+                    .set("address", Boxes::offset(group * Boxes::kCount + box)));
+    }
+  }
+  return Json::object()
+      .set("kind", "boxes")
+      .set("tensor", tensor)
+      .set("rows", groups * Boxes::kRows)
+      .set("box", Json::array().add(Boxes::kRows).add(Boxes::kCols))
+      .set("swizzle_bits", Boxes::kSwizzleBits)
+      .set("boxes", boxes)
+      .set("smem", smem_json<Tile>(tensor));
+}
+
+}  // namespace cute_attention::layouts
