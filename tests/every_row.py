@@ -75,8 +75,9 @@ def skip_unless_it_is_chosen(row: rows.TableRow) -> None:
 
 
 def backend_of(row: rows.TableRow) -> str:
-    """The backend to ask for, so that the row runs and a kernel computes the gradient. sm90 has no
-    backward rows: if it is asked for by name, no other backend may compute the gradient."""
+    """The backend to ask for, so that the row runs and a kernel computes the gradient. sm90 has
+    backward rows of some head dims only: if it is asked for by name, no other backend may compute
+    the gradient."""
     return "auto" if row.arch == "sm90" and row.direction == "forward" else row.arch
 
 
