@@ -14,7 +14,7 @@ from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference
 from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_it_is_chosen
 from test_kernels import CASES, Case, options_for, plain_pytorch, strided
-from tolerances import assert_as_accurate, assert_close, assert_same_bits
+from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -86,8 +86,11 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
     expected = results(exact, wide, grad_out, grad_lse)
     pytorch = results(plain, (*inputs, sink), grad_out, grad_lse)
     assert_close(found["lse"], expected["lse"].float(), "large_scores", name="lse")
+    # With one key, dS = P (dP - rowsum(dO O)) = P (1 - P) dP is what two equal terms leave. One of
+    # them is computed from the output that was rounded to 16 bits, which plain PyTorch has no use for.
+    factor = 2 * ACCURACY_FACTOR if case.seqlen_k == 1 else ACCURACY_FACTOR
     for name in ("out", "dq", "dk", "dv"):
-        assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name)
+        assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name, factor)
     dsink, magnitudes = exact_dsink(found, sink, grad_out, grad_lse)
     # Its terms hold the output, which was rounded twice: as probabilities, and as it was stored.
     rounding = torch.finfo(DTYPES[row.dtype]).eps * magnitudes + 1e-30
