@@ -36,7 +36,6 @@ struct BackwardCompute {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  using Step = BackwardStep<Element>;
   using Scores = BackwardScores<Row::kKey.score_mod>;
   using QueryRing = Ring<Traits::kStages>;
   static constexpr int kTileM = Traits::kTileM;
@@ -99,9 +98,9 @@ struct BackwardCompute {
   CUTE_DEVICE void compute_keys(BackwardWork const& work) {
     cute::clear(tdKrdK);
     cute::clear(tdVrdV);
-    BackwardSteps<Element, kTileM> const steps(arguments.params, work.tile, work.sequence,
-                                               work.tiles);
-    int const count = steps.count();
+    int const count =
+        BackwardSteps<Element, kTileM>(arguments.params, work.tile, work.sequence, work.tiles)
+            .count();
     if (count == 0) {
       return;
     }
@@ -111,11 +110,9 @@ struct BackwardCompute {
     // The first step also computes dQ of a step before it, which does not exist: from a dS that
     // nobody has written. The warp that adds dQ to its sums leaves this one out.
     arrive(shared.grad_s_full[grad_s_of(grads_before).stage]);
-    Step step = steps.first();
     int remaining = count;
     do {
-      compute_step(work, step.m_block);
-      steps.advance(step);
+      compute_step(work);
     } while (--remaining > 0);
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
     await_grad_s();
@@ -249,7 +246,7 @@ struct BackwardCompute {
 
   // One step. If it is not the block's first, dK of the step before is under way, and dQ of it is
   // computed.
-  CUTE_DEVICE void compute_step(BackwardWork const& work, int m_block) {
+  CUTE_DEVICE void compute_step(BackwardWork const& work) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
@@ -272,7 +269,7 @@ struct BackwardCompute {
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
     if constexpr (Scores::kMasksFirst) {
-      mask(work, m_block, tSrS);
+      mask(work, shared.m_block[ring.stage], tSrS);
     }
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
@@ -282,7 +279,7 @@ struct BackwardCompute {
       scores.begin(rS(_, query), sLse(0, query));
     }
     if constexpr (!Scores::kMasksFirst) {
-      mask(work, m_block, tSrS);
+      mask(work, shared.m_block[ring.stage], tSrS);
     }
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers

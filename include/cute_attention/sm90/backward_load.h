@@ -137,6 +137,9 @@ struct BackwardLoad {
   CUTE_DEVICE void load_queries(Step const& step, int m_begin) {
     Barrier::wait(&shared.query_empty[ring.stage], ring.parity ^ 1);
     uint64_t& full = shared.query_full[ring.stage];
+    if (leader) {
+      shared.m_block[ring.stage] = step.m_block;
+    }
     load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
                  work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);
     load<kTileM, Traits::kHeadDim>(

@@ -36,7 +36,6 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     return;
   }
   BackwardParams const& params = arguments.params;
-  bool const in_order = params.grad_q_turn != nullptr;
   Ring<1> ring{};  // of dQ in shared memory
   for (Ring<kWorkSlots> slot{};; slot.advance()) {
     Barrier::wait(&shared.work_full[slot.stage], slot.parity);
@@ -55,10 +54,11 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     auto step = steps.first();
     for (; remaining > 0; --remaining) {
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      int32_t* const counter = params.grad_q_turn + step.grad_q_block;
-      if (in_order) {
+      int32_t* counter = nullptr;
+      if (params.grad_q_turn != nullptr) {
         KvTiles const keys =
             kv_tiles(work.sequence, step.m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
+        counter = params.grad_q_turn + step.grad_q_block;
         // The parts of a CTA have their turn together: each ends one.
         int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
         while (ended_turns(counter) < turn) {
@@ -68,7 +68,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
                      shared.grad_q[part], kPartNumbers * int(sizeof(float)));
       await_bulk_reads();
       Barrier::arrive(&shared.grad_q_empty[part]);
-      if (in_order) {
+      if (counter != nullptr) {
         await_bulk_adds();
         end_turn(counter);
       }

@@ -145,6 +145,7 @@ struct BackwardTraits {
     alignas(128) float delta[kStages][kTileM];
 
     BackwardWork works[kWorkSlots];
+    int32_t m_block[kStages];  // of the queries of a stage
 
     // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.
