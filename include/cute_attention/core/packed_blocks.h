@@ -1,5 +1,5 @@
-// core/packed_blocks.h: finds the blocks of queries of packed sequences. Only the device knows the
-// lengths of these sequences.
+// core/packed_blocks.h: finds the blocks of queries, or of keys, of packed sequences. Only the
+// device knows the lengths of these sequences.
 #pragma once
 
 #include <cute/config.hpp>
@@ -9,17 +9,17 @@
 namespace cute_attention {
 
 struct PackedBlock {
-  int32_t batch;    // the block's sequence; if there is no such block, the number of sequences
-  int32_t m_block;  // the block's number in its sequence
+  int32_t batch;  // the block's sequence; if there is no such block, the number of sequences
+  int32_t after;  // how many blocks of its sequence have a higher index
 };
 
-// Finds blocks of `tile_m` queries by index. The index counts the blocks of all sequences, one
-// sequence after the other, and in each sequence from the last block to the first. A search goes on
-// where the one before ended, so no index may be smaller than the one before.
+// Finds blocks of `tile` rows by index. The index counts the blocks of all sequences, one sequence
+// after the other. A search goes on where the one before ended, so no index may be smaller than the
+// one before.
 struct PackedBlocks {
   int32_t const* cu_seqlens;  // [batch + 1]
   int32_t batch;
-  int32_t tile_m;
+  int32_t tile;
   int32_t first = 0;   // the sequence at which the next search begins
   int32_t before = 0;  // how many blocks the sequences before `first` have
 
@@ -30,7 +30,7 @@ struct PackedBlocks {
     for (; first < batch; first += 32) {
       int32_t const mine = first + lane;
       int32_t const blocks =
-          mine < batch ? ceil_div(cu_seqlens[mine + 1] - cu_seqlens[mine], tile_m) : 0;
+          mine < batch ? ceil_div(cu_seqlens[mine + 1] - cu_seqlens[mine], tile) : 0;
       int32_t up_to = blocks;  // at the end of the loop: blocks of the sequences first to mine
       CUTE_UNROLL
       for (int offset = 1; offset < 32; offset *= 2) {

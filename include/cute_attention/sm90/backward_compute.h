@@ -139,8 +139,9 @@ struct BackwardCompute {
     return buffer_of<Traits::kStagesS>(number);
   }
 
-  // This warp's MMAs have read Q and dO of the step before.
+  // This warp's MMAs have read Q and dO of the step before, and its lanes the LSE and delta.
   CUTE_DEVICE void release_queries() {
+    __syncwarp();
     uint32_t const stage = queries_of(steps_before - 1).stage;
     arrive(shared.query_empty[stage]);
     arrive(shared.grad_o_empty[stage]);

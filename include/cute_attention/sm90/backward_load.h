@@ -7,6 +7,7 @@
 
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/load_sequence.h"
+#include "cute_attention/core/packed_blocks.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/tma_tile.h"
 
@@ -25,12 +26,16 @@ struct BackwardLoad {
   SharedMemory& shared;
   bool const leader;                   // one lane talks to the TMA unit and to the barriers
   BackwardWork const* work = nullptr;  // what is being loaded
+  PackedBlocks blocks;                 // of keys, of packed sequences
   Ring<Traits::kStages> ring{};
   Ring<1> ring_keys{};
   Ring<1> ring_landed{};
 
   CUTE_DEVICE BackwardLoad(BackwardArguments const& arguments, SharedMemory& shared)
-      : arguments(arguments), shared(shared), leader(cute::elect_one_sync()) {}
+      : arguments(arguments),
+        shared(shared),
+        leader(cute::elect_one_sync()),
+        blocks{arguments.params.cu_seqlens_k, arguments.params.batch, kTileN} {}
 
   CUTE_DEVICE void run() {
     int32_t index = in_order() ? next_index() : int32_t(blockIdx.x);
@@ -67,20 +72,28 @@ struct BackwardLoad {
     return (in_order() ? 0 : int32_t(gridDim.x)) + warp_uniform(taken);
   }
 
-  // Block number `index`; if it has no keys, the next one that has. Packed sequences that are
-  // shorter than the longest have fewer blocks.
-  CUTE_DEVICE BackwardWork work_from(int32_t index) const {
+  // Block number `index`, or the end. The blocks of packed sequences are counted on the device, one
+  // sequence after the other: those that shorter sequences do not have are not counted.
+  CUTE_DEVICE BackwardWork work_from(int32_t index) {
+    BackwardParams const& params = arguments.params;
     BackwardWork next;
-    for (; index < int32_t(arguments.schedule.tiles()); index = next_index()) {
-      next.tile = arguments.schedule.tile(index);
-      next.sequence = load_sequence(arguments.params, next.tile.batch);
-      int const n_begin = next.tile.n_block * kTileN;
-      if (n_begin < next.sequence.seqlen_k) {
-        next.tiles = m_tiles(next.sequence, n_begin, kTileN, kTileM);
-        return next;
+    next.tile.n_block = -1;
+    if (params.cu_seqlens_k == nullptr) {
+      if (index < int32_t(arguments.schedule.tiles())) {
+        next.tile = arguments.schedule.tile(index);
+        next.sequence = load_sequence(params, next.tile.batch);
+      }
+    } else {
+      PackedBlock const block = blocks.find(index / params.heads_kv);
+      if (block.batch < params.batch) {
+        next.sequence = load_sequence(params, block.batch);
+        int32_t const n_blocks = ceil_div(next.sequence.seqlen_k, kTileN);
+        next.tile = {n_blocks - 1 - block.after, index % params.heads_kv, block.batch};
       }
     }
-    next.tile.n_block = -1;
+    if (!next.is_end()) {
+      next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
+    }
     return next;
   }
 

@@ -131,8 +131,6 @@ struct BackwardTraits {
 
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
-  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));
-  static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));
 
   struct SharedMemory {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;

@@ -59,7 +59,8 @@ struct TileWalk {
     }
     int32_t const index = next_index(cta, ctas);
     PackedBlock const block = blocks.find(index / schedule.heads);
-    work = {block.m_block, index % schedule.heads, block.batch};
+    // From the last block of a sequence to its first.
+    work = {block.after, index % schedule.heads, block.batch};
     more = block.batch < params.batch;
     return more;
   }

@@ -203,7 +203,7 @@ def _whats(direction: str) -> tuple[str, ...]:
 
 def redundant(contender: Contender, direction: str, settings: Settings) -> bool:
     """Whether a row would repeat another: on a Hopper GPU `auto` differs from sm90 in the backward
-    alone, so its forward is left out where sm90 is measured."""
+    of large head dims alone, so its forward is left out where sm90 is measured."""
     named = {each.name: each for each in settings.contenders}
     if contender.name != "auto" or direction != "fwd" or "sm90" not in named:
         return False
