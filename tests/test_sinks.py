@@ -86,8 +86,8 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
     expected = results(exact, wide, grad_out, grad_lse)
     pytorch = results(plain, (*inputs, sink), grad_out, grad_lse)
     assert_close(found["lse"], expected["lse"].float(), "large_scores", name="lse")
-    # With one key, dS = P (dP - rowsum(dO O)) = P (1 - P) dP is what two equal terms leave. One of
-    # them is computed from the output that was rounded to 16 bits, which plain PyTorch has no use for.
+    # With one key, dS = P (dP - rowsum(dO O)) = P (1 - P) dP: two nearly equal terms. One of them
+    # is computed from the output as it was rounded to 16 bits, which plain PyTorch does not use.
     factor = 2 * ACCURACY_FACTOR if case.seqlen_k == 1 else ACCURACY_FACTOR
     for name in ("out", "dq", "dk", "dv"):
         assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name, factor)
