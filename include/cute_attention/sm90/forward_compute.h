@@ -138,6 +138,13 @@ struct ForwardCompute {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return scores.m_offset(); }
 
+  // The KV tiles that this warpgroup's own queries visit, a part of those of the tile.
+  CUTE_DEVICE KvTiles own_kv_tiles(ForwardTile const& tile) const {
+    QueryPacking const& packing = arguments.packing;
+    return kv_tiles(tile.sequence, tile.m_begin + packing.query(m_offset()),
+                    packing.queries(kWarpgroupM), kTileN);
+  }
+
   // The KV tile that this warpgroup visits first: the last one, or, if only other warpgroups'
   // queries see keys of the last one, the last but one.
   CUTE_DEVICE static int32_t first_block(ForwardTile const& tile, KvTiles const& own) {
@@ -150,7 +157,7 @@ struct ForwardCompute {
   // before is still unread here, and waiting for a second V, for which there may be no buffer,
   // would never end.
   CUTE_DEVICE void skip_hidden_keys(ForwardTile const& tile) {
-    if (first_block(tile, tile.own[warpgroup]) < tile.kv.end - 1) {
+    if (first_block(tile, own_kv_tiles(tile)) < tile.kv.end - 1) {
       wait_for_keys();
       release(shared.key_empty[ring_k.stage]);
       ring_k.advance();
@@ -169,7 +176,7 @@ struct ForwardCompute {
   // Visits all KV tiles but the first, whose P there is already.
   CUTE_DEVICE void walk_kv_tiles() {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
-    KvTiles const own = tile.own[warpgroup];
+    KvTiles const own = own_kv_tiles(tile);
     int32_t const begin = tile.kv.begin;
     int32_t const first = first_block(tile, own);
     if (first < tile.kv.end - 1) {
@@ -286,7 +293,7 @@ struct ForwardCompute {
   // Computes P of a tile's first KV tile. S must be there.
   CUTE_DEVICE void first_probabilities() {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
-    KvTiles const own = tile.own[warpgroup];
+    KvTiles const own = own_kv_tiles(tile);
     int32_t const n_block = first_block(tile, own);
     release_scores(n_block == tile.kv.begin);
     scores.first(tile, n_block, !own.masked(n_block));

@@ -16,9 +16,6 @@ namespace cute_attention::sm90 {
 // sooner.
 constexpr int kTileSlots = 3;
 
-// The most warpgroups that compute.
-constexpr int kMostConsumers = 3;
-
 // What the kernel is given; constant over the grid.
 struct ForwardArguments {
   ForwardParams params;
@@ -37,7 +34,6 @@ struct ForwardTile {
   Sequence sequence;
   int32_t m_begin;  // its first query
   KvTiles kv;
-  KvTiles own[kMostConsumers];  // of them those that each warpgroup's own queries need
 
   CUTE_DEVICE bool sees_keys() const { return kv.begin < kv.end; }
   CUTE_DEVICE bool is_end() const { return m_begin < 0; }  // there are no more tiles
