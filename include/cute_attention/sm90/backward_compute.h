@@ -46,6 +46,7 @@ struct BackwardCompute {
   // For how many columns of S a thread may load the LSE ahead. Without a limit ptxas loads all of
   // it first, and spills where kGradQFirst leaves few registers.
   static constexpr int kLseAhead = 16;
+  static_assert(!kGradQFirst || Scores::kMasksFirst, "zero_after() needs P, not modified scores");
 
   template <class Mma, int kRows, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
@@ -154,14 +155,18 @@ struct BackwardCompute {
     }
   }
 
+  // A buffer of shared memory as a tensor.
+  template <class Layout, class Buffer>
+  CUTE_DEVICE static auto in_shared(Buffer& buffer) {
+    return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
+  }
+
   // Starts S^T = K Q^T with the Q of `ring`.
   CUTE_DEVICE void start_scores(FragmentS& tSrS, QueryRing const& ring) {
     using namespace cute;
     typename Traits::MmaS mma;
-    Tensor sK =
-        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});  // (N, D, 1)
-    Tensor sQ = make_tensor(make_smem_ptr(shared.q.data()),
-                            typename Traits::SmemLayoutQ{});  // (M, D, STAGE)
+    Tensor sK = in_shared<typename Traits::SmemLayoutK>(shared.k);  // (N, D, 1)
+    Tensor sQ = in_shared<typename Traits::SmemLayoutQ>(shared.q);  // (M, D, STAGE)
     auto const thread_mma = mma.get_slice(warpgroup * kWarpgroupThreads);
     Tensor tSrK = thread_mma.partition_fragment_A(sK);  // (MMA, MMA_N, MMA_D, 1)
     Tensor tSrQ = thread_mma.partition_fragment_B(sQ);  // (MMA, MMA_M, MMA_D, STAGE)
@@ -174,10 +179,8 @@ struct BackwardCompute {
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
     copy(row_numbers(shared.delta[ring.stage]), tdPrdP);
     typename Traits::MmaS mma;
-    Tensor sV =
-        make_tensor(make_smem_ptr(shared.v.data()), typename Traits::SmemLayoutV{});  // (N, DV, 1)
-    Tensor sdO = make_tensor(make_smem_ptr(shared.grad_o.data()),
-                             typename Traits::SmemLayoutGradO{});  // (M, DV, STAGE)
+    Tensor sV = in_shared<typename Traits::SmemLayoutV>(shared.v);            // (N, DV, 1)
+    Tensor sdO = in_shared<typename Traits::SmemLayoutGradO>(shared.grad_o);  // (M, DV, STAGE)
     auto const thread_mma = mma.get_slice(warpgroup * kWarpgroupThreads);
     Tensor tdPrV = thread_mma.partition_fragment_A(sV);    // (MMA, MMA_N, MMA_DV, 1)
     Tensor tdPrdO = thread_mma.partition_fragment_B(sdO);  // (MMA, MMA_M, MMA_DV, STAGE)
@@ -188,9 +191,8 @@ struct BackwardCompute {
   CUTE_DEVICE void start_grad_v(Operand const& tdVrP, QueryRing const& ring) {
     using namespace cute;
     typename Traits::MmaV mma;
-    Tensor sdOt = make_tensor(make_smem_ptr(shared.grad_o.data()),
-                              typename Traits::SmemLayoutGradOt{});  // (DV, M, STAGE)
-    Tensor tdVrdO = mma.get_slice(0).partition_fragment_B(sdOt);     // (MMA, MMA_DV, MMA_M, STAGE)
+    Tensor sdOt = in_shared<typename Traits::SmemLayoutGradOt>(shared.grad_o);  // (DV, M, STAGE)
+    Tensor tdVrdO = mma.get_slice(0).partition_fragment_B(sdOt);  // (MMA, MMA_DV, MMA_M, STAGE)
     start_gemm<GMMA::ScaleOut::One>(mma, tdVrP, tdVrdO(_, _, _, ring.stage), tdVrdV);
   }
 
@@ -198,9 +200,8 @@ struct BackwardCompute {
   CUTE_DEVICE void start_grad_k(Operand const& tdKrdS, QueryRing const& ring) {
     using namespace cute;
     typename Traits::MmaK mma;
-    Tensor sQt = make_tensor(make_smem_ptr(shared.q.data()),
-                             typename Traits::SmemLayoutQt{});  // (D, M, STAGE)
-    Tensor tdKrQ = mma.get_slice(0).partition_fragment_B(sQt);  // (MMA, MMA_D, MMA_M, STAGE)
+    Tensor sQt = in_shared<typename Traits::SmemLayoutQt>(shared.q);  // (D, M, STAGE)
+    Tensor tdKrQ = mma.get_slice(0).partition_fragment_B(sQt);        // (MMA, MMA_D, MMA_M, STAGE)
     start_gemm<GMMA::ScaleOut::One>(mma, tdKrdS, tdKrQ(_, _, _, ring.stage), tdKrdK);
   }
 
@@ -215,10 +216,8 @@ struct BackwardCompute {
     using namespace cute;
     auto const ring_s = grad_s_of(grads_before);
     typename Traits::MmaQ mma;
-    Tensor sdS = make_tensor(make_smem_ptr(shared.grad_s.data()),
-                             typename Traits::SmemLayoutS{});  // (M, N, STAGE)
-    Tensor sKt =
-        make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutKt{});  // (D, N, 1)
+    Tensor sdS = in_shared<typename Traits::SmemLayoutS>(shared.grad_s);  // (M, N, STAGE)
+    Tensor sKt = in_shared<typename Traits::SmemLayoutKt>(shared.k);      // (D, N, 1)
     Tensor sdS_part = local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
                                  make_coord(Traits::row_part_q(warpgroup), _0{}, ring_s.stage));
     Tensor sKt_part = local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
@@ -262,7 +261,9 @@ struct BackwardCompute {
       release_queries();
     }
     start_grad_p(tdPrdP, ring);
-    if constexpr (kGradQFirst) await_grad_s();
+    if constexpr (kGradQFirst) {
+      await_grad_s();
+    }
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
     Tensor tSsLse = row_numbers(shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
@@ -337,8 +338,7 @@ struct BackwardCompute {
     using namespace cute;
     auto const ring_s = grad_s_of(grads_before + 1);
     Barrier::wait(&shared.grad_s_empty[ring_s.stage], ring_s.parity ^ 1);
-    Tensor sdSt = make_tensor(make_smem_ptr(shared.grad_s.data()),
-                              typename Traits::SmemLayoutSt{});  // (N, M, STAGE)
+    Tensor sdSt = in_shared<typename Traits::SmemLayoutSt>(shared.grad_s);  // (N, M, STAGE)
     auto const thread_copy = typename Traits::SmemCopyS{}.get_slice(opaque(thread));
     Tensor rdS = make_tensor(tdKrdS.data(), FragmentS{}.layout());      // (MMA, MMA_N, MMA_M)
     Tensor source = thread_copy.retile_S(rdS);                          // (COPY, COPY_N, COPY_M)

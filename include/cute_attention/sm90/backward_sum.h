@@ -1,4 +1,4 @@
-// sm90/backward_sum.h: the warp that adds dQ of each step to its sums in global memory.
+// sm90/backward_sum.h: the warps that add dQ of each step to its sums in global memory.
 #pragma once
 
 #include "cute_attention/core/backward_steps.h"
