@@ -1,62 +1,130 @@
 // torch_tensors.h: torch's tensors on the LibTorch stable ABI, as the kernels take them.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
+#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "cute_attention/params.h"
 
 namespace cute_attention {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-
 constexpr int64_t kVectorElements = 8;  // 16 bytes of a 16-bit type, the unit of the kernels' loads
+constexpr int64_t kMostDims = 4;
 
-inline Tensor empty(std::initializer_list<int64_t> sizes, int32_t dtype, int32_t device) {
-  int64_t strides[4];
+struct DeleteTensor {
+  void operator()(AtenTensorOpaque* tensor) const { aoti_torch_delete_tensor_object(tensor); }
+};
+
+// A tensor that this library holds a reference of.
+using Tensor = std::unique_ptr<AtenTensorOpaque, DeleteTensor>;
+
+// A tensor that somebody else holds, and what the kernels are told of it. It is read once: each
+// question is a call into libtorch.
+struct TensorView {
+  explicit TensorView(AtenTensorHandle tensor) : handle(tensor) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &data));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dim));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
+    int32_t type = 0;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
+    is_cuda = type == aoti_torch_device_type_cuda();
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &device));
+  }
+  explicit TensorView(Tensor const& tensor) : TensorView(tensor.get()) {}
+
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int64_t i = 0; i < dim; ++i) count *= sizes[i];
+    return count;
+  }
+  bool is_contiguous() const {
+    int64_t stride = 1;
+    for (int64_t i = dim; i-- > 0;) {
+      if (sizes[i] == 0) return true;
+      if (sizes[i] > 1 && strides[i] != stride) return numel() == 0;
+      stride *= sizes[i];
+    }
+    return true;
+  }
+  bool is_beside(TensorView const& other) const { return is_cuda && device == other.device; }
+
+  AtenTensorHandle handle;
+  void* data;
+  int64_t dim;
+  int64_t* sizes;
+  int64_t* strides;
+  int32_t dtype;
+  int32_t device;
+  bool is_cuda;
+};
+
+using OptionalTensor = std::optional<TensorView>;
+
+inline Tensor empty(int64_t const* sizes, int64_t dim, int32_t dtype, int32_t device) {
+  int64_t strides[kMostDims];
   int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
+  for (int64_t i = dim; i-- > 0;) {
     strides[i] = stride;
-    stride *= std::max<int64_t>(sizes.begin()[i], 1);
+    stride *= std::max<int64_t>(sizes[i], 1);
   }
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
-                               aoti_torch_device_type_cuda(), device, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      dim, sizes, strides, dtype, aoti_torch_device_type_cuda(), device, &handle));
   return Tensor(handle);
 }
 
-// Whether the kernels can read its address and its strides.
-inline bool is_readable(Tensor const& tensor) {
-  auto const strides = tensor.strides();
-  auto const sizes = tensor.sizes();
-  size_t const last = sizes.size() - 1;
-  if (reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 != 0) return false;
-  if (sizes[last] > 1 && strides[last] != 1) return false;
-  for (size_t i = 0; i < last; ++i) {
-    if (sizes[i] > 1 && strides[i] % kVectorElements != 0) return false;
+inline Tensor empty(std::initializer_list<int64_t> sizes, int32_t dtype, int32_t device) {
+  return empty(sizes.begin(), static_cast<int64_t>(sizes.size()), dtype, device);
+}
+
+inline Tensor empty_like(TensorView const& tensor) {  // contiguous
+  return empty(tensor.sizes, tensor.dim, tensor.dtype, tensor.device);
+}
+
+inline void* data_of(Tensor const& tensor) {
+  void* data = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor.get(), &data));
+  return data;
+}
+
+inline void fill_with_zeros(Tensor const& tensor) {
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(tensor.get()));
+}
+
+// A contiguous copy, which `copies` keeps.
+inline TensorView copied(TensorView const& tensor, std::vector<Tensor>& copies) {
+  copies.push_back(empty_like(tensor));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(copies.back().get(), tensor.handle, 0));
+  return TensorView(copies.back());
+}
+
+// The tensor itself, or a copy whose address and strides the kernels can read.
+inline TensorView readable(TensorView const& tensor, std::vector<Tensor>& copies) {
+  int64_t const last = tensor.dim - 1;
+  bool good = reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0 &&
+              (tensor.sizes[last] <= 1 || tensor.strides[last] == 1);
+  for (int64_t i = 0; i < last; ++i) {
+    good = good && (tensor.sizes[i] <= 1 || tensor.strides[i] % kVectorElements == 0);
   }
-  return true;
+  return good ? tensor : copied(tensor, copies);
 }
 
-// torch::stable::contiguous looks its op up by name at each call, which takes a microsecond.
-inline Tensor as_contiguous(Tensor const& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+inline TensorView contiguous(TensorView const& tensor, std::vector<Tensor>& copies) {
+  return tensor.is_contiguous() ? tensor : copied(tensor, copies);
 }
 
-inline Strides strides_of(Tensor const& tensor) {
-  auto const strides = tensor.strides();
-  auto const sizes = tensor.sizes();
+inline Strides strides_of(TensorView const& tensor) {
   // The stride of a dimension of one element is never used, and may be anything.
-  auto const used = [&](size_t i) { return sizes[i] > 1 ? strides[i] : 0; };
-  return sizes.size() == 4 ? Strides{used(0), used(1), used(2)} : Strides{0, used(0), used(1)};
+  auto const used = [&](int64_t i) { return tensor.sizes[i] > 1 ? tensor.strides[i] : 0; };
+  return tensor.dim == 4 ? Strides{used(0), used(1), used(2)} : Strides{0, used(0), used(1)};
 }
 
 inline int32_t to_int32(int64_t value, char const* name) {
@@ -71,43 +139,37 @@ inline int32_t window_bound(int64_t bound) {
 
 inline int32_t const* cu_seqlens_of(OptionalTensor const& cu_seqlens, char const* name) {
   if (!cu_seqlens) return nullptr;
-  STD_TORCH_CHECK(cu_seqlens->is_cuda() && cu_seqlens->scalar_type() == ScalarType::Int &&
-                      cu_seqlens->dim() == 1 && cu_seqlens->size(0) >= 1 &&
+  STD_TORCH_CHECK(cu_seqlens->is_cuda && cu_seqlens->dtype == aoti_torch_dtype_int32() &&
+                      cu_seqlens->dim == 1 && cu_seqlens->sizes[0] >= 1 &&
                       cu_seqlens->is_contiguous(),
                   "cute_attention: ", name, " must be a contiguous int32 CUDA tensor [batch + 1]");
-  return static_cast<int32_t const*>(cu_seqlens->data_ptr());
+  return static_cast<int32_t const*>(cu_seqlens->data);
 }
 
-// The sinks of q's heads, contiguous.
-inline OptionalTensor contiguous_sinks(OptionalTensor const& sink, Tensor const& q) {
-  if (!sink) return std::nullopt;
-  STD_TORCH_CHECK(sink->is_cuda() && sink->get_device_index() == q.get_device_index() &&
-                      sink->scalar_type() == ScalarType::Float && sink->dim() == 1 &&
-                      q.dim() >= 2 && sink->size(0) == q.size(q.dim() - 2),
+inline void check_sink(TensorView const& sink, TensorView const& q) {
+  STD_TORCH_CHECK(sink.is_beside(q) && sink.dtype == aoti_torch_dtype_float32() && sink.dim == 1 &&
+                      q.dim >= 2 && sink.sizes[0] == q.sizes[q.dim - 2],
                   "cute_attention: sink must be float32 [heads] on q's device");
-  return as_contiguous(*sink);
 }
 
 // The dtypes, devices and shapes of q, k and v fit together.
-inline void check_inputs(Tensor const& q, Tensor const& k, Tensor const& v, bool packed) {
+inline void check_inputs(TensorView const& q, TensorView const& k, TensorView const& v,
+                         bool packed) {
   int64_t const dim = packed ? 3 : 4;
-  STD_TORCH_CHECK(q.dim() == dim && k.dim() == dim && v.dim() == dim,
+  STD_TORCH_CHECK(q.dim == dim && k.dim == dim && v.dim == dim,
                   "cute_attention: q, k and v must have ", dim, " dimensions");
-  STD_TORCH_CHECK(q.is_cuda() && k.get_device_index() == q.get_device_index() && k.is_cuda() &&
-                      v.is_cuda() && v.get_device_index() == q.get_device_index(),
+  STD_TORCH_CHECK(q.is_cuda && k.is_beside(q) && v.is_beside(q),
                   "cute_attention: q, k and v must be on one CUDA device");
-  ScalarType const dtype = q.scalar_type();
-  STD_TORCH_CHECK((dtype == ScalarType::Half || dtype == ScalarType::BFloat16) &&
-                      k.scalar_type() == dtype && v.scalar_type() == dtype,
+  STD_TORCH_CHECK((q.dtype == aoti_torch_dtype_float16() || q.dtype == aoti_torch_dtype_bfloat16()) &&
+                      k.dtype == q.dtype && v.dtype == q.dtype,
                   "cute_attention: q, k and v must all be float16 or all bfloat16");
-  bool const same_keys =
-      k.size(0) == v.size(0) && (packed || (k.size(0) == q.size(0) && k.size(1) == v.size(1)));
-  int64_t const heads = q.size(dim - 2), heads_kv = k.size(dim - 2);
+  bool const same_keys = k.sizes[0] == v.sizes[0] &&
+                         (packed || (k.sizes[0] == q.sizes[0] && k.sizes[1] == v.sizes[1]));
+  int64_t const heads = q.sizes[dim - 2], heads_kv = k.sizes[dim - 2];
   STD_TORCH_CHECK(heads_kv == 0 ? heads == 0 : heads % heads_kv == 0,
                   "cute_attention: the heads of k must divide those of q");
-  STD_TORCH_CHECK(
-      same_keys && k.size(dim - 2) == v.size(dim - 2) && k.size(dim - 1) == q.size(dim - 1),
-      "cute_attention: the shapes of q, k and v do not match");
+  STD_TORCH_CHECK(same_keys && heads_kv == v.sizes[dim - 2] && k.sizes[dim - 1] == q.sizes[dim - 1],
+                  "cute_attention: the shapes of q, k and v do not match");
 }
 
 }  // namespace cute_attention

@@ -20,7 +20,7 @@ from .arguments import EXTRA_DEFAULTS, EXTRAS, KEPT, Arguments
 from .autograd import AttentionFunction, TransformedAttention, apply_eagerly
 from .checked import checked
 from .dispatch.backends import BACKENDS
-from .dispatch.plans import plan_for
+from .dispatch.plans import plan_for, shortened
 from .dispatch.request import asked_around
 from .dispatch.select import is_kept
 from .options import with_defaults
@@ -35,6 +35,8 @@ _NO_PLAN = (AttributeError, IndexError, TypeError)  # of an argument that no pla
 
 _autocast_is_on = torch._C._is_any_autocast_enabled
 _functorch_is_on = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_gradients_are_on = torch.is_grad_enabled
 
 
 def attend(
@@ -69,7 +71,7 @@ def attend(
     if plan is not None and all(type(value) in _KEY_TYPES for value in kind.values()):
         if len(plans) >= _MOST_PLANS:
             plans.clear()
-        plans[key] = plan._replace(forward=_in_cpp(plan.forward), output=_in_cpp(plan.output))
+        plans[key] = shortened(plan, has_extras=len(extras) > 0)
     return results
 
 
@@ -89,16 +91,10 @@ def _apart(
     return tuple(extras[:count]), kind
 
 
-def _in_cpp(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The function in C++ that an OpOverload passes its arguments on to, which takes half a
-    microsecond. Code that is traced keeps the OpOverload."""
-    return getattr(op, "op", op)
-
-
 def key_of(name: str, q: Any, v: Any, options: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a plan depends on. The types of the options are part of it: True == 1 == 1.0, but only
     one of them is right."""
-    window = options.get("window") or ()
+    values = options.values()
     return (
         name,
         q.dtype,
@@ -106,9 +102,11 @@ def key_of(name: str, q: Any, v: Any, options: Mapping[str, Any]) -> tuple[Any, 
         q.shape[-1],
         v.shape[-1],
         *asked_around(),
-        *options.items(),
-        *map(type, options.values()),
-        *map(type, window),
+        *options,
+        None,
+        *values,
+        *map(type, values),
+        *map(type, options.get("window") or ()),
     )
 
 
@@ -122,6 +120,7 @@ def is_plain(q: Any, k: Any, v: Any, extras: tuple[Any, ...]) -> bool:
         and (not extras or _are_plain(extras))
         and not _autocast_is_on()
         and not _functorch_is_on()
+        and not _dispatch_modes()
         and forward_ad._current_level < 0
     )
 
@@ -137,10 +136,12 @@ _PLAIN_TENSORS = {Tensor, torch.nn.Parameter, type(None)}
 
 def _run_at_once(plan: Plan, q: Tensor, k: Tensor, v: Tensor, extras: tuple[Any, ...]) -> Any:
     """The plan's op on tensors that it checks, with autograd where it is needed."""
-    needed = q.requires_grad or k.requires_grad or v.requires_grad
-    if len(extras) > _PACKING:
-        needed = needed or any(isinstance(t, Tensor) and t.requires_grad for t in extras)
-    if needed and torch.is_grad_enabled():
+    if _gradients_are_on() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (len(extras) > _PACKING and any(getattr(t, "requires_grad", False) for t in extras))
+    ):
         return apply_eagerly(plan, q, k, v, *extras)
     op = plan.forward if plan.return_lse else plan.output
     return op(q, k, v, *plan.options, *extras)
@@ -159,11 +160,11 @@ def _attend_checked(
 
 
 def _may_be_kept(plan: Plan, call: Arguments) -> bool:
-    """Whether the plan serves all calls with the same key: its ops check tensors, and take no other
+    """Whether the plan serves all calls with the same key: its ops check the tensors, and take no other
     extras than those of packed sequences and of `KEPT`."""
     others = zip(EXTRAS[_PACKING:], call[-len(EXTRAS) + _PACKING :], _OTHER_DEFAULTS, strict=True)
     return (
-        BACKENDS[plan.options[0]].checks
+        BACKENDS[plan.choices[0]].brief is not None
         and all(value is default or name in KEPT for name, value, default in others)
         and is_kept(plan.requested, *plan.problem)
     )

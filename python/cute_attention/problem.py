@@ -52,7 +52,8 @@ class Plan(NamedTuple):
     requested: str  # the backend that was asked for when the plan was made, "auto" included
     forward: Callable[..., Any]  # returns the output and the LSE
     output: Callable[..., Any]  # returns the output alone
-    options: tuple[Any, ...]  # backend, scale, window_left, window_right, softcap
+    options: tuple[Any, ...]  # `choices`, or one text for all of them that brief ops take
+    choices: tuple[Any, ...]  # backend, scale, window_left, window_right, softcap
     deterministic: bool  # what the call asks of the backward
     return_lse: bool
     backward: list[Backward]  # one item once it is chosen, which the first backward does

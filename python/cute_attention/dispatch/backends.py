@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..native import binding, core
 from ..native.core import Candidate
-from ..ops.schema import KERNELS, REFERENCE, Family
+from ..ops.schema import BRIEF_KERNELS, KERNELS, REFERENCE, Family
 from ..problem import Problem
 
 VECTOR = 8  # elements of a row that kernels load at a time; other head dims are filled up to it
@@ -31,7 +31,7 @@ class Backend(ABC):
     name: str  # as users write it
     ops: Family
     multiple: int  # its ops take head dims that are multiples of this
-    checks: bool  # its ops refuse tensors that do not agree
+    brief: Family | None  # its brief ops, which refuse tensors that do not agree
 
     @abstractmethod
     def report(self, problem: Problem) -> Report:
@@ -85,9 +85,9 @@ def _whole_vectors(head_dim: int) -> int:
 
 
 _FASTEST_FIRST: tuple[Backend, ...] = (
-    Kernels("sm90", KERNELS, VECTOR, checks=True),
-    Kernels("sm80", KERNELS, VECTOR, checks=True),
-    Reference("reference", REFERENCE, 1, checks=False),
+    Kernels("sm90", KERNELS, VECTOR, BRIEF_KERNELS),
+    Kernels("sm80", KERNELS, VECTOR, BRIEF_KERNELS),
+    Reference("reference", REFERENCE, 1, None),
 )
 BACKENDS = {backend.name: backend for backend in _FASTEST_FIRST}
 

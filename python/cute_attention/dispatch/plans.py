@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..arguments import Arguments, kind_of
+from ..ops.schema import Family, brief
 from ..problem import Backward, Plan, Problem
-from .backends import BACKENDS, Backend
+from .backends import BACKENDS
 from .request import check_name, requested_backend
 from .select import is_kept, select
 
@@ -32,20 +33,35 @@ def plan_for(name: str, call: Arguments, options: dict[str, Any]) -> Plan:
     requested = requested_backend(options["backend"])
     problem = kind_of(call)
     backend = BACKENDS[select(requested, *problem)]
-    forward: Callable[..., Any] = backend.ops.forward
-    output: Callable[..., Any] = backend.ops.output
-    if _fills_up(problem, backend):
-        forward = functools.partial(_filled_forward, forward)
-        output = functools.partial(_filled_output, output)
+    ops = _fitted(backend.ops, problem, backend.multiple)
+    choices = (backend.name, call.scale, call.window_left, call.window_right, call.softcap)
     return Plan(
-        problem,
-        requested,
-        forward,
-        output,
-        (backend.name, call.scale, call.window_left, call.window_right, call.softcap),
-        options["deterministic"],
-        options["return_lse"],
-        [],
+        problem=problem,
+        requested=requested,
+        forward=ops.forward,
+        output=ops.output,
+        options=choices,
+        choices=choices,
+        deterministic=options["deterministic"],
+        return_lse=options["return_lse"],
+        backward=[],
+    )
+
+
+def shortened(plan: Plan, has_extras: bool) -> Plan:
+    """The plan for calls outside of traced code that need no checks: with the functions in C++ that
+    OpOverloads pass their arguments on to, which takes half a microsecond; brief ones where the
+    call has no extras, and where the backend has them."""
+    backend = BACKENDS[plan.choices[0]]
+    is_brief = backend.brief is not None and not has_extras
+    ops = _fitted(
+        _in_cpp(backend.brief if is_brief else backend.ops), plan.problem, backend.multiple
+    )
+    return plan._replace(
+        forward=ops.forward,
+        output=ops.output,
+        options=brief(plan.choices) if is_brief else plan.choices,
+        backward=[],
     )
 
 
@@ -56,34 +72,47 @@ def backward_of(plan: Plan) -> Backward:
         return plan.backward[0]
     problem = ("backward", *plan.problem[1:])
     backend = BACKENDS[select(plan.requested, *problem)]
-    op: Callable[..., Any] = backend.ops.backward
-    if _fills_up(plan.problem, backend):
-        op = functools.partial(_filled_backward, op)
-    found = Backward(op, (backend.name, *plan.options[1:]))
+    choices = (backend.name, *plan.choices[1:])
+    ops, options = backend.ops, choices
+    if plan.options is not plan.choices and backend.brief is not None:  # a shortened plan
+        ops, options = _in_cpp(backend.brief), brief(choices)
+    found = Backward(_fitted(ops, plan.problem, backend.multiple).backward, options)
     if not torch.compiler.is_compiling() and is_kept(plan.requested, *problem):
         plan.backward.append(found)
     return found
 
 
-def _fills_up(problem: Problem, backend: Backend) -> bool:
-    return problem.head_dim % backend.multiple != 0 or problem.head_dim_v % backend.multiple != 0
+def _in_cpp(ops: Family) -> Family:
+    return Family(*(op.op for op in ops))  # type: ignore[attr-defined]
+
+
+def _fitted(ops: Family, problem: Problem, multiple: int) -> Family:
+    """The ops for head dims that need not be multiples of `multiple`."""
+    if problem.head_dim % multiple == 0 and problem.head_dim_v % multiple == 0:
+        return ops
+    return Family(
+        functools.partial(_filled_forward, ops.forward, multiple),
+        functools.partial(_filled_output, ops.output, multiple),
+        functools.partial(_filled_backward, ops.backward, multiple),
+    )
 
 
 def _filled_forward(
-    op: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, backend: str, *rest: Any
+    op: Callable[..., Any], multiple: int, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    out, lse = op(*_filled(backend, q, k, v), backend, *rest)
+    out, lse = op(*_filled(multiple, q, k, v), *rest)
     return _first_columns(out, v.shape[-1]), lse
 
 
 def _filled_output(
-    op: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, backend: str, *rest: Any
+    op: Callable[..., Any], multiple: int, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> Tensor:
-    return _first_columns(op(*_filled(backend, q, k, v), backend, *rest), v.shape[-1])
+    return _first_columns(op(*_filled(multiple, q, k, v), *rest), v.shape[-1])
 
 
 def _filled_backward(
     op: Callable[..., Any],
+    multiple: int,
     grad_out: Tensor,
     grad_lse: Tensor | None,
     out: Tensor,
@@ -92,19 +121,17 @@ def _filled_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    backend: str,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    whole_grad_out, whole_out, *inputs = _filled(backend, grad_out, out, q, k, v)
-    grads = op(whole_grad_out, grad_lse, whole_out, lse, deterministic, *inputs, backend, *rest)
+    whole_grad_out, whole_out, *inputs = _filled(multiple, grad_out, out, q, k, v)
+    grads = op(whole_grad_out, grad_lse, whole_out, lse, deterministic, *inputs, *rest)
     dq, dk, dv, *others = grads
     pairs = ((dq, q), (dk, k), (dv, v))
     return (*(_first_columns(grad, t.shape[-1]) for grad, t in pairs), *others)
 
 
-def _filled(backend: str, *tensors: Tensor) -> list[Tensor]:
+def _filled(multiple: int, *tensors: Tensor) -> list[Tensor]:
     """The tensors with zeros up to the next head dim that the backend takes."""
-    multiple = BACKENDS[backend].multiple
     missing = [-tensor.shape[-1] % multiple for tensor in tensors]
     return [pad(t, (0, n)) if n else t for t, n in zip(tensors, missing, strict=True)]
 

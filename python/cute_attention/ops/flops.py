@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..arguments import Arguments
-from .schema import backward_arguments, forward_arguments
+from .schema import backward_arguments, forward_arguments, spelled_out
 
 
 def _pairs(call: Arguments) -> int:
@@ -48,3 +48,5 @@ _OPS = torch.ops.cute_attention
 for _prefix in ("", "reference_"):
     register_flop_formula(getattr(_OPS, f"{_prefix}forward"), get_raw=True)(_forward)
     register_flop_formula(getattr(_OPS, f"{_prefix}backward"), get_raw=True)(_backward)
+register_flop_formula(_OPS.brief_forward, get_raw=True)(spelled_out(_forward))
+register_flop_formula(_OPS.brief_backward, get_raw=True)(spelled_out(_backward, 8))

@@ -1,0 +1,55 @@
+// torch_options.h: the options of a call, as the ops are given them.
+#pragma once
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+#include <locale>
+#include <sstream>
+#include <string>
+#include <unordered_map>
+
+#include "cute_attention/config.h"
+
+namespace cute_attention {
+
+struct Options {
+  int32_t arch;
+  double scale;
+  int64_t window_left;
+  int64_t window_right;
+  double softcap;
+};
+
+inline int32_t arch_of(std::string const& backend) {
+  if (backend == "sm80") return static_cast<int32_t>(Arch::Sm80);
+  if (backend == "sm90") return static_cast<int32_t>(Arch::Sm90);
+  STD_TORCH_CHECK(false, "cute_attention: backend is '", backend, "', expected 'sm80' or 'sm90'");
+  return 0;
+}
+
+inline Options parsed_options(std::string const& text) {
+  std::istringstream words(text);
+  words.imbue(std::locale::classic());
+  std::string backend;
+  Options options{};
+  words >> backend >> options.scale >> options.window_left >> options.window_right >>
+      options.softcap;
+  STD_TORCH_CHECK(!words.fail() && (words >> std::ws).eof(), "cute_attention: options are '", text,
+                  "', expected backend, scale, window_left, window_right and softcap");
+  options.arch = arch_of(backend);
+  return options;
+}
+
+// The options that a text says, such as "sm90 0.125 -1 0 0.0". Texts that have come before are
+// remembered: reading one takes a microsecond.
+inline Options brief_options(std::string const& text) {
+  constexpr size_t kMostTexts = 1024;  // then all are forgotten: a scale may differ at every call
+  thread_local std::unordered_map<std::string, Options> remembered;
+  auto const found = remembered.find(text);
+  if (found != remembered.end()) return found->second;
+  if (remembered.size() >= kMostTexts) remembered.clear();
+  return remembered.emplace(text, parsed_options(text)).first->second;
+}
+
+}  // namespace cute_attention
