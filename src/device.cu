@@ -34,7 +34,7 @@ int32_t device_info(int32_t ordinal, DeviceInfo* out) {
 
 int32_t set_device(int32_t ordinal, int32_t* previous) {
   if (cudaError_t const error = cudaGetDevice(previous)) return error;
-  return cudaSetDevice(ordinal);
+  return *previous == ordinal ? cudaSuccess : cudaSetDevice(ordinal);
 }
 
 char const* error_string(int32_t cuda_error) {

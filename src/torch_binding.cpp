@@ -86,11 +86,11 @@ Params shape_params(Inputs const& in) {
   STD_TORCH_CHECK(in.packed() == in.cu_seqlens_k.has_value(),
                   "cute_attention: cu_seqlens_q and cu_seqlens_k go together");
   check_inputs(in.q, in.k, in.v, in.packed());
-  STD_TORCH_CHECK(!in.packed() || (in.cu_seqlens_q->numel() == in.cu_seqlens_k->numel() &&
-                                   in.cu_seqlens_q->is_beside(in.q) &&
-                                   in.cu_seqlens_k->is_beside(in.q)),
-                  "cute_attention: cu_seqlens_q and cu_seqlens_k must have one length, on q's "
-                  "device");
+  STD_TORCH_CHECK(
+      !in.packed() || (in.cu_seqlens_q->numel() == in.cu_seqlens_k->numel() &&
+                       in.cu_seqlens_q->is_beside(in.q) && in.cu_seqlens_k->is_beside(in.q)),
+      "cute_attention: cu_seqlens_q and cu_seqlens_k must have one length, on q's "
+      "device");
   if (in.sink) check_sink(*in.sink, in.q);
   int64_t const dim = in.q.dim;
   int64_t const* const q = in.q.sizes;

@@ -160,9 +160,10 @@ inline void check_inputs(TensorView const& q, TensorView const& k, TensorView co
                   "cute_attention: q, k and v must have ", dim, " dimensions");
   STD_TORCH_CHECK(q.is_cuda && k.is_beside(q) && v.is_beside(q),
                   "cute_attention: q, k and v must be on one CUDA device");
-  STD_TORCH_CHECK((q.dtype == aoti_torch_dtype_float16() || q.dtype == aoti_torch_dtype_bfloat16()) &&
-                      k.dtype == q.dtype && v.dtype == q.dtype,
-                  "cute_attention: q, k and v must all be float16 or all bfloat16");
+  STD_TORCH_CHECK(
+      (q.dtype == aoti_torch_dtype_float16() || q.dtype == aoti_torch_dtype_bfloat16()) &&
+          k.dtype == q.dtype && v.dtype == q.dtype,
+      "cute_attention: q, k and v must all be float16 or all bfloat16");
   bool const same_keys = k.sizes[0] == v.sizes[0] &&
                          (packed || (k.sizes[0] == q.sizes[0] && k.sizes[1] == v.sizes[1]));
   int64_t const heads = q.sizes[dim - 2], heads_kv = k.sizes[dim - 2];

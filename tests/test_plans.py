@@ -24,6 +24,7 @@ from cute_attention import (
 )
 from cute_attention.arguments import Arguments
 from cute_attention.dispatch import select as selection
+from cute_attention.ops.schema import spelled_out
 from tolerances import assert_close
 
 OPS = torch.ops.cute_attention
@@ -58,17 +59,30 @@ class Kernels:
 
         return run
 
+    def brief(self, op: Callable[..., Any], text_at: int) -> Callable[..., Any]:
+        """The op with its options in a text."""
+        of_text = spelled_out(op, text_at)
+
+        def run(*args: Any) -> Any:
+            results = of_text(*args)
+            self.ran[-1] = f"brief_{self.ran[-1]}"
+            return results[:3] if isinstance(results, tuple) else results
+
+        return run
+
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     stand_ins = Kernels()
     library = torch.library.Library("cute_attention", "IMPL")
-    for name, reference in (
-        ("forward", OPS.reference_forward.default),
-        ("forward.output", OPS.reference_forward.output),
-        ("backward", OPS.reference_backward.default),
+    for name, reference, text_at in (
+        ("forward", OPS.reference_forward.default, 3),
+        ("forward.output", OPS.reference_forward.output, 3),
+        ("backward", OPS.reference_backward.default, 8),
     ):
-        library.impl(name, stand_ins.op(name, reference), "CPU")
+        op = stand_ins.op(name, reference)
+        library.impl(name, op, "CPU")
+        library.impl(f"brief_{name}", stand_ins.brief(op, text_at), "CPU")
     monkeypatch.setattr(call, "plans", {})
     monkeypatch.setattr(selection, "_choices", {})
 
@@ -101,7 +115,7 @@ def test_the_second_call_goes_the_short_way(kernels: Kernels) -> None:
         out = attention(*tensors, causal=True)
         assert_close(out, attention_reference(*tensors, causal=True), "rounding")
     assert kernels.checked == 1
-    assert kernels.ran == ["forward.output"] * 8
+    assert kernels.ran == ["forward.output", *["brief_forward.output"] * 7]
 
 
 def test_packed_calls(kernels: Kernels) -> None:
@@ -260,23 +274,23 @@ def test_the_backward_is_chosen_when_it_first_runs(
         out = attention(*leaves)
         assert lasting == left
         torch.autograd.grad(out.sum(), leaves)
-    assert kernels.ran == ["forward", *["forward", "backward"] * 5]
+    assert kernels.ran == ["forward", *["brief_forward", "brief_backward"] * 5]
 
 
 def test_what_asks_at_the_forward_holds_for_the_backward(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaves = [t.requires_grad_() for t in qkv()]
-    for _ in range(2):
+    for backward in ("backward", "brief_backward"):
         plain = attention(*leaves)
         with monkeypatch.context() as patch:
             patch.setenv("CUTE_ATTENTION_BACKEND", "reference")
             before = len(kernels.ran)
             other = attention(*leaves)
             torch.autograd.grad(plain.sum(), leaves)
-            assert kernels.ran[before:] == ["backward"]
+            assert kernels.ran[before:] == [backward]
         torch.autograd.grad(other.sum(), leaves)
-        assert kernels.ran[before:] == ["backward"]
+        assert kernels.ran[before:] == [backward]
 
 
 class Subclass(Tensor):

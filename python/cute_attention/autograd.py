@@ -31,7 +31,11 @@ class AttentionFunction(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, *extras: Any) -> Any:
         """Returns the output, and the LSE where it was asked for."""
         out, lse = plan.forward(q, k, v, *plan.options, *extras)
-        _save(ctx, plan, (q, k, v, out, lse), extras)
+        if extras:
+            _save(ctx, plan, (q, k, v, out, lse), extras)
+        else:
+            ctx.call = plan, (), ()
+            ctx.save_for_backward(q, k, v, out, lse)
         if not plan.return_lse:
             return out
         if not torch.compiler.is_compiling():  # which knows no set_materialize_grads
@@ -44,7 +48,6 @@ class AttentionFunction(torch.autograd.Function):
         plan, extras, places = ctx.call
         q, k, v, out, lse, *others = ctx.saved_tensors
         _, needs_q, needs_k, needs_v, *needs_extra = ctx.needs_input_grad
-        of_extras: list[Tensor | None] = [None] * len(extras)
         needs: list[bool] = []  # of OPTIONAL_GRADIENTS; empty where none is
         if places:
             extras = _with_tensors(extras, places, others)
@@ -60,18 +63,21 @@ class AttentionFunction(torch.autograd.Function):
         grads = op(grad_out, grad_lse, out, lse, deterministic, q, k, v, *options, *extras)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             anchors = [t for t in (grad_out, grad_lse, q, k, v, *others) if t is not None]
-            grads = _Once.apply(*grads, *anchors)
+            grads = _Once.apply(len(grads), *grads, *anchors)
         dq, dk, dv, *optional = grads
-        for place, needed, grad in zip(_PLACES, needs, optional, strict=False):  # none or all
-            if needed:
-                of_extras[place] = grad
-        return (
+        of_inputs = (
             None,
             dq if needs_q else None,
             dk if needs_k else None,
             dv if needs_v else None,
-            *of_extras,
         )
+        if not needs_extra:
+            return of_inputs
+        of_extras: list[Tensor | None] = [None] * len(needs_extra)
+        for place, needed, grad in zip(_PLACES, needs, optional, strict=False):  # none or all
+            if needed:
+                of_extras[place] = grad
+        return *of_inputs, *of_extras
 
 
 def _save(ctx: Any, plan: Plan, tensors: tuple[Tensor, ...], extras: tuple[Any, ...]) -> None:
@@ -133,12 +139,11 @@ class _Once(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*grads_and_anchors: Tensor) -> tuple[Tensor, ...]:
-        count = 3 + len(OPTIONAL_GRADIENTS)
+    def forward(count: int, *grads_and_anchors: Tensor) -> tuple[Tensor, ...]:
         return tuple(grad.view_as(grad) for grad in grads_and_anchors[:count])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Saves nothing."""
 
     @staticmethod

@@ -6,6 +6,7 @@
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/kernel_library.h"
+#include "cute_attention/once_per_device.h"
 #include "cute_attention/sm80/backward_finish.h"
 #include "cute_attention/sm80/backward_kernel.h"
 
@@ -62,8 +63,8 @@ struct BackwardLaunch {
     GradSchedule const schedule = make_grad_schedule(
         backward_params, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
         int64_t(context->device->multiprocessors) * (8 / Row::kConfig.warps));
-    cudaError_t const error = cudaFuncSetAttribute(
-        backward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryBytes);
+    cudaError_t const error =
+        allow_shared_memory<&backward<Row>>(kSharedMemoryBytes, context->device->ordinal);
     if (error != cudaSuccess) {
       return error;
     }

@@ -5,6 +5,7 @@
 
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/kernel_library.h"
+#include "cute_attention/once_per_device.h"
 #include "cute_attention/sm80/forward_kernel.h"
 
 namespace cute_attention::sm80 {
@@ -33,8 +34,8 @@ struct ForwardLaunch {
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& forward_params = *static_cast<ForwardParams const*>(params);
     if constexpr (kSharedMemoryBytes > 48 * 1024) {  // a kernel that needs more has to ask for it
-      cudaError_t const error = cudaFuncSetAttribute(
-          forward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryBytes);
+      cudaError_t const error =
+          allow_shared_memory<&forward<Row>>(kSharedMemoryBytes, context->device->ordinal);
       if (error != cudaSuccess) {
         return error;
       }

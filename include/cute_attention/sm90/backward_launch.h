@@ -6,6 +6,7 @@
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/kernel_library.h"
+#include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/backward_finish.h"
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/tensor_map.h"
@@ -88,8 +89,7 @@ struct BackwardLaunch {
     if (error != cudaSuccess) {
       return error;
     }
-    error = cudaFuncSetAttribute(backward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 kSharedMemoryBytes);
+    error = allow_shared_memory<&backward<Row>>(kSharedMemoryBytes, context->device->ordinal);
     if (error != cudaSuccess) {
       return error;
     }

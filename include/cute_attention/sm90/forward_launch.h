@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "cute_attention/kernel_library.h"
+#include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/forward_kernel.h"
 #include "cute_attention/sm90/tensor_map.h"
 
@@ -36,8 +37,7 @@ struct ForwardLaunch {
     if (error != cudaSuccess) {
       return error;
     }
-    error = cudaFuncSetAttribute(forward<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 kSharedMemoryBytes);
+    error = allow_shared_memory<&forward<Row>>(kSharedMemoryBytes, context->device->ordinal);
     if (error != cudaSuccess) {
       return error;
     }
