@@ -76,8 +76,14 @@ def test_binding_loads_and_has_its_schema():
         "SymInt max_seqlen_k=0, Tensor? bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, "
         "float dropout_p=0., Tensor? dropout_seed=None) -> (Tensor out, Tensor lse)"
     )
+    assert str(torch.ops.cute_attention.brief_backward.default._schema) == (
+        "cute_attention::brief_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, "
+        "bool deterministic, Tensor q, Tensor k, Tensor v, str options) "
+        "-> (Tensor dq, Tensor dk, Tensor dv)"
+    )
     for op in ("forward", "forward.output", "backward"):
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"cute_attention::{op}", "CUDA")
+        for name in (op, f"brief_{op}"):
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(f"cute_attention::{name}", "CUDA")
     q = torch.zeros(1, 2, 3, 64, dtype=torch.float16)
     with pytest.raises(NotImplementedError, match="'CPU' backend"):
         torch.ops.cute_attention.forward(q, q, q, "sm80", 1.0)
@@ -97,6 +103,12 @@ with FlopCounterMode(display=False) as counter:
     results = (out, None, out, lse, False)
     grads = torch.ops.cute_attention.backward(*results, q, k, k, *options)
     alone = torch.ops.cute_attention.forward.output(q, k, k, *options)
+    text = "sm80 1.0 3 0 0.0"
+    brief, brief_lse = torch.ops.cute_attention.brief_forward(q, k, k, text)
+    brief_alone = torch.ops.cute_attention.brief_forward.output(q, k, k, text)
+    brief_grads = torch.ops.cute_attention.brief_backward(*results, q, k, k, text)
+assert [t.shape for t in (brief, brief_lse, brief_alone)] == [t.shape for t in (out, lse, alone)]
+assert [t.shape for t in brief_grads] == [t.shape for t in grads[:3]]
 assert alone.shape == q.shape
 assert (out.shape, lse.shape) == (q.shape, (1, 4, 5))
 assert [grad.shape for grad in grads] == [q.shape, k.shape, k.shape, (0,), (0,)]
@@ -106,7 +118,7 @@ print(counter.get_total_flops())
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) == 2 * 5 * 7 * 4 * (2 + 5 + 2) * 64
+    assert int(result.stdout) == 2 * (2 * 5 * 7 * 4 * (2 + 5 + 2) * 64)
 
 
 @needs_binding

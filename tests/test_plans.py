@@ -316,6 +316,40 @@ def test_other_tensors_and_modes_go_the_long_way(kernels: Kernels) -> None:
     assert_close(compiled(q, k, v), attention(q, k, v), "exact")
 
 
+def test_modes_see_the_ops_with_all_their_arguments(kernels: Kernels) -> None:
+    """So a policy of checkpoints or a tracer knows one op for each direction, whether a call of its
+    kind has been made before or not."""
+    tensors = qkv()
+    seen = []
+
+    class Names(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(op))
+            return op(*args, **kwargs or {})
+
+    for _ in range(2):
+        attention(*tensors)
+        with Names():
+            attention(*tensors)
+    assert [name for name in seen if "cute_attention" in name] == [
+        "cute_attention.forward.output"
+    ] * 2
+    assert kernels.ran[-2:] == ["brief_forward.output", "forward.output"]
+
+
+def test_options_reach_the_brief_op(kernels: Kernels) -> None:
+    """Exactly, whatever their decimals."""
+    tensors = qkv()
+    for scale, softcap, window in ((1 / 3, None, (2, 0)), (1e-30, 1e20, None), (7, 2, (0, None))):
+        options = {"scale": scale, "softcap": softcap, "window": window}
+        first, second = (attention(*tensors, return_lse=True, **options) for _ in range(2))
+        for one, other in zip(first, second, strict=True):
+            assert torch.equal(one, other)
+    assert kernels.ran == ["forward", "brief_forward"] * 3
+
+
 WRONG: list[tuple[Callable[[], list[Any]], type[Exception], str]] = [
     (lambda: [qkv()[0], *qkv(5, 8)[1:2], qkv()[2]], ValueError, "v has shape"),
     (lambda: [qkv()[0][:1], *qkv()[1:]], ValueError, r"k has shape .*batch must match q"),

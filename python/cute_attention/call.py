@@ -9,7 +9,7 @@ tensor in a plain mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -160,8 +160,8 @@ def _attend_checked(
 
 
 def _may_be_kept(plan: Plan, call: Arguments) -> bool:
-    """Whether the plan serves all calls with the same key: its ops check the tensors, and take no other
-    extras than those of packed sequences and of `KEPT`."""
+    """Whether the plan serves all calls with the same key: its ops check the tensors, and take no
+    other extras than those of packed sequences and of `KEPT`."""
     others = zip(EXTRAS[_PACKING:], call[-len(EXTRAS) + _PACKING :], _OTHER_DEFAULTS, strict=True)
     return (
         BACKENDS[plan.choices[0]].brief is not None
