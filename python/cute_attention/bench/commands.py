@@ -272,21 +272,19 @@ def run_overhead(args: argparse.Namespace) -> int:
     )
     points = build_points(args, defaults)
     contenders = select(args.contenders, device)
-    total = len(points) * len(contenders) * len(args.modes) * len(overhead.KINDS)
+    chosen = contenders, args.forms, args.modes
+    total = sum(len(list(overhead.measurements(each, *chosen))) for each in points)
     absent = _absent(contenders, device, args, console)
     deadline = Deadline(args.limit_s)
     with Report("overhead", args, environment, console, total) as report:
 
         def done(row: Row) -> None:
-            what = f"{row.case:8} {overhead.KINDS[row.what]:27}"
+            what = f"{row.case:15} {overhead.KINDS[row.what]:27}"
             report.add([row], _progress(report, row, what, "host_us", "us", absent))
 
         for each in points:
-            overhead.measure(
-                each, contenders, args.modes, device, args.calls, args.rounds, deadline, done
-            )
-    for each in points:
-        overhead.print_overhead(console, [row for row in report.rows if row.point == each])
+            overhead.measure(each, *chosen, device, args.calls, args.rounds, deadline, done)
+    overhead.print_overhead(console, report.rows)
     return 0
 
 

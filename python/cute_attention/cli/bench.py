@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..bench import memory, robustness, steps
+from ..bench import forms, memory, robustness, steps
 from ..bench.inputs import DISTRIBUTIONS
 from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
 from ..bench.options import add_all_of, add_common, add_shapes, choices, words
@@ -104,14 +104,16 @@ examples:
 """
 
 OVERHEAD = """\
-Host microseconds per call: without and with gradient recorded, and with the backward; called
-plainly (eager), through torch.compile (compiled), and replayed as a CUDA graph (graph).
+Host microseconds per call: without and with gradient recorded, and with the backward; dense, with
+the LSE returned, packed, and decoding, where each call has another number of keys; called plainly
+(eager), through torch.compile (compiled), and replayed as a CUDA graph (graph).
 """
 
 OVERHEAD_EXAMPLES = """\
 examples:
   python -m cute_attention bench overhead
-  python -m cute_attention bench overhead --contenders sm90,cudnn --modes eager
+  python -m cute_attention bench overhead --contenders auto,flash --modes eager
+  python -m cute_attention bench overhead --forms decode,packed
 """
 
 COMPARE = """\
@@ -216,6 +218,7 @@ def _memory(parser: argparse.ArgumentParser) -> None:
 
 def _overhead(parser: argparse.ArgumentParser) -> None:
     add_shapes(parser, sets=False)
+    add_all_of(parser, "--forms", tuple(forms.FORMS))
     add_all_of(parser, "--modes", steps.MODES)
     parser.add_argument("--calls", type=int, default=100, help="per round; default: 100")
     parser.add_argument("--rounds", type=int, default=20, help="default: 20")

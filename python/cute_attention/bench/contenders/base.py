@@ -53,6 +53,10 @@ class Contender:
         host's time of this call and must not measure a conversion."""
         return self.build(point, inputs), inputs
 
+    def native_with_lse(self, point: Point, inputs: Inputs) -> tuple[AttentionWithLse, Inputs]:
+        """`native` that returns the LSE too."""
+        return self.build_with_lse(point, inputs), inputs
+
     def build_with_lse(self, point: Point, inputs: Inputs) -> AttentionWithLse:
         raise CannotRun("its interface returns no LSE")
 

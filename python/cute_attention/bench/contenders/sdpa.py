@@ -15,7 +15,15 @@ from torch.nn.attention.bias import causal_lower_right
 
 from ..inputs import Inputs
 from ..points import Bounds, Point
-from .base import BASELINE, PEER, Attention, CannotRun, Contender, needs_gpu
+from .base import (
+    BASELINE,
+    PEER,
+    Attention,
+    AttentionWithLse,
+    CannotRun,
+    Contender,
+    needs_gpu,
+)
 from .plain import visible
 
 
@@ -47,10 +55,7 @@ class Sdpa(Contender):
     def native(self, point: Point, inputs: Inputs) -> tuple[Attention, Inputs]:
         if point.varlen:
             return super().native(point, inputs)
-        q, k, v = (x.transpose(1, 2).requires_grad_() for x in inputs.detached)
-        grad_out = inputs.grad_out.transpose(1, 2)
-        turned = replace(inputs, q=q, k=k, v=v, grad_out=grad_out)
-        return self._heads_first(point, inputs), turned
+        return self._heads_first(point, inputs), _turned(inputs)
 
     def _heads_first(self, point: Point, inputs: Inputs) -> Attention:
         """The call on [batch, heads, seqlen, dim]."""
@@ -148,6 +153,30 @@ class Flash(Sdpa):
         if inputs.q.device.type != "cuda":
             raise CannotRun("PyTorch's packed attention needs an NVIDIA GPU")
         return _varlen_attn(point, inputs)
+
+    def native_with_lse(self, point: Point, inputs: Inputs) -> tuple[AttentionWithLse, Inputs]:
+        """The op that scaled_dot_product_attention calls, which returns the LSE too."""
+        plain = point.mask == "full" or (point.causal and point.seqlen_q == point.seqlen_k)
+        if point.varlen or not plain or point.heads != point.heads_kv:
+            raise CannotRun("PyTorch's op with an LSE takes dense, square, ungrouped calls alone")
+        if inputs.q.device.type != "cuda":
+            raise CannotRun("PyTorch's op with an LSE needs an NVIDIA GPU")
+        op = torch.ops.aten._scaled_dot_product_flash_attention
+        causal = point.mask == "causal"
+
+        def call(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            out, lse, *_ = op(q, k, v, 0.0, causal)
+            return out, lse
+
+        return call, _turned(inputs)
+
+
+def _turned(inputs: Inputs) -> Inputs:
+    """The inputs as [batch, heads, seqlen, dim]: views."""
+    q, k, v = (x.transpose(1, 2).requires_grad_() for x in inputs.detached)
+    return replace(inputs, q=q, k=k, v=v, grad_out=inputs.grad_out.transpose(1, 2))
 
 
 def _varlen_attn(point: Point, inputs: Inputs) -> Attention:
