@@ -39,7 +39,9 @@ CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t fir
 //   zeros for the gradients of packed rows that belong to no sequence
 //   NaN for all gradients that would need keys for which the backward kernel's grid has no CTA
 //
-//   Traits   Element, kTileM, kTileN, kHeadDim, kHeadDimV and kThreads of the backward kernel
+//   Traits   Element, kTileM, kTileN, kHeadDim, kHeadDimV and kThreads of the backward kernel, and
+//            kHasSums: whether it keeps sums of dQ. The kernels that keep none have a CTA for every
+//            key and every query.
 template <class Traits>
 struct BackwardPrepare {
   using Element = typename Traits::Element;
@@ -58,16 +60,18 @@ struct BackwardPrepare {
     Sequence const sequence = load_sequence(params, work.batch);
     // How many keys have a CTA of the backward kernel: all keys, unless the sequence is longer than
     // params.seqlen_k, for which that grid was made.
-    int const keys = ceil_div(params.seqlen_k, kTileN) * kTileN;
+    int const keys = Traits::kHasSums ? ceil_div(params.seqlen_k, kTileN) * kTileN : kMaxSeqlen;
     if (keys < sequence.seqlen_k) {
       mark_keys_without_tile(params, work, sequence, keys);
     }
     int const m_blocks = ceil_div(params.seqlen_q, kTileM);
     for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
       // Keys without a CTA add nothing to dQ, so dQ is wrong where there are such keys: NaN.
-      start_sums(params,
-                 first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
-                 keys < sequence.seqlen_k ? NAN : 0.f);
+      if constexpr (Traits::kHasSums) {
+        start_sums(params,
+                   first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
+                   keys < sequence.seqlen_k ? NAN : 0.f);
+      }
       prepare_queries(params, work, sequence, m_block * kTileM);
     }
   }

@@ -43,6 +43,17 @@ struct BackwardScores {
     }
   }
 
+  // Of a score as begin() left it: makes it P, and returns dS / (dP + delta) = P * dS'/dS.
+  CUTE_DEVICE float factor(float& score, float lse_log2) const {
+    if constexpr (Modifier::kIsIdentity) {
+      return score;
+    } else {
+      float const modified = score;
+      score = probability(modified, lse_log2);
+      return score * Modifier::derivative(modified);
+    }
+  }
+
   // When dP + delta is there.
   //   scores     (KEYS)  of one query: what begin() left, becomes P
   //   gradients  (KEYS)  of the same query: dP + delta, becomes dS
@@ -50,13 +61,7 @@ struct BackwardScores {
   CUTE_DEVICE void finish(Scores&& scores, Gradients&& gradients, float const& lse_log2) const {
     CUTE_UNROLL
     for (int i = 0; i < cute::size(scores); ++i) {
-      if constexpr (Modifier::kIsIdentity) {
-        gradients(i) *= scores(i);
-      } else {
-        float const modified = scores(i);
-        scores(i) = probability(modified, lse_log2);
-        gradients(i) *= scores(i) * Modifier::derivative(modified);
-      }
+      gradients(i) *= factor(scores(i), lse_log2);
     }
   }
 };

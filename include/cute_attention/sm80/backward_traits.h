@@ -45,6 +45,7 @@ struct BackwardTraits {
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kThreads = kConfig.warps * 32;
+  static constexpr bool kHasSums = true;  // of dQ (core/backward_prepare.h)
   using Element = ElementOf<kKey.dtype>;
 
   // A warp has 32 keys where such a grid divides the tile, else 16. With 32 keys each fragment of

@@ -60,7 +60,7 @@ struct BackwardKernel {
     if (warp < kWarpgroupWarps) {
       cutlass::arch::warpgroup_reg_dealloc<Traits::Registers::kProducer>();
       if (warp == 0) {
-        BackwardLoad<Row>(arguments, shared).run();
+        BackwardLoad<Traits>(arguments, shared).run();
       } else if (warp <= Traits::kConsumers) {
         add_grad_queries<Row>(arguments, shared, warp - 1);
       }

@@ -1,4 +1,4 @@
-// sm90/backward_launch.h: launches the three sm90 backward kernels of one row.
+// sm90/backward_launch.h: launches the sm90 backward kernels of one row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,8 @@
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/backward_finish.h"
 #include "cute_attention/sm90/backward_kernel.h"
-#include "cute_attention/sm90/tensor_map.h"
+#include "cute_attention/sm90/backward_maps.h"
+#include "cute_attention/sm90/backward_without_sums.h"
 
 namespace cute_attention::sm90 {
 
@@ -30,6 +31,7 @@ struct PrepareTraits {
   static constexpr int kHeadDim = Row::kKey.head_dim;
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
+  static constexpr bool kHasSums = true;
 };
 
 // The counter of the blocks of keys that CTAs have taken: behind delta and the LSE in the
@@ -54,8 +56,9 @@ __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
   BackwardFinish<Row>::run(params, shared_numbers, last_first(params, Row::kConfig.tile_m));
 }
 
+// For rows whose accumulators hold dK and dV of 64 keys beside a part of dQ.
 template <class Row>
-struct BackwardLaunch {
+struct BackwardWithSums {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kThreads = Traits::kThreads;
@@ -85,7 +88,7 @@ struct BackwardLaunch {
         make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
                            context->device->multiprocessors);
     arguments.next_tile = next_tile(p);
-    cudaError_t error = make_maps(arguments);
+    cudaError_t error = make_backward_maps<Traits>(arguments);
     if (error != cudaSuccess) {
       return error;
     }
@@ -111,45 +114,11 @@ struct BackwardLaunch {
     }
     return cudaGetLastError();
   }
-
- private:
-  static cudaError_t make_maps(BackwardArguments& arguments) {
-    BackwardParams const& p = arguments.params;
-    bool const packed = p.cu_seqlens_q != nullptr;
-    int64_t const rows_q = packed ? p.total_q : p.seqlen_q;
-    int64_t const rows_k = packed ? p.total_k : p.seqlen_k;
-    int64_t const batch = packed ? 1 : p.batch;
-    if (rows_q == 0 || rows_k == 0) {
-      return cudaSuccess;  // nobody reads them: a tensor map has a row at least
-    }
-    constexpr int kCols = kBoxCols<Traits::kHeadDim>;
-    constexpr int kColsV = kBoxCols<Traits::kHeadDimV>;
-    struct {
-      CUtensorMap* map;
-      TensorView view;
-      Box box;
-    } const all[] = {
-        {&arguments.map_q,
-         {p.q, batch, rows_q, p.heads, p.head_dim, p.q_stride},
-         {kCols, 1, Traits::kTileM}},
-        {&arguments.map_grad_o,
-         {p.grad_o, batch, rows_q, p.heads, p.head_dim_v, p.grad_o_stride},
-         {kColsV, 1, Traits::kTileM}},
-        {&arguments.map_k,
-         {p.k, batch, rows_k, p.heads_kv, p.head_dim, p.k_stride},
-         {kCols, 1, Traits::kTileN}},
-        {&arguments.map_v,
-         {p.v, batch, rows_k, p.heads_kv, p.head_dim_v, p.v_stride},
-         {kColsV, 1, Traits::kTileN}},
-    };
-    for (auto const& each : all) {
-      cudaError_t const error = make_tensor_map<Element>(each.map, each.view, 1, each.box);
-      if (error != cudaSuccess) {
-        return error;
-      }
-    }
-    return cudaSuccess;
-  }
 };
+
+// Above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64 keys.
+template <class Row>
+using BackwardLaunch = std::conditional_t<(Row::kKey.head_dim > 128), BackwardWithoutSums<Row>,
+                                          BackwardWithSums<Row>>;
 
 }  // namespace cute_attention::sm90

@@ -2,20 +2,19 @@
 // and V, and Q with the LSE and dO with delta of its steps, as far ahead as there are buffers.
 #pragma once
 
-#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm80.hpp>
 
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
 #include "cute_attention/sm90/backward_traits.h"
-#include "cute_attention/sm90/tma_tile.h"
+#include "cute_attention/sm90/mended_load.h"
 
 namespace cute_attention::sm90 {
 
-template <class Row>
+//   Traits  BackwardTraits or GradKvTraits
+template <class Traits>
 struct BackwardLoad {
-  using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
   using Step = BackwardStep<Element>;
@@ -25,16 +24,17 @@ struct BackwardLoad {
   BackwardArguments const& arguments;
   SharedMemory& shared;
   bool const leader;                   // one lane talks to the TMA unit and to the barriers
+  MendedLoad mended;
   BackwardWork const* work = nullptr;  // what is being loaded
   PackedBlocks blocks;                 // of keys, of packed sequences
   Ring<Traits::kStages> ring{};
   Ring<1> ring_keys{};
-  Ring<1> ring_landed{};
 
   CUTE_DEVICE BackwardLoad(BackwardArguments const& arguments, SharedMemory& shared)
       : arguments(arguments),
         shared(shared),
         leader(cute::elect_one_sync()),
+        mended{shared.landed, leader},
         blocks{arguments.params.cu_seqlens_k, arguments.params.batch, kTileN} {}
 
   CUTE_DEVICE void run() {
@@ -143,7 +143,7 @@ struct BackwardLoad {
   template <int kCols>
   CUTE_DEVICE void load_rows_of_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {
     int32_t const n_begin = work->tile.n_block * kTileN;
-    load<kTileN, kCols>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
+    mended.load<kTileN, kCols>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
                         arguments.params.cu_seqlens_k != nullptr, buffer, full);
   }
 
@@ -155,7 +155,7 @@ struct BackwardLoad {
     }
     load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
                  work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);
-    load<kTileM, Traits::kHeadDim>(
+    mended.load<kTileM, Traits::kHeadDim>(
         arguments.map_q, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.q.data() + ring.stage * (Traits::kBytesQ / int(sizeof(Element))), full);
@@ -165,35 +165,10 @@ struct BackwardLoad {
     uint64_t& full = shared.grad_o_full[ring.stage];
     load_numbers(arguments.params.delta + step.row, work->sequence.seqlen_q - m_begin,
                  shared.delta[ring.stage], full);
-    load<kTileM, Traits::kHeadDimV>(
+    mended.load<kTileM, Traits::kHeadDimV>(
         arguments.map_grad_o, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.grad_o.data() + ring.stage * (Traits::kBytesGradO / int(sizeof(Element))), full);
-  }
-
-  // Loads a tile of which the first `rows` rows belong to the sequence. What TMA finds past the end
-  // of a tensor are zeros. Past the end of a packed sequence it finds another's rows, which may be
-  // NaN, and 0 * NaN is NaN: this warp overwrites them, and only then tells that the tile is there.
-  template <int kRows, int kCols>
-  CUTE_DEVICE void load(CUtensorMap const& map, TileOrigin const& origin, int32_t row, int32_t rows,
-                        bool packed, Element* buffer, uint64_t& full) {
-    bool const mend = packed && rows < kRows;
-    uint64_t& landed = mend ? shared.landed : full;
-    if (leader) {
-      Barrier::arrive_and_expect_tx(&landed, kRows * kCols * int(sizeof(Element)));
-      load_boxes<kRows, kCols>(map, origin, row, buffer, landed,
-                               cute::TMA::CacheHintSm90::EVICT_LAST);
-    }
-    if (mend) {
-      Barrier::wait(&shared.landed, ring_landed.parity);
-      ring_landed.advance();
-      clear_rows<kRows, kCols>(buffer, rows);
-      cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
-      __syncwarp();
-      if (leader) {
-        Barrier::arrive(&full);
-      }
-    }
   }
 
   // Loads one number for each query of a tile; zeros for those past the sequence's end.

@@ -42,6 +42,10 @@ struct BackwardWork {
 // whose queries are loaded while they still compute.
 constexpr int kWorkSlots = 2;
 
+// Queries, or keys, of a step of the kernels that keep no sums of dQ (grad_kv_traits.h,
+// grad_q_traits.h).
+constexpr int kStepRows = 64;
+
 template <class Row>
 struct BackwardTraits {
   static constexpr KernelKey kKey = Row::kKey;

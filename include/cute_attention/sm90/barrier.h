@@ -28,6 +28,20 @@ struct Ring {
   }
 };
 
+// The buffer of number `number` among those that take the kStages buffers of a ring one after the
+// other.
+template <int kStages>
+CUTE_DEVICE Ring<kStages> buffer_of(int32_t number) {
+  return {uint32_t(number) % kStages, uint32_t(number) / kStages % 2};
+}
+
+// One lane arrives for its warp, which has synchronised where other lanes' work matters.
+CUTE_DEVICE void arrive_by_warp(uint64_t& barrier) {
+  if (threadIdx.x % 32 == 0) {
+    Barrier::arrive(&barrier);
+  }
+}
+
 // The numbers of hardware barriers (PTX ISA, "barrier"). __syncthreads() uses number 0.
 enum class NamedBarrier : uint32_t {
   // Barrier kTurn + w says: the tensor cores are warpgroup w's. The 128 threads of the warpgroup

@@ -71,4 +71,21 @@ CUTE_DEVICE void store_row(Values const& values, Element* row, bool inside, int3
   }
 }
 
+// Stores both rows that this thread has of a warpgroup's accumulator of 64 rows.
+//   rC      (MMA, MMA_M, MMA_N)  the accumulator
+//   first   the tile's first row in memory; rows, how many of its rows exist there
+//   cols    how many columns a row has in memory, a multiple of 8
+//   thread  of the warpgroup
+template <class Element, class Accumulator>
+CUTE_DEVICE void store_rows(Accumulator const& rC, Element* first, int64_t row_stride, int32_t rows,
+                            int32_t cols, int thread) {
+  using namespace cute;
+  Tensor values = make_tensor(rC.data(), rows_and_columns(rC.layout()));  // (ROWS, COLS)
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    int const row = row_of_thread(thread) + 8 * i;
+    store_row(values(i, _), first + row * row_stride, row < rows, cols, thread);
+  }
+}
+
 }  // namespace cute_attention::sm90

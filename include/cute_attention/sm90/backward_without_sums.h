@@ -1,0 +1,144 @@
+// sm90/backward_without_sums.h: launches the sm90 backward of a row that keeps no sums of dQ: one
+// kernel computes dK and dV, and another dQ. Both compute S and dP, which makes seven products
+// instead of five. But nothing is added in global memory: so the gradients are bitwise the same in
+// every run, and there is no kernel that sets sums to zero or reads them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cute_attention/core/backward_passes.h"
+#include "cute_attention/core/backward_prepare.h"
+#include "cute_attention/kernel_library.h"
+#include "cute_attention/sm90/backward_maps.h"
+#include "cute_attention/sm90/grad_kv_kernel.h"
+#include "cute_attention/sm90/grad_q_kernel.h"
+
+namespace cute_attention::sm90 {
+
+template <class Row>
+__global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
+    grad_kv(CUTE_GRID_CONSTANT BackwardArguments const arguments) {
+  using Kernel = GradKvKernel<Row>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
+}
+
+template <class Row>
+__global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
+    grad_q(CUTE_GRID_CONSTANT BackwardArguments const arguments) {
+  using Kernel = GradQKernel<Row>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
+}
+
+// What core/backward_prepare.h is told of these kernels.
+template <class Row>
+struct PrepareWithoutSums {
+  using Element = typename GradQTraits<Row>::Element;
+  static constexpr int kTileM = GradQTraits<Row>::kTileM;
+  static constexpr int kTileN = GradKvTraits<Row>::kTileN;
+  static constexpr int kHeadDim = Row::kKey.head_dim;
+  static constexpr int kHeadDimV = Row::kKey.head_dim_v;
+  static constexpr int kThreads = 256;
+  static constexpr bool kHasSums = false;
+};
+
+// The counters of the blocks of keys, and of the tiles of queries, that CTAs have taken: behind
+// delta and the LSE in the workspace.
+constexpr int kCounters = 2;
+CUTE_HOST_DEVICE int32_t* counters(BackwardParams const& params) {
+  return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
+}
+
+template <class Row>
+__global__ void __launch_bounds__(PrepareWithoutSums<Row>::kThreads)
+    prepare_without_sums(CUTE_GRID_CONSTANT BackwardParams const params) {
+  if (blockIdx.x == 0 && threadIdx.x < kCounters) {
+    counters(params)[threadIdx.x] = 0;
+  }
+  BackwardPrepare<PrepareWithoutSums<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
+}
+
+// The gradient of the sink of each head, one CTA a head.
+constexpr int kSinkThreads = 256;
+template <class Row>
+__global__ void __launch_bounds__(kSinkThreads)
+    grad_sink(CUTE_GRID_CONSTANT BackwardParams const params) {
+  __shared__ float partial[kSinkThreads / 32];
+  write_sink_gradient<kSinkThreads>(params, int32_t(blockIdx.x), partial);
+}
+
+template <class Row>
+struct BackwardWithoutSums {
+  using TraitsKv = GradKvTraits<Row>;
+  using TraitsQ = GradQTraits<Row>;
+  static constexpr int kThreads = TraitsKv::kThreads;
+  static constexpr int kBytesKv = int(sizeof(typename TraitsKv::SharedMemory));
+  static constexpr int kBytesQ = int(sizeof(typename TraitsQ::SharedMemory));
+  static constexpr int kSharedMemoryBytes = max_of(kBytesKv, kBytesQ);
+
+  // A WorkspaceFunction (kernel_library.h).
+  static void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
+    *sizes = {2 * lse_size(*params) + kCounters, 0, 0};
+  }
+
+  // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
+  static int32_t launch(void const* params, LaunchContext const* context) {
+    BackwardArguments arguments;
+    arguments.params = *static_cast<BackwardParams const*>(params);
+    BackwardParams& p = arguments.params;
+    p.grad_q_turn = nullptr;  // nobody waits for a turn
+    auto const stream = static_cast<cudaStream_t>(context->stream);
+    int64_t const m_tiles = work_tiles(p, TraitsQ::kTileM);
+    int64_t const n_tiles = tile_count(p.seqlen_k, TraitsKv::kTileN, p.heads_kv, p.batch);
+    if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
+      return cudaErrorInvalidConfiguration;
+    }
+    int32_t const multiprocessors = context->device->multiprocessors;
+    // Queries may take half of the L2 cache, as where dQ is summed.
+    arguments.schedule = make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN,
+                                            context->device->l2_bytes / 2, multiprocessors);
+    arguments.next_tile = counters(p);
+    cudaError_t error = make_backward_maps<TraitsKv>(arguments);
+    if (error != cudaSuccess) {
+      return error;
+    }
+    error = allow_shared_memory();
+    if (error != cudaSuccess) {
+      return error;
+    }
+    if (m_tiles > 0) {
+      prepare_without_sums<Row>
+          <<<unsigned(m_tiles), PrepareWithoutSums<Row>::kThreads, 0, stream>>>(p);
+    } else {
+      error = cudaMemsetAsync(arguments.next_tile, 0, kCounters * sizeof(int32_t), stream);
+      if (error != cudaSuccess) {
+        return error;
+      }
+    }
+    if (n_tiles > 0) {
+      int32_t const ctas = int32_t(n_tiles < multiprocessors ? n_tiles : multiprocessors);
+      grad_kv<Row><<<unsigned(ctas), kThreads, kBytesKv, stream>>>(arguments);
+    }
+    if (m_tiles > 0) {
+      int32_t const ctas = int32_t(m_tiles < multiprocessors ? m_tiles : multiprocessors);
+      grad_q<Row><<<unsigned(ctas), TraitsQ::kThreads, kBytesQ, stream>>>(arguments);
+    }
+    if (p.grad_sink != nullptr) {
+      grad_sink<Row><<<unsigned(p.heads), kSinkThreads, 0, stream>>>(p);
+    }
+    return cudaGetLastError();
+  }
+
+ private:
+  static cudaError_t allow_shared_memory() {
+    cudaError_t const error = cudaFuncSetAttribute(
+        grad_kv<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytesKv);
+    return error == cudaSuccess
+               ? cudaFuncSetAttribute(grad_q<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kBytesQ)
+               : error;
+  }
+};
+
+}  // namespace cute_attention::sm90

@@ -1,0 +1,337 @@
+// sm90/grad_kv_compute.h: what the two consumer warpgroups of the kernel for dK and dV do. In step m,
+// from left to right:
+//
+//   warpgroup of dV   products   S(m)          | dV(m)   S(m+1)
+//                     pointwise       P(m)     |
+//   warpgroup of dK   products   dP(m)         | dK(m)   dP(m+1)
+//                     pointwise        dS(m)   |
+//
+// The one writes P, in floats, to shared memory; the other multiplies dP with it. While one of them
+// computes pointwise, the tensor cores work for the other.
+#pragma once
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/address.h"
+#include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/backward_steps.h"
+#include "cute_attention/core/global_sum.h"
+#include "cute_attention/core/mask.h"
+#include "cute_attention/core/opaque.h"
+#include "cute_attention/core/score_tile.h"
+#include "cute_attention/sm90/gemm.h"
+#include "cute_attention/sm90/grad_kv_traits.h"
+#include "cute_attention/sm90/row_store.h"
+
+namespace cute_attention::sm90 {
+
+// What both warpgroups do alike: they take one block of keys after the other, and count steps.
+//   Compute  GradVCompute or GradKCompute: clear(), begin_keys(), step(work, stage), end_keys(), store(work)
+template <class Row, class Compute>
+struct GradKvConsumer {
+  using Traits = GradKvTraits<Row>;
+  using Element = typename Traits::Element;
+  using SharedMemory = typename Traits::SharedMemory;
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+
+  template <class Mma, int kCols>
+  using Fragment = decltype(cute::partition_fragment_C(
+      Mma{}, cute::Shape<cute::Int<kTileN>, cute::Int<kCols>>{}));
+  using FragmentS = Fragment<typename Traits::MmaS, kTileM>;
+  using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
+
+  BackwardArguments const& arguments;
+  SharedMemory& shared;
+  int const thread;          // of the warpgroup
+  int32_t steps = 0;         // of all blocks before this step
+  int32_t blocks = 0;        // with steps, before this one
+
+  CUTE_DEVICE void run() {
+    auto& compute = static_cast<Compute&>(*this);
+    for (int32_t number = 0;; ++number) {
+      auto const slot = buffer_of<kWorkSlots>(number);
+      Barrier::wait(&shared.work_full[slot.stage], slot.parity);
+      BackwardWork const& work = shared.works[slot.stage];
+      if (work.is_end()) {
+        break;
+      }
+      compute.clear();
+      int remaining =
+          BackwardSteps<Element, kTileM>(arguments.params, work.tile, work.sequence, work.tiles)
+              .count();
+      if (remaining > 0) {
+        compute.begin_keys(uint32_t(blocks) % 2);
+        do {
+          compute.step(work);
+          ++steps;
+        } while (--remaining > 0);
+        compute.end_keys();
+        ++blocks;
+      }
+      compute.store(work);
+      __syncwarp();  // all lanes have read the work
+      arrive_by_warp(shared.work_empty[slot.stage]);
+    }
+  }
+
+ protected:
+  // A buffer of shared memory as a tensor.
+  template <class Layout, class Buffer>
+  CUTE_DEVICE static auto in_shared(Buffer& buffer) {
+    return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
+  }
+
+  // Starts the product of K and Q, or of V and dO.
+  //   tCrC  (MMA, MMA_N, MMA_M)
+  template <class Mma, class LayoutA, class LayoutB, class A, class B>
+  CUTE_DEVICE static void start_scores(A& a, B& b, uint32_t stage, FragmentS& tCrC) {
+    using namespace cute;
+    Tensor sA = in_shared<LayoutA>(a);  // (N, D, 1)
+    Tensor sB = in_shared<LayoutB>(b);  // (M, D, STAGE)
+    auto const thread_mma = Mma{}.get_slice(0);
+    Tensor tCrA = thread_mma.partition_fragment_A(sA);  // (MMA, MMA_N, MMA_D, 1)
+    Tensor tCrB = thread_mma.partition_fragment_B(sB);  // (MMA, MMA_M, MMA_D, STAGE)
+    start_gemm<GMMA::ScaleOut::Zero>(Mma{}, tCrA(_, _, _, 0), tCrB(_, _, _, stage), tCrC);
+  }
+
+  // Starts adding a product of P^T and dO to dV, or of dS^T and Q to dK.
+  //   tCrA  (MMA, MMA_N, MMA_M), tCrC  (MMA, MMA_N, MMA_D)
+  template <class Mma, class LayoutB, class B, class Gradient>
+  CUTE_DEVICE static void start_gradient(Operand const& tCrA, B& b, uint32_t stage,
+                                         Gradient& tCrC) {
+    using namespace cute;
+    Tensor sB = in_shared<LayoutB>(b);                              // (D, M, STAGE)
+    Tensor tCrB = Mma{}.get_slice(0).partition_fragment_B(sB);      // (MMA, MMA_D, MMA_M, STAGE)
+    start_gemm<GMMA::ScaleOut::One>(Mma{}, tCrA, tCrB(_, _, _, stage), tCrC);
+  }
+
+  // This thread's part of `numbers` (M), one number for each query, as if it were an accumulator of
+  // S^T: (MMA, MMA_N, MMA_M).
+  CUTE_DEVICE auto row_numbers(float const* numbers) const {
+    using namespace cute;
+    return typename Traits::MmaS{}.get_slice(opaque(thread)).partition_C(
+        make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
+  }
+
+  // The vectors of this thread in a buffer of factors.
+  CUTE_DEVICE float4* factors(uint32_t stage) const {
+    return reinterpret_cast<float4*>(shared.factor[stage]) + thread;
+  }
+  static constexpr int kFactorVectors = kTileM * kTileN / kWarpgroupThreads / 4;
+
+  // Where the rows of a block of keys begin in a gradient.
+  CUTE_DEVICE Element* first_key(void* gradient, Strides const& stride,
+                                 BackwardWork const& work) const {
+    return row_pointer(static_cast<Element*>(gradient), stride, work.tile.batch,
+                       work.tile.head_kv,
+                       work.sequence.row_k + int64_t(work.tile.n_block) * kTileN);
+  }
+  CUTE_DEVICE static int32_t keys_left(BackwardWork const& work) {
+    return work.sequence.seqlen_k - work.tile.n_block * kTileN;
+  }
+};
+
+// The warpgroup that computes dV.
+template <class Row>
+struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
+  using Base = GradKvConsumer<Row, GradVCompute<Row>>;
+  using Traits = typename Base::Traits;
+  using Element = typename Base::Element;
+  using FragmentS = typename Base::FragmentS;
+  using Base::arguments;
+  using Base::shared;
+  using Base::steps;
+  using Base::thread;
+  using Scores = BackwardScores<Row::kKey.score_mod>;
+  using FragmentV = typename Base::template Fragment<typename Traits::MmaV, Traits::kHeadDimV>;
+
+  Scores const scores;
+  FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
+
+  CUTE_DEVICE GradVCompute(BackwardArguments const& arguments,
+                           typename Traits::SharedMemory& shared, int thread)
+      : Base{arguments, shared, thread}, scores(arguments.params) {}
+
+  CUTE_DEVICE void clear() { cute::clear(tdVrdV); }
+
+  CUTE_DEVICE void begin_keys(uint32_t parity) { Barrier::wait(&shared.key_full, parity); }
+
+  // One step. dV of the step before is under way.
+  CUTE_DEVICE void step(BackwardWork const& work) {
+    using namespace cute;
+    FragmentS tSrS;                  // (MMA, MMA_N, MMA_M): S^T, then P^T
+    typename Base::Operand tdVrP;    // (MMA, MMA_N, MMA_M / 16)
+    auto const ring = buffer_of<Traits::kStages>(steps);
+    Barrier::wait(&shared.query_full[ring.stage], ring.parity);
+    Base::template start_scores<typename Traits::MmaS, typename Traits::SmemLayoutK,
+                                typename Traits::SmemLayoutQ>(shared.k, shared.q, ring.stage, tSrS);
+    warpgroup_wait<1>();  // dV of the step before
+    if (steps > 0) {
+      arrive_by_warp(shared.grad_o_empty[buffer_of<Traits::kStages>(steps - 1).stage]);
+    }
+    warpgroup_wait<0>();  // S
+    warpgroup_fence_operand(tSrS);
+    Tensor tSsLse = this->row_numbers(shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
+    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
+    if constexpr (Scores::kMasksFirst) {
+      mask(work, shared.m_block[ring.stage], tSrS);
+    }
+    CUTE_UNROLL
+    for (int query = 0; query < size<1>(rS); ++query) {
+      scores.begin(rS(_, query), sLse(0, query));
+    }
+    if constexpr (!Scores::kMasksFirst) {
+      mask(work, shared.m_block[ring.stage], tSrS);
+    }
+    write_factors(tSrS, rS, sLse);
+    __syncwarp();  // all lanes have read the LSE
+    arrive_by_warp(shared.query_empty[ring.stage]);
+    Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
+    convert_into(tSrS, tdVrP);
+    Base::template start_gradient<typename Traits::MmaV, typename Traits::SmemLayoutGradOt>(
+        tdVrP, shared.grad_o, ring.stage, tdVrdV);
+  }
+
+  CUTE_DEVICE void end_keys() {
+    cute::warpgroup_wait<0>();
+    cute::warpgroup_fence_operand(tdVrdV);
+    arrive_by_warp(shared.key_empty);
+  }
+
+  CUTE_DEVICE void store(BackwardWork const& work) {
+    BackwardParams const& params = arguments.params;
+    store_rows(tdVrdV, this->first_key(params.grad_v, params.grad_v_stride, work),
+               params.grad_v_stride.row, Base::keys_left(work), params.head_dim_v, thread);
+  }
+
+ private:
+  // Makes scores probabilities, and hands what dP + delta is multiplied with to the other warpgroup.
+  //   rS, sLse  (KEYS, QUERIES)
+  template <class Probabilities, class Lse>
+  CUTE_DEVICE void write_factors(FragmentS& tSrS, Probabilities& rS, Lse const& sLse) {
+    using namespace cute;
+    auto const ring = buffer_of<Traits::kStagesFactor>(steps);
+    FragmentS tSrF;  // (MMA, MMA_N, MMA_M)
+    Tensor rF = make_tensor(tSrF.data(), rows_and_columns(tSrF.layout()));  // (KEYS, QUERIES)
+    CUTE_UNROLL
+    for (int i = 0; i < size(rS); ++i) {
+      rF(i) = scores.factor(rS(i), sLse(i));
+    }
+    Barrier::wait(&shared.factor_empty[ring.stage], ring.parity ^ 1);
+    float4* const target = this->factors(ring.stage);
+    CUTE_UNROLL
+    for (int v = 0; v < Base::kFactorVectors; ++v) {
+      target[v * kWarpgroupThreads] =
+          make_float4(tSrF(4 * v), tSrF(4 * v + 1), tSrF(4 * v + 2), tSrF(4 * v + 3));
+    }
+    __syncwarp();
+    arrive_by_warp(shared.factor_full[ring.stage]);
+  }
+
+  // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
+  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) {
+    constexpr int kTileM = Traits::kTileM;
+    if (work.tiles.masked(m_block)) {
+      QueryPacking const packing = unpacked_queries();
+      auto const tile = make_score_tile_of_transpose<kTileM, Traits::kTileN>(
+          typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, m_block * kTileM,
+          work.tile.n_block * Traits::kTileN);
+      mask_scores_by_side(tile);
+      if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
+        mask_missing_queries(tile);
+      }
+    }
+  }
+};
+
+// The warpgroup that computes dK.
+template <class Row>
+struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
+  using Base = GradKvConsumer<Row, GradKCompute<Row>>;
+  using Traits = typename Base::Traits;
+  using Element = typename Base::Element;
+  using FragmentS = typename Base::FragmentS;
+  using Base::arguments;
+  using Base::shared;
+  using Base::steps;
+  using Base::thread;
+  using FragmentK = typename Base::template Fragment<typename Traits::MmaK, Traits::kHeadDim>;
+
+  FragmentK tdKrdK;  // (MMA, MMA_N, MMA_D)
+
+  CUTE_DEVICE GradKCompute(BackwardArguments const& arguments,
+                           typename Traits::SharedMemory& shared, int thread)
+      : Base{arguments, shared, thread} {}
+
+  CUTE_DEVICE void clear() { cute::clear(tdKrdK); }
+
+  CUTE_DEVICE void begin_keys(uint32_t parity) { Barrier::wait(&shared.value_full, parity); }
+
+  // One step. dK of the step before is under way.
+  CUTE_DEVICE void step(BackwardWork const&) {
+    using namespace cute;
+    FragmentS tdPrdP;               // (MMA, MMA_N, MMA_M): dP^T, then dS^T
+    typename Base::Operand tdKrdS;  // (MMA, MMA_N, MMA_M / 16)
+    auto const ring = buffer_of<Traits::kStages>(steps);
+    Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
+    Base::template start_scores<typename Traits::MmaP, typename Traits::SmemLayoutV,
+                                typename Traits::SmemLayoutGradO>(shared.v, shared.grad_o, ring.stage,
+                                                           tdPrdP);
+    warpgroup_wait<1>();  // dK of the step before
+    if (steps > 0) {
+      arrive_by_warp(shared.query_empty[buffer_of<Traits::kStages>(steps - 1).stage]);
+    }
+    warpgroup_wait<0>();  // dP
+    warpgroup_fence_operand(tdPrdP);
+    Tensor tdPsDelta = this->row_numbers(shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
+    CUTE_UNROLL
+    for (int i = 0; i < size(tdPrdP); ++i) {
+      tdPrdP(i) += tdPsDelta(i);
+    }
+    __syncwarp();  // all lanes have read delta
+    arrive_by_warp(shared.grad_o_empty[ring.stage]);
+    multiply_by_factors(tdPrdP);
+    Barrier::wait(&shared.query_full[ring.stage], ring.parity);
+    convert_into(tdPrdP, tdKrdS);
+    Base::template start_gradient<typename Traits::MmaK, typename Traits::SmemLayoutQt>(
+        tdKrdS, shared.q, ring.stage, tdKrdK);
+  }
+
+  CUTE_DEVICE void end_keys() {
+    cute::warpgroup_wait<0>();
+    cute::warpgroup_fence_operand(tdKrdK);
+    arrive_by_warp(shared.value_empty);
+  }
+
+  // dK is the gradient of unscaled keys.
+  CUTE_DEVICE void store(BackwardWork const& work) {
+    BackwardParams const& params = arguments.params;
+    CUTE_UNROLL
+    for (int i = 0; i < cute::size(tdKrdK); ++i) {
+      tdKrdK(i) *= params.scale;
+    }
+    store_rows(tdKrdK, this->first_key(params.grad_k, params.grad_k_stride, work),
+               params.grad_k_stride.row, Base::keys_left(work), params.head_dim, thread);
+  }
+
+ private:
+  // Makes dP + delta dS.
+  CUTE_DEVICE void multiply_by_factors(FragmentS& tdPrdP) {
+    auto const ring = buffer_of<Traits::kStagesFactor>(steps);
+    Barrier::wait(&shared.factor_full[ring.stage], ring.parity);
+    float4 const* const source = this->factors(ring.stage);
+    CUTE_UNROLL
+    for (int v = 0; v < Base::kFactorVectors; ++v) {
+      float4 const factor = source[v * kWarpgroupThreads];
+      tdPrdP(4 * v) *= factor.x;
+      tdPrdP(4 * v + 1) *= factor.y;
+      tdPrdP(4 * v + 2) *= factor.z;
+      tdPrdP(4 * v + 3) *= factor.w;
+    }
+    __syncwarp();
+    arrive_by_warp(shared.factor_empty[ring.stage]);
+  }
+};
+
+}  // namespace cute_attention::sm90

@@ -1,0 +1,211 @@
+// sm90/grad_q_compute.h: what a consumer warpgroup of the kernel for dQ does: dQ of its 64 queries.
+// In step n, from left to right:
+//
+//   products of the tensor cores   S(n)   dP(n)           dQ(n)   S(n-1)
+//   pointwise work                        P(n)    dS(n)
+//
+// While one warpgroup computes dS, the tensor cores work for the other.
+#pragma once
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/address.h"
+#include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/mask.h"
+#include "cute_attention/core/opaque.h"
+#include "cute_attention/core/score_tile.h"
+#include "cute_attention/sm90/gemm.h"
+#include "cute_attention/sm90/grad_q_traits.h"
+#include "cute_attention/sm90/row_store.h"
+
+namespace cute_attention::sm90 {
+
+template <class Row>
+struct GradQCompute {
+  using Traits = GradQTraits<Row>;
+  using Element = typename Traits::Element;
+  using SharedMemory = typename Traits::SharedMemory;
+  using Scores = BackwardScores<Row::kKey.score_mod>;
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+
+  template <class Mma, int kCols>
+  using Fragment = decltype(cute::partition_fragment_C(
+      Mma{}, cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kCols>>{}));
+  using FragmentS = Fragment<typename Traits::MmaS, kTileN>;
+  using FragmentQ = Fragment<typename Traits::MmaQ, kHeadDim>;
+  using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
+
+  BackwardArguments const& arguments;
+  SharedMemory& shared;
+  int const warpgroup;  // of the consumers
+  int const thread;     // of the warpgroup
+  Scores const scores;
+
+  FragmentQ tdQrdQ;    // (MMA, MMA_M, MMA_D)
+  float lse[2];        // of the thread's two rows, times log2(e)
+  float delta[2];      // of the same rows
+  int32_t steps = 0;   // of all tiles before this step
+  Ring<1> ring_q{};
+
+  CUTE_DEVICE GradQCompute(BackwardArguments const& arguments, SharedMemory& shared, int warpgroup,
+                           int thread)
+      : arguments(arguments),
+        shared(shared),
+        warpgroup(warpgroup),
+        thread(thread),
+        scores(arguments.params) {}
+
+  CUTE_DEVICE void run() {
+    for (Ring<kWorkSlots> slot{};; slot.advance()) {
+      Barrier::wait(&shared.work_full[slot.stage], slot.parity);
+      GradQWork const& work = shared.works[slot.stage];
+      if (work.is_end()) {
+        break;
+      }
+      cute::clear(tdQrdQ);
+      if (work.kv.begin < work.kv.end) {
+        compute_queries(work);
+      }
+      store(work);
+      __syncwarp();  // all lanes have read the work
+      arrive_by_warp(shared.work_empty[slot.stage]);
+    }
+  }
+
+ private:
+  CUTE_DEVICE int first_query(GradQWork const& work) const {
+    return work.tile.m_block * kTileM + warpgroup * kWarpgroupM;
+  }
+
+  CUTE_DEVICE void compute_queries(GradQWork const& work) {
+    load_numbers(work);
+    Barrier::wait(&shared.query_full, ring_q.parity);
+    Barrier::wait(&shared.grad_o_full, ring_q.parity);
+    int32_t n_block = work.kv.end - 1;
+    do {
+      step(work, n_block);
+      ++steps;
+    } while (--n_block >= work.kv.begin);
+    cute::warpgroup_wait<0>();
+    cute::warpgroup_fence_operand(tdQrdQ);
+    arrive_by_warp(shared.query_empty);
+    arrive_by_warp(shared.grad_o_empty);
+    ring_q.advance();
+  }
+
+  // The LSE and delta of this thread's rows. A row past the end of the sequence sees no key.
+  CUTE_DEVICE void load_numbers(GradQWork const& work) {
+    BackwardParams const& params = arguments.params;
+    int64_t const first = lse_index(params, work.sequence, work.tile.batch, work.tile.head, 0);
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      int const query = first_query(work) + row_of_thread(thread) + 8 * row;
+      bool const inside = query < work.sequence.seqlen_q;
+      lse[row] = inside ? params.delta[lse_size(params) + first + query] : INFINITY;
+      delta[row] = inside ? params.delta[first + query] : 0.f;
+    }
+  }
+
+  // A buffer of shared memory as a tensor.
+  template <class Layout, class Buffer>
+  CUTE_DEVICE static auto in_shared(Buffer& buffer) {
+    return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
+  }
+
+  // Starts S = Q K^T, or dP = dO V^T.
+  //   tCrC  (MMA, MMA_M, MMA_N)
+  template <class Mma, class LayoutA, class LayoutB, class A, class B>
+  CUTE_DEVICE void start_scores(A& a, B& b, uint32_t stage, FragmentS& tCrC) const {
+    using namespace cute;
+    Tensor sA = in_shared<LayoutA>(a);  // (64, D, WARPGROUP)
+    Tensor sB = in_shared<LayoutB>(b);  // (N, D, STAGE)
+    auto const thread_mma = Mma{}.get_slice(0);
+    Tensor tCrA = thread_mma.partition_fragment_A(sA);  // (MMA, MMA_M, MMA_D, WARPGROUP)
+    Tensor tCrB = thread_mma.partition_fragment_B(sB);  // (MMA, MMA_N, MMA_D, STAGE)
+    start_gemm<GMMA::ScaleOut::Zero>(Mma{}, tCrA(_, _, _, warpgroup), tCrB(_, _, _, stage), tCrC);
+  }
+
+  // Starts dQ += dS K.
+  CUTE_DEVICE void start_grad_q(Operand const& tdQrdS, uint32_t stage) {
+    using namespace cute;
+    typename Traits::MmaQ mma;
+    Tensor sKt = in_shared<typename Traits::SmemLayoutKt>(shared.k);  // (D, N, STAGE)
+    Tensor tdQrK = mma.get_slice(0).partition_fragment_B(sKt);        // (MMA, MMA_D, MMA_N, STAGE)
+    start_gemm<GMMA::ScaleOut::One>(mma, tdQrdS, tdQrK(_, _, _, stage), tdQrdQ);
+  }
+
+  // One step. dQ of the step before is under way.
+  CUTE_DEVICE void step(GradQWork const& work, int32_t n_block) {
+    using namespace cute;
+    FragmentS tSrS;    // (MMA, MMA_M, MMA_N): S, then P
+    FragmentS tdPrdP;  // (MMA, MMA_M, MMA_N): dP, then dS
+    Operand tdQrdS;    // (MMA, MMA_M, MMA_N / 16)
+    auto const ring_k = buffer_of<Traits::kStagesK>(steps);
+    auto const ring_v = buffer_of<Traits::kStagesV>(steps);
+    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));       // (ROWS, COLS)
+    Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));  // (ROWS, COLS)
+    Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity);
+    start_scores<typename Traits::MmaS, typename Traits::SmemLayoutQ, typename Traits::SmemLayoutK>(
+        shared.q, shared.k, ring_k.stage, tSrS);
+    warpgroup_wait<1>();  // dQ of the step before
+    if (steps > 0) {
+      arrive_by_warp(shared.key_empty[buffer_of<Traits::kStagesK>(steps - 1).stage]);
+    }
+    Barrier::wait(&shared.value_full[ring_v.stage], ring_v.parity);
+    start_scores<typename Traits::MmaP, typename Traits::SmemLayoutGradO,
+                 typename Traits::SmemLayoutV>(shared.grad_o, shared.v, ring_v.stage, tdPrdP);
+    warpgroup_wait<1>();  // S
+    warpgroup_fence_operand(tSrS);
+    if constexpr (Scores::kMasksFirst) {
+      mask(work, n_block, tSrS);
+    }
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      scores.begin(rS(row, _), lse[row]);
+    }
+    if constexpr (!Scores::kMasksFirst) {
+      mask(work, n_block, tSrS);
+    }
+    warpgroup_wait<0>();  // dP
+    warpgroup_fence_operand(tdPrdP);
+    arrive_by_warp(shared.value_empty[ring_v.stage]);
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      CUTE_UNROLL
+      for (int col = 0; col < size<1>(rdP); ++col) {
+        rdP(row, col) += delta[row];
+      }
+      scores.finish(rS(row, _), rdP(row, _), lse[row]);
+    }
+    convert_into(tdPrdP, tdQrdS);
+    start_grad_q(tdQrdS, ring_k.stage);
+  }
+
+  // Sets hidden scores to -infinity.
+  CUTE_DEVICE void mask(GradQWork const& work, int32_t n_block, FragmentS& tSrS) {
+    if (work.kv.masked(n_block)) {
+      QueryPacking const packing = unpacked_queries();
+      mask_scores_by_side(make_score_tile<kWarpgroupM, kTileN>(
+          typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, first_query(work),
+          n_block * kTileN));
+    }
+  }
+
+  // Writes dQ, scaled: it is the gradient of unscaled queries.
+  CUTE_DEVICE void store(GradQWork const& work) {
+    BackwardParams const& params = arguments.params;
+    CUTE_UNROLL
+    for (int i = 0; i < cute::size(tdQrdQ); ++i) {
+      tdQrdQ(i) *= params.scale;
+    }
+    int const first = first_query(work);
+    store_rows(tdQrdQ,
+               row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride,
+                           work.tile.batch, work.tile.head, work.sequence.row_q + first),
+               params.grad_q_stride.row, work.sequence.seqlen_q - first, params.head_dim, thread);
+  }
+};
+
+}  // namespace cute_attention::sm90

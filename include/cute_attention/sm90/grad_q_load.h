@@ -1,0 +1,154 @@
+// sm90/grad_q_load.h: the load warp of the kernel for dQ: it takes one tile of queries after the
+// other, and loads its Q and dO, and K and V of its steps, as far ahead as there are buffers.
+#pragma once
+
+#include "cute_attention/core/load_sequence.h"
+#include "cute_attention/core/packed_blocks.h"
+#include "cute_attention/sm90/grad_q_traits.h"
+#include "cute_attention/sm90/mended_load.h"
+
+namespace cute_attention::sm90 {
+
+template <class Row>
+struct GradQLoad {
+  using Traits = GradQTraits<Row>;
+  using Element = typename Traits::Element;
+  using SharedMemory = typename Traits::SharedMemory;
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+
+  BackwardArguments const& arguments;
+  SharedMemory& shared;
+  bool const leader;  // one lane talks to the TMA unit and to the barriers
+  MendedLoad mended;
+  GradQWork const* work = nullptr;  // what is being loaded
+  PackedBlocks blocks;  // of queries, of packed sequences
+  Ring<1> ring_q{};
+  Ring<Traits::kStagesK> ring_k{};
+  Ring<Traits::kStagesV> ring_v{};
+
+  CUTE_DEVICE GradQLoad(BackwardArguments const& arguments, SharedMemory& shared)
+      : arguments(arguments),
+        shared(shared),
+        leader(cute::elect_one_sync()),
+        mended{shared.landed, leader},
+        blocks{arguments.params.cu_seqlens_q, arguments.params.batch, kTileM} {}
+
+  CUTE_DEVICE void run() {
+    int32_t index = int32_t(blockIdx.x);
+    for (Ring<kWorkSlots> slot{};; slot.advance()) {
+      Barrier::wait(&shared.work_empty[slot.stage], slot.parity ^ 1);
+      GradQWork const next = work_from(index);
+      if (leader) {
+        shared.works[slot.stage] = next;
+        Barrier::arrive(&shared.work_full[slot.stage]);
+      }
+      __syncwarp();  // all lanes see what the leader wrote
+      work = &shared.works[slot.stage];
+      if (work->is_end()) {
+        break;
+      }
+      if (work->kv.begin < work->kv.end) {
+        load_work();
+      }
+      // The next tile is taken only when all loads of this one have been started, so that another
+      // CTA may take it if it is free sooner.
+      index = next_index();
+    }
+  }
+
+ private:
+  // The first tile of a CTA is the one of its own number.
+  CUTE_DEVICE int32_t next_index() const {
+    int32_t taken = 0;
+    if (threadIdx.x % 32 == 0) {
+      taken = atomicAdd(arguments.next_tile + 1, 1);
+    }
+    return int32_t(gridDim.x) + warp_uniform(taken);
+  }
+
+  // Tile number `index`, or the end. The tiles of packed sequences are counted on the device, one
+  // sequence after the other: those that shorter sequences do not have are not counted.
+  CUTE_DEVICE GradQWork work_from(int32_t index) {
+    BackwardParams const& params = arguments.params;
+    GradQWork work;
+    bool more = index < work_tiles(params, kTileM);
+    if (params.cu_seqlens_q == nullptr) {
+      work.tile = work_tile(params, kTileM, more ? index : 0);
+    } else {
+      PackedBlock const block = blocks.find(index / params.heads);
+      more = block.batch < params.batch;
+      // From the last tile of a sequence to its first.
+      work.tile = {block.after, index % params.heads, block.batch};
+    }
+    if (more) {
+      work.sequence = load_sequence(params, work.tile.batch);
+      work.kv = kv_tiles(work.sequence, work.tile.m_block * kTileM, kTileM, kTileN);
+    } else {
+      work.tile.m_block = -1;
+    }
+    return work;
+  }
+
+  // In the order in which the consumers need it.
+  CUTE_DEVICE void load_work() {
+    load_keys(work->kv.end - 1);
+    load_queries<Traits::kHeadDim>(arguments.map_q, shared.q.data(), shared.query_empty,
+                                   shared.query_full);
+    load_queries<Traits::kHeadDimV>(arguments.map_grad_o, shared.grad_o.data(),
+                                    shared.grad_o_empty, shared.grad_o_full);
+    ring_q.advance();
+    load_values(work->kv.end - 1);
+    for (int32_t n_block = work->kv.end - 2; n_block >= work->kv.begin; --n_block) {
+      load_keys(n_block);
+      load_values(n_block);
+    }
+  }
+
+  // Loads Q or dO. Rows past the end of the sequence give rows of dQ that nobody stores.
+  template <int kCols>
+  CUTE_DEVICE void load_queries(CUtensorMap const& map, Element* buffer,
+                                uint64_t& empty, uint64_t& full) {
+    Barrier::wait(&empty, ring_q.parity ^ 1);
+    if (leader) {
+      bool const packed = arguments.params.cu_seqlens_q != nullptr;
+      TileOrigin const origin{packed ? 0 : work->tile.batch, work->tile.head, 0,
+                              int32_t(work->sequence.row_q) + work->tile.m_block * kTileM};
+      Barrier::arrive_and_expect_tx(&full, kTileM * kCols * int(sizeof(Element)));
+      CUTE_UNROLL
+      for (int row = 0; row < kTileM; row += kWarpgroupM) {
+        load_boxes<kWarpgroupM, kCols>(map, origin, row, buffer + row * kCols, full,
+                                       cute::TMA::CacheHintSm90::EVICT_FIRST);
+      }
+    }
+  }
+
+  CUTE_DEVICE void load_keys(int32_t n_block) {
+    Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
+    load_rows_of_keys<Traits::kHeadDim>(
+        n_block, arguments.map_k,
+        shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element))),
+        shared.key_full[ring_k.stage]);
+    ring_k.advance();
+  }
+  CUTE_DEVICE void load_values(int32_t n_block) {
+    Barrier::wait(&shared.value_empty[ring_v.stage], ring_v.parity ^ 1);
+    load_rows_of_keys<Traits::kHeadDimV>(
+        n_block, arguments.map_v,
+        shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element))),
+        shared.value_full[ring_v.stage]);
+    ring_v.advance();
+  }
+  template <int kCols>
+  CUTE_DEVICE void load_rows_of_keys(int32_t n_block, CUtensorMap const& map,
+                                     Element* buffer, uint64_t& full) {
+    bool const packed = arguments.params.cu_seqlens_k != nullptr;
+    int32_t const head_kv =
+        work->tile.head / (arguments.params.heads / arguments.params.heads_kv);
+    mended.load<kTileN, kCols>(
+        map, {packed ? 0 : work->tile.batch, head_kv, 0, int32_t(work->sequence.row_k)},
+        n_block * kTileN, work->sequence.seqlen_k - n_block * kTileN, packed, buffer, full);
+  }
+};
+
+}  // namespace cute_attention::sm90
