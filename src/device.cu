@@ -1,5 +1,6 @@
 // device.cu: the functions of a kernel library that ask the CUDA runtime about devices and errors.
 // The runtime is linked into each library statically.
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -32,9 +33,27 @@ int32_t device_info(int32_t ordinal, DeviceInfo* out) {
   return cudaSuccess;
 }
 
+// Whether a context is current in this thread. In a thread that has not used CUDA yet none is, such
+// as the one in which autograd runs its first backward, although cudaGetDevice names a device
+// there.
+bool has_context() {
+  static auto const current = [] {  // cuCtxGetCurrent: the library is not linked with libcuda
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaError_t const error = cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 4000,
+                                                               cudaEnableDefault, &found);
+    bool const usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return usable ? reinterpret_cast<decltype(&cuCtxGetCurrent)>(function) : nullptr;
+  }();
+  CUcontext context = nullptr;
+  return current != nullptr && current(&context) == CUDA_SUCCESS && context != nullptr;
+}
+
+// cudaSetDevice also makes the device's context current, which the driver needs to make tensor
+// maps.
 int32_t set_device(int32_t ordinal, int32_t* previous) {
   if (cudaError_t const error = cudaGetDevice(previous)) return error;
-  return *previous == ordinal ? cudaSuccess : cudaSetDevice(ordinal);
+  return *previous == ordinal && has_context() ? cudaSuccess : cudaSetDevice(ordinal);
 }
 
 char const* error_string(int32_t cuda_error) {

@@ -9,6 +9,7 @@
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/kernel_library.h"
+#include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/grad_kv_kernel.h"
 #include "cute_attention/sm90/grad_q_kernel.h"
@@ -103,7 +104,11 @@ struct BackwardWithoutSums {
     if (error != cudaSuccess) {
       return error;
     }
-    error = allow_shared_memory();
+    int32_t const device = context->device->ordinal;
+    error = allow_shared_memory<&grad_kv<Row>>(kBytesKv, device);
+    if (error == cudaSuccess) {
+      error = allow_shared_memory<&grad_q<Row>>(kBytesQ, device);
+    }
     if (error != cudaSuccess) {
       return error;
     }
@@ -128,16 +133,6 @@ struct BackwardWithoutSums {
       grad_sink<Row><<<unsigned(p.heads), kSinkThreads, 0, stream>>>(p);
     }
     return cudaGetLastError();
-  }
-
- private:
-  static cudaError_t allow_shared_memory() {
-    cudaError_t const error = cudaFuncSetAttribute(
-        grad_kv<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytesKv);
-    return error == cudaSuccess
-               ? cudaFuncSetAttribute(grad_q<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      kBytesQ)
-               : error;
   }
 };
 
