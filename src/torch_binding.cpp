@@ -49,8 +49,9 @@ struct Inputs {
 
 // The forms in which ops take the inputs.
 enum class Form {
-  Full,   // each argument by itself
-  Brief,  // q, k, v and a text for the options: neither packed nor with a sink
+  Full,    // each argument by itself
+  Brief,   // q, k, v and a text for the options: neither packed nor with a sink
+  Packed,  // the same with packed sequences
 };
 
 template <Form kForm>
@@ -58,6 +59,13 @@ Inputs inputs_of(Stack& stack) {
   TensorView const q = stack.tensor(), k = stack.tensor(), v = stack.tensor();
   if constexpr (kForm == Form::Brief) {
     return {q, k, v, brief_options(stack.text())};
+  } else if constexpr (kForm == Form::Packed) {
+    Inputs in{q, k, v, brief_options(stack.text())};
+    in.cu_seqlens_q = stack.tensor();
+    in.cu_seqlens_k = stack.tensor();
+    in.max_seqlen_q = stack.integer();
+    in.max_seqlen_k = stack.integer();
+    return in;
   } else {
     Options options;
     options.arch = arch_of(stack.text());
@@ -313,4 +321,7 @@ STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUDA, library) {
   library.impl("brief_forward", &cute_attention::forward<Form::Brief, Lse::Returned>);
   library.impl("brief_forward.output", &cute_attention::forward<Form::Brief, Lse::Absent>);
   library.impl("brief_backward", &cute_attention::backward<Form::Brief>);
+  library.impl("brief_packed_forward", &cute_attention::forward<Form::Packed, Lse::Returned>);
+  library.impl("brief_packed_forward.output", &cute_attention::forward<Form::Packed, Lse::Absent>);
+  library.impl("brief_packed_backward", &cute_attention::backward<Form::Packed>);
 }

@@ -59,13 +59,13 @@ class Kernels:
 
         return run
 
-    def brief(self, op: Callable[..., Any], text_at: int) -> Callable[..., Any]:
+    def brief(self, op: Callable[..., Any], kind: str, text_at: int) -> Callable[..., Any]:
         """The op with its options in a text."""
         of_text = spelled_out(op, text_at)
 
         def run(*args: Any) -> Any:
             results = of_text(*args)
-            self.ran[-1] = f"brief_{self.ran[-1]}"
+            self.ran[-1] = kind + self.ran[-1]
             return results[:3] if isinstance(results, tuple) else results
 
         return run
@@ -82,7 +82,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     ):
         op = stand_ins.op(name, reference)
         library.impl(name, op, "CPU")
-        library.impl(f"brief_{name}", stand_ins.brief(op, text_at), "CPU")
+        for kind in ("brief_", "brief_packed_"):
+            library.impl(f"{kind}{name}", stand_ins.brief(op, kind, text_at), "CPU")
     monkeypatch.setattr(call, "plans", {})
     monkeypatch.setattr(selection, "_choices", {})
 
@@ -128,7 +129,7 @@ def test_packed_calls(kernels: Kernels) -> None:
         )
         for one, other in zip(out, expected, strict=True):
             assert torch.equal(one, other)
-    assert kernels.ran == ["forward"] * 2
+    assert kernels.ran == ["forward", "brief_packed_forward"]
     attention_varlen(k, k, v, offsets.repeat_interleave(2)[::2], offsets, 5, 5, return_lse=True)
     before = kernels.checked
     with pytest.raises(TypeError, match="max_seqlen_q is a bool"):

@@ -215,15 +215,14 @@ EXTRAS = NAMES[NAMES.index("cu_seqlens_q") :]  # left out of a call where all ha
 EXTRA_DEFAULTS = tuple(_DEFAULTS[name] for name in EXTRAS)
 KEPT = frozenset(name for name, argument in TABLE.items() if argument.kept)
 FEATURES = {argument.bit: argument.feature for argument in TABLE.values() if argument.bit}
-CHECKED = tuple(
-    (name, argument.check) for name, argument in TABLE.items() if argument.check is not None
-)
+CHECKS = {name: argument.check for name, argument in TABLE.items() if argument.check is not None}
 # Passed on as the user gave them. The seed is none: it may be drawn, or made of an int.
 OPTIONAL_TENSORS = tuple(
     name
     for name, kind, argument in _table()
     if kind == "Tensor?" and argument.check is not None and name != "dropout_seed"
 )
+_OPTIONAL = NAMES.index("bias")  # from here on all are None or 0 in a common call
 _ASKING = tuple((name, argument) for name, argument in TABLE.items() if argument.feature)
 
 DTYPE_NAMES = {
@@ -260,9 +259,12 @@ def feature_words(call: Arguments) -> list[str]:
 def kind_of(call: Arguments) -> Problem:
     """The problem that a call poses, without its sizes: what decides which backends serve it."""
     bits = 0
-    for name, argument in _ASKING:
-        if argument.bit and argument.asks(getattr(call, name)):
-            bits |= argument.bit
+    # The common call, of which a compiled function need not guard on the table: no bias, slopes or
+    # sink, and no dropout, which has a seed.
+    if not holds(call.scale > 0) or any(isinstance(value, Tensor) for value in call[_OPTIONAL:]):
+        for name, argument in _ASKING:
+            if argument.bit and argument.asks(getattr(call, name)):
+                bits |= argument.bit
     return Problem(
         dtype=DTYPE_NAMES[call.q.dtype],
         head_dim=specialized(call.q.shape[-1]),

@@ -71,7 +71,7 @@ def attend(
     if plan is not None and all(type(value) in _KEY_TYPES for value in kind.values()):
         if len(plans) >= _MOST_PLANS:
             plans.clear()
-        plans[key] = shortened(plan, has_extras=len(extras) > 0)
+        plans[key] = shortened(plan, len(extras))
     return results
 
 
@@ -153,7 +153,7 @@ def _attend_checked(
     """The long way: a plan, where it may serve the next call of the kind at once, and the
     results."""
     given = with_defaults(name, options)
-    call = checked(name, q, k, v, packing, given)
+    call = checked(name, q, k, v, packing, given, options)
     plan = plan_for(name, call, given)
     keeps = not torch.compiler.is_compiling() and _may_be_kept(plan, call)
     return plan if keeps else None, _run(plan, call)
@@ -164,7 +164,7 @@ def _may_be_kept(plan: Plan, call: Arguments) -> bool:
     other extras than those of packed sequences and of `KEPT`."""
     others = zip(EXTRAS[_PACKING:], call[-len(EXTRAS) + _PACKING :], _OTHER_DEFAULTS, strict=True)
     return (
-        BACKENDS[plan.choices[0]].brief is not None
+        len(BACKENDS[plan.choices[0]].brief) > 0
         and all(value is default or name in KEPT for name, value, default in others)
         and is_kept(plan.requested, *plan.problem)
     )

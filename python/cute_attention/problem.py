@@ -56,4 +56,5 @@ class Plan(NamedTuple):
     choices: tuple[Any, ...]  # backend, scale, window_left, window_right, softcap
     deterministic: bool  # what the call asks of the backward
     return_lse: bool
+    brief_extras: int | None  # how many extras its brief ops take; None where its ops are not brief
     backward: list[Backward]  # one item once it is chosen, which the first backward does

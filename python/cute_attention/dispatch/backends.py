@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..native import binding, core
@@ -31,7 +32,8 @@ class Backend(ABC):
     name: str  # as users write it
     ops: Family
     multiple: int  # its ops take head dims that are multiples of this
-    brief: Family | None  # its brief ops, which refuse tensors that do not agree
+    # Its brief ops, by the number of extras that they take; they refuse tensors that do not agree.
+    brief: Mapping[int, Family]
 
     @abstractmethod
     def report(self, problem: Problem) -> Report:
@@ -87,7 +89,7 @@ def _whole_vectors(head_dim: int) -> int:
 _FASTEST_FIRST: tuple[Backend, ...] = (
     Kernels("sm90", KERNELS, VECTOR, BRIEF_KERNELS),
     Kernels("sm80", KERNELS, VECTOR, BRIEF_KERNELS),
-    Reference("reference", REFERENCE, 1, None),
+    Reference("reference", REFERENCE, 1, {}),
 )
 BACKENDS = {backend.name: backend for backend in _FASTEST_FIRST}
 

@@ -44,23 +44,24 @@ def plan_for(name: str, call: Arguments, options: dict[str, Any]) -> Plan:
         choices=choices,
         deterministic=options["deterministic"],
         return_lse=options["return_lse"],
+        brief_extras=None,
         backward=[],
     )
 
 
-def shortened(plan: Plan, has_extras: bool) -> Plan:
+def shortened(plan: Plan, extras: int) -> Plan:
     """The plan for calls outside of traced code that need no checks: with the functions in C++ that
     OpOverloads pass their arguments on to, which takes half a microsecond; brief ones where the
-    call has no extras, and where the backend has them."""
+    backend has them for this number of extras."""
     backend = BACKENDS[plan.choices[0]]
-    is_brief = backend.brief is not None and not has_extras
-    ops = _fitted(
-        _in_cpp(backend.brief if is_brief else backend.ops), plan.problem, backend.multiple
-    )
+    is_brief = extras in backend.brief
+    ops = backend.brief[extras] if is_brief else backend.ops
+    ops = _fitted(_in_cpp(ops), plan.problem, backend.multiple)
     return plan._replace(
         forward=ops.forward,
         output=ops.output,
         options=brief(plan.choices) if is_brief else plan.choices,
+        brief_extras=extras if is_brief else None,
         backward=[],
     )
 
@@ -74,8 +75,8 @@ def backward_of(plan: Plan) -> Backward:
     backend = BACKENDS[select(plan.requested, *problem)]
     choices = (backend.name, *plan.choices[1:])
     ops, options = backend.ops, choices
-    if plan.options is not plan.choices and backend.brief is not None:  # a shortened plan
-        ops, options = _in_cpp(backend.brief), brief(choices)
+    if plan.brief_extras is not None and plan.brief_extras in backend.brief:
+        ops, options = _in_cpp(backend.brief[plan.brief_extras]), brief(choices)
     found = Backward(_fitted(ops, plan.problem, backend.multiple).backward, options)
     if not torch.compiler.is_compiling() and is_kept(plan.requested, *problem):
         plan.backward.append(found)

@@ -48,5 +48,8 @@ _OPS = torch.ops.cute_attention
 for _prefix in ("", "reference_"):
     register_flop_formula(getattr(_OPS, f"{_prefix}forward"), get_raw=True)(_forward)
     register_flop_formula(getattr(_OPS, f"{_prefix}backward"), get_raw=True)(_backward)
-register_flop_formula(_OPS.brief_forward, get_raw=True)(spelled_out(_forward))
-register_flop_formula(_OPS.brief_backward, get_raw=True)(spelled_out(_backward, 8))
+for _prefix in ("brief_", "brief_packed_"):
+    register_flop_formula(getattr(_OPS, f"{_prefix}forward"), get_raw=True)(spelled_out(_forward))
+    register_flop_formula(getattr(_OPS, f"{_prefix}backward"), get_raw=True)(
+        spelled_out(_backward, 8)
+    )

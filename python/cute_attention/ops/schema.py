@@ -2,6 +2,7 @@
 
     forward, backward                        kernels; the binding implements them for CUDA
     brief_forward, brief_backward            the same with the options in one text, see `brief`
+    brief_packed_forward, ..._backward       these for packed sequences
     reference_forward, reference_backward    semantics/blockwise.py, on any device
 
 Each forward has an overload `output` that returns no LSE. All are defined here, once, when this
@@ -28,7 +29,9 @@ _RESULTS = "Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, bool dete
 _BACKWARD = f"{_RESULTS}, {SCHEMA}" + "".join(
     f", bool needs_{name}=False" for name in OPTIONAL_GRADIENTS
 )
-_INPUTS = "Tensor q, Tensor k, Tensor v, str options"  # of the brief ops
+# Of the brief ops, whose text says backend to softcap.
+_INPUTS = "Tensor q, Tensor k, Tensor v, str options"
+_PACKING = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
 _GRADIENTS = ", ".join(f"Tensor d{name}" for name in GRADIENTS)
 
 
@@ -56,7 +59,8 @@ def spelled_out(function: Callable[..., Any], place: int = 3) -> Callable[..., A
     def for_brief(*args: Any, **kwargs: Any) -> Any:
         backend, scale, window_left, window_right, softcap = args[place].split()
         sides = int(window_left), int(window_right)
-        return function(*args[:place], backend, float(scale), *sides, float(softcap), **kwargs)
+        options = backend, float(scale), *sides, float(softcap)
+        return function(*args[:place], *options, *args[place + 1 :], **kwargs)
 
     return for_brief
 
@@ -148,9 +152,14 @@ def _vmap_rule(op: Callable[..., Any]) -> Callable[..., Any]:
 
 _library = torch.library.Library("cute_attention", "FRAGMENT")
 
+# Of a compiled graph: the tensors have the order of strides that they have in eager code. Without
+# the tag Inductor keeps the strides themselves, and also passes every default by its name, which
+# takes longer than all else that the op does on the host.
+_TAGS = (torch.Tag.needs_fixed_stride_order,)
+
 
 def _define(name: str, schema: str, fake: Callable[..., Any]) -> Any:
-    _library.define(f"{name}{schema}")
+    _library.define(f"{name}{schema}", tags=_TAGS)
     qualified = f"cute_attention::{name}"
     torch.library.register_fake(qualified, fake, lib=_library)
     packet, _, overload = name.partition(".")
@@ -167,18 +176,22 @@ def _define_family(prefix: str) -> Family:
     )
 
 
-def _define_brief() -> Family:
-    forward, output = f"({_INPUTS}) -> (Tensor out, Tensor lse)", f"({_INPUTS}) -> Tensor out"
-    backward = f"({_RESULTS}, {_INPUTS}) -> (Tensor dq, Tensor dk, Tensor dv)"
+def _define_brief(prefix: str, inputs: str) -> Family:
+    forward, output = f"({inputs}) -> (Tensor out, Tensor lse)", f"({inputs}) -> Tensor out"
+    backward = f"({_RESULTS}, {inputs}) -> (Tensor dq, Tensor dk, Tensor dv)"
     return Family(
-        _define("brief_forward", forward, spelled_out(_fake_forward)),
-        _define("brief_forward.output", output, spelled_out(_fake_output)),
-        _define("brief_backward", backward, spelled_out(lambda *a: _fake_backward(*a)[:3], 8)),
+        _define(f"{prefix}forward", forward, spelled_out(_fake_forward)),
+        _define(f"{prefix}forward.output", output, spelled_out(_fake_output)),
+        _define(f"{prefix}backward", backward, spelled_out(lambda *a: _fake_backward(*a)[:3], 8)),
     )
 
 
 KERNELS = _define_family("")
-BRIEF_KERNELS = _define_brief()
+# By how many extras (arguments.py) a call has: none, or those of packed sequences.
+BRIEF_KERNELS = {
+    0: _define_brief("brief_", _INPUTS),
+    4: _define_brief("brief_packed_", f"{_INPUTS}, {_PACKING}"),
+}
 REFERENCE = _define_family("reference_")
 for _name, _function in (
     ("reference_forward", _reference_forward),
