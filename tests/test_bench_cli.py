@@ -192,7 +192,7 @@ def test_time_limit_leaves_rows(name: str, tmp_path: Path) -> None:
     shapes = f"{TINY} --seqlens 16,32 --masks full"
     assert run(f"{name} {shapes} --contenders plain --limit-s 0 --json {out} --quiet") == 0
     rows = read_json(out).rows
-    assert len({row.point.seqlen_q for row in rows}) == 2
+    assert len({row.point.seqlen_q for row in rows} - {1}) == 2  # decoding has one query
     assert {row.reason for row in rows} == {"not reached within the limit of 0 s"}
 
 
@@ -278,17 +278,43 @@ def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = "--device cpu --modes eager,graph --calls 2 --rounds 2"
     assert run(f"overhead {options} --contenders reference,flash,sm80 --json {out}") == 0
     rows = read_json(out).rows
-    assert len(rows) == 3 * 2 * 3  # contenders, modes, kinds
+    # Contenders, modes, and kinds of the dense form, of that with the LSE, of packed, of decoding.
+    assert len(rows) == 3 * 2 * (3 + 3 + 3 + 1)
+    cases = {"eager", "lse eager", "packed eager", "decode eager"}
+    assert {row.case for row in rows if row.metrics} == cases
     for row in rows:
-        eager = row.case == "eager" and row.contender != "sm80"
+        eager = row.case in cases and row.contender != "sm80"
+        eager &= row.contender != "flash" or row.case in ("eager", "decode eager")
         assert ("host_us" in row.metrics) == eager
         assert bool(row.reason) != eager
+        decodes = row.case.startswith("decode")
+        assert row.what == "fwd" or not decodes
+        assert bool(row.point.lengths) == row.case.startswith("packed")
         ours = row.contender == "reference" and (row.case, row.what) == ("eager", "fwd")
         for part in ("checks", "choice", "launch"):
             assert (row.metrics.get(f"{part}_us", 0) > 0) == ours
     text = capsys.readouterr().out
     assert "CUDA graphs need an NVIDIA GPU" in text
     assert "parts of an eager call" in text
+    assert text.count("ours, reference / FLASH (SDPA)") == 2  # ratios, dense and decoding
+
+
+def test_forms_of_overhead(tmp_path: Path) -> None:
+    """Those that are asked for, of the shape that was; each row's command asks for its own."""
+    out = tmp_path / "o.json"
+    shape = "--device cpu --batch 2 --heads 2 --head-dims 8 --seqlens 3 --dtypes fp32"
+    options = f"{shape} --modes eager --calls 1 --rounds 1 --contenders reference"
+    assert run(f"overhead {options} --forms packed,decode --json {out} --quiet") == 0
+    rows = read_json(out).rows
+    assert [(row.case, row.what) for row in rows] == [
+        *(("packed eager", kind) for kind in ("fwd", "fwd+tape", "fwdbwd")),
+        ("decode eager", "fwd"),
+    ]
+    packed, decode = rows[0].point, rows[-1].point
+    assert (packed.lengths, packed.batch, packed.seqlen_q) == ((3, 3), 1, 6)
+    assert (decode.batch, decode.seqlen_q, decode.seqlen_k) == (2, 1, 3)
+    assert "--forms packed" in rows[0].command
+    assert "--forms decode" in rows[-1].command
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

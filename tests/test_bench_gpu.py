@@ -57,9 +57,15 @@ def test_memory_and_ladder(tmp_path: Path) -> None:
 
 
 def test_overhead(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "overhead --contenders flash --modes eager,graph --calls 5 --rounds 2")
+    few = "overhead --contenders flash --calls 5 --rounds 2"
+    rows = rows_of(tmp_path, f"{few} --modes eager")
+    assert [row.reason for row in rows] == [""] * 10
+    rows = rows_of(tmp_path, f"{few} --modes eager,graph --forms dense,decode")
     reasons = {(row.case, row.what): row.reason for row in rows}
-    assert [key for key, reason in reasons.items() if reason] == [("graph", "fwd+tape")]
+    assert [key for key, reason in reasons.items() if reason] == [
+        ("graph", "fwd+tape"),
+        ("decode graph", "fwd"),
+    ]
 
 
 def test_accuracy(tmp_path: Path) -> None:

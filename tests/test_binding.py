@@ -82,7 +82,7 @@ def test_binding_loads_and_has_its_schema():
         "-> (Tensor dq, Tensor dk, Tensor dv)"
     )
     for op in ("forward", "forward.output", "backward"):
-        for name in (op, f"brief_{op}"):
+        for name in (op, f"brief_{op}", f"brief_packed_{op}"):
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"cute_attention::{name}", "CUDA")
     q = torch.zeros(1, 2, 3, 64, dtype=torch.float16)
     with pytest.raises(NotImplementedError, match="'CPU' backend"):
@@ -107,6 +107,15 @@ with FlopCounterMode(display=False) as counter:
     brief, brief_lse = torch.ops.cute_attention.brief_forward(q, k, k, text)
     brief_alone = torch.ops.cute_attention.brief_forward.output(q, k, k, text)
     brief_grads = torch.ops.cute_attention.brief_backward(*results, q, k, k, text)
+offsets = torch.empty(3, dtype=torch.int32, device="meta")
+rows, keys = q[0], k[0]
+packed = (rows, keys, keys, text, offsets, offsets, 5, 7)
+parts = torch.ops.cute_attention.brief_packed_forward(*packed)
+assert [t.shape for t in parts] == [rows.shape, (4, 5)]
+assert torch.ops.cute_attention.brief_packed_forward.output(*packed).shape == rows.shape
+packed_results = (rows, None, *parts, False)
+packed_grads = torch.ops.cute_attention.brief_packed_backward(*packed_results, *packed)
+assert [t.shape for t in packed_grads] == [rows.shape, keys.shape, keys.shape]
 assert [t.shape for t in (brief, brief_lse, brief_alone)] == [t.shape for t in (out, lse, alone)]
 assert [t.shape for t in brief_grads] == [t.shape for t in grads[:3]]
 assert alone.shape == q.shape

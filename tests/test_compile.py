@@ -173,6 +173,45 @@ def test_the_choice_is_made_while_compiling() -> None:
     assert select._dynamo_marked_constant is True
 
 
+def test_compiled_code_passes_few_arguments(device: str) -> None:
+    """What has its default is left out: an op takes time for each argument that it is passed."""
+    run_and_get_code = pytest.importorskip("torch._inductor.utils").run_and_get_code
+    inputs = qkv(device)
+
+    def run() -> None:
+        out = torch.compile(lambda *args: attention(*args), fullgraph=True)(*inputs)
+        torch.autograd.grad(out.sum(), inputs)
+
+    with torch._inductor.config.patch(force_disable_caches=True):
+        _, code = run_and_get_code(run)
+    calls = [line for text in code for line in text.splitlines() if "= torch.ops.cute_att" in line]
+    assert len(calls) == 2
+    for line in calls:
+        assert line.endswith("'reference', 0.25)")
+
+
+def test_guards_are_few() -> None:
+    """A compiled function guards on what the checks have read, at every call: not on the options
+    that were not passed, nor on the table of arguments."""
+    names: list[str] = []
+
+    def keep(guards: Any) -> list[bool]:
+        names.extend(f"{guard.name} {guard.guard_type}" for guard in guards)
+        return [True] * len(guards)
+
+    inputs = [t.detach() for t in qkv("cpu")]
+    torch.compile(
+        lambda *args: attention(*args, causal=True),
+        fullgraph=True,
+        backend="eager",
+        options={"guard_filter_fn": keep},
+    )(*inputs)
+    assert any("_context" in name for name in names)  # of use_backend
+    assert not any("_ASKING" in name or "OPTIONAL_TENSORS" in name for name in names)
+    assert not any("CHECKS'][" in name or ".CHECKS[" in name for name in names)
+    assert len(names) < 200
+
+
 def test_dropout_follows_the_generator(device: str) -> None:
     inputs = [t.detach() for t in qkv(device)]
     compiled = torch.compile(

@@ -72,4 +72,3 @@ def decoding(
         caches.append(contender.native(point, shorter)[1].detached)
     turns = itertools.cycle(caches)
     return lambda: call(*next(turns))
-

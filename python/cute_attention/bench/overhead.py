@@ -31,6 +31,7 @@ from .steps import Deadline, Step, attempt, cannot_run, free_memory, measuring
 from .tables import make_table, measured_columns, number, print_reasons, titled
 from .timing import median, spread
 
+
 def default_point(device: torch.device) -> Point:
     if device.type == "cuda":
         return Point(batch=1, heads=8, seqlen_q=128, head_dim=64)

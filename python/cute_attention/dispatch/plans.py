@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ def backward_of(plan: Plan) -> Backward:
 
 
 def _in_cpp(ops: Family) -> Family:
-    return Family(*(op.op for op in ops))  # type: ignore[attr-defined]
+    return Family(*(op.op for op in cast("tuple[Any, ...]", ops)))
 
 
 def _fitted(ops: Family, problem: Problem, multiple: int) -> Family:
