@@ -137,6 +137,19 @@ def test_packed_calls(kernels: Kernels) -> None:
     assert kernels.checked == before + 1
 
 
+def test_the_gradient_of_packed_calls(kernels: Kernels) -> None:
+    k, v = (t[0].requires_grad_() for t in qkv()[1:])
+    offsets = torch.tensor((0, 5, 7), dtype=torch.int32)
+    arguments = (k, k, v, offsets, offsets, 5, 5)
+    expected = torch.autograd.grad(attention_varlen(*arguments, backend="reference").sum(), (k, v))
+    for _ in range(3):
+        grads = torch.autograd.grad(attention_varlen(*arguments).sum(), (k, v))
+        for one, other in zip(grads, expected, strict=True):
+            assert_close(one, other, "gradient")
+    brief = ["brief_packed_forward", "brief_packed_backward"]
+    assert kernels.ran == ["forward", "backward", *brief * 2]
+
+
 def test_the_gradient_of_the_short_way(kernels: Kernels) -> None:
     """Calls with the LSE and without it take turns. Each is right, in every grad mode."""
     leaves = [t.requires_grad_() for t in qkv()]

@@ -11,7 +11,7 @@ namespace cute_attention {
 class OncePerDevice {
  public:
   // Calls `function`, which returns a cudaError_t, unless it has succeeded for this device. Threads
-  // that are first at the same time all call it.
+  // that are first at the same time all call it; so does every call for a device above 63.
   template <class Function>
   cudaError_t run(int32_t device, Function const& function) {
     uint64_t const bit = device < 64 ? uint64_t(1) << device : 0;

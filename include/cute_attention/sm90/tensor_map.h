@@ -80,7 +80,7 @@ cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t gr
       CU_TENSOR_MAP_INTERLEAVE_NONE,
       box_swizzle_bits(box.cols) == 3 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return static_cast<cudaError_t>(result);  // errors of both have the same numbers
 }
 
 }  // namespace cute_attention::sm90
