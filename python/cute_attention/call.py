@@ -127,10 +127,13 @@ def is_plain(q: Any, k: Any, v: Any, extras: tuple[Any, ...]) -> bool:
 
 def _are_plain(extras: tuple[Any, ...]) -> bool:
     types = tuple(map(type, extras))
+    if types == _PACKED:
+        return True
     return types[:_PACKING] in _PLAIN_PACKINGS and _PLAIN_TENSORS.issuperset(types[_PACKING:])
 
 
-_PLAIN_PACKINGS = {(Tensor, Tensor, int, int), (type(None), type(None), int, int)}
+_PACKED = (Tensor, Tensor, int, int)
+_PLAIN_PACKINGS = {_PACKED, (type(None), type(None), int, int)}
 _PLAIN_TENSORS = {Tensor, torch.nn.Parameter, type(None)}
 
 
