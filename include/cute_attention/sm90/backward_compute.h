@@ -127,12 +127,6 @@ struct BackwardCompute {
     ++grads_before;
   }
 
-  // The buffer of number `number` among those that take the kStages buffers of a ring one after the
-  // other, and the parity of its phase.
-  template <int kStages>
-  CUTE_DEVICE static Ring<kStages> buffer_of(int32_t number) {
-    return {uint32_t(number) % kStages, uint32_t(number) / kStages % 2};
-  }
   CUTE_DEVICE static QueryRing queries_of(int32_t number) {
     return buffer_of<Traits::kStages>(number);
   }

@@ -116,7 +116,8 @@ struct BackwardWithSums {
   }
 };
 
-// Above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64 keys.
+// Above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64 keys beside scores
+// and dQ.
 template <class Row>
 using BackwardLaunch = std::conditional_t<(Row::kKey.head_dim > 128), BackwardWithoutSums<Row>,
                                           BackwardWithSums<Row>>;

@@ -66,7 +66,7 @@ struct BackwardLoad {
 
   CUTE_DEVICE int32_t next_index() const {
     int32_t taken = 0;
-    if (threadIdx.x % 32 == 0) {
+    if (lane_of_warp() == 0) {
       taken = atomicAdd(arguments.next_tile, 1);
     }
     return (in_order() ? 0 : int32_t(gridDim.x)) + warp_uniform(taken);
@@ -134,16 +134,18 @@ struct BackwardLoad {
 
   CUTE_DEVICE void load_keys() {
     Barrier::wait(&shared.key_empty, ring_keys.parity ^ 1);
-    load_rows_of_keys<Traits::kHeadDim>(arguments.map_k, shared.k.data(), shared.key_full);
+    load_rows_of_keys<Traits::kHeadDim, Traits::kBoxColsK>(arguments.map_k, shared.k.data(),
+                                                           shared.key_full);
   }
   CUTE_DEVICE void load_values() {
     Barrier::wait(&shared.value_empty, ring_keys.parity ^ 1);
-    load_rows_of_keys<Traits::kHeadDimV>(arguments.map_v, shared.v.data(), shared.value_full);
+    load_rows_of_keys<Traits::kHeadDimV, kBoxCols<Traits::kHeadDimV>>(
+        arguments.map_v, shared.v.data(), shared.value_full);
   }
-  template <int kCols>
+  template <int kCols, int kBox>
   CUTE_DEVICE void load_rows_of_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {
     int32_t const n_begin = work->tile.n_block * kTileN;
-    mended.load<kTileN, kCols>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
+    mended.load<kTileN, kCols, kBox>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
                         arguments.params.cu_seqlens_k != nullptr, buffer, full);
   }
 
@@ -173,7 +175,7 @@ struct BackwardLoad {
 
   // Loads one number for each query of a tile; zeros for those past the sequence's end.
   CUTE_DEVICE void load_numbers(float const* source, int32_t rows, float* target, uint64_t& full) {
-    int const lane = int(threadIdx.x) % 32;
+    int const lane = lane_of_warp();
     CUTE_UNROLL
     for (int i = lane; i < kTileM; i += 32) {
       bool const inside = i < rows;

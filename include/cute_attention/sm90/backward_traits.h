@@ -72,8 +72,10 @@ struct BackwardTraits {
   static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
   static constexpr int kColPartsQ = kConsumers / kRowPartsQ;
   static constexpr int kColsQ = kHeadDim / kColPartsQ;
-  static_assert(kRowPartsQ * kColPartsQ == kConsumers && kColsQ % kBoxCols<kHeadDim> == 0,
-                "every warpgroup has a part of dQ, of whole blocks of columns");
+  // The columns of a block of K in shared memory: a part has whole blocks.
+  static constexpr int kBoxColsK = kBoxCols<kColsQ>;
+  static_assert(kRowPartsQ * kColPartsQ == kConsumers && kColPartsQ * kColsQ == kHeadDim,
+                "every warpgroup has a part of dQ");
   // The part of a warpgroup: which 64 queries, and which kColsQ columns.
   CUTE_HOST_DEVICE static constexpr int row_part_q(int warpgroup) { return warpgroup % kRowPartsQ; }
   CUTE_HOST_DEVICE static constexpr int col_part_q(int warpgroup) { return warpgroup / kRowPartsQ; }
@@ -83,7 +85,7 @@ struct BackwardTraits {
   // floats of a thread in both rows. Measured on an H200, full and causal, 16k tokens: at head dim
   // 64 550 and 545 instead of 505 and 508 TFLOP/s; at 128 ptxas spills and lets no two products
   // overlap (C7512), 434 and 426 instead of 619 and 615.
-  static constexpr bool kGradQFirst = kHeadDim <= 64 && kKey.score_mod == ScoreMod::None;
+  static constexpr bool kGradQFirst = kHeadDim <= 96 && kKey.score_mod == ScoreMod::None;
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
@@ -115,8 +117,8 @@ struct BackwardTraits {
   // Buffers of dS. The step that writes one reads the other, of the step before.
   static constexpr int kStagesS = 2;
 
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1>;                   // (N, D, 1)
-  using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, 1>;        // (D, N, 1)
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1, kBoxColsK>;            // (N, D, 1)
+  using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, 1, kBoxColsK>;  // (D, N, 1)
   using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
   using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)

@@ -50,6 +50,7 @@ struct GradKvTraits {
   using MmaV = MmaOfGradient<kHeadDimV>;
   using MmaK = MmaOfGradient<kHeadDim>;
 
+  static constexpr int kBoxColsK = kBoxCols<kHeadDim>;
   using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1>;                   // (N, D, 1)
   using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
