@@ -229,7 +229,8 @@ void test_offsets() {
         check(Wide(lse_size(params)) == Wide(heads) * kMaxPackedRows, "packed lse_size");
         Wide const packed_lse = lse_index(params, sequence, batch - 1, heads - 1, 0);
         check(packed_lse == Wide(heads) * kMaxPackedRows - seqlen_q, "packed lse_index");
-        check(Wide(grad_q_blocks(params, 64).count()) == packed_blocks * heads, "packed grad_q_blocks");
+        check(Wide(grad_q_blocks(params, 64).count()) == packed_blocks * heads,
+              "packed grad_q_blocks");
         check(Wide(first_grad_q_block(params, sequence, batch - 1, heads - 1, 64)) ==
                   packed_blocks * (heads - 1) +
                       (Wide(kMaxPackedRows) - seqlen_q + Wide(batch - 1) * 64) / 64,

@@ -103,8 +103,9 @@ constexpr int64_t estimate_steps(BlockSteps const& of_blocks, int64_t blocks, in
 }
 
 // How many blocks of keys there are in all heads and sequences. The device alone knows the lengths
-// of packed sequences: there may be no more than this, and are at least half as many if total_k has
-// no rows of no sequence and all sequences have keys.
+// of packed sequences. A KV head of theirs has at least as many blocks as one sequence of all rows
+// would have, and a block for each sequence that is not empty. The larger of the two numbers is
+// taken: there are at most twice as many blocks.
 constexpr int64_t count_key_blocks(BackwardParams const& params, int32_t tile_n) {
   int64_t const blocks = tile_count(params.seqlen_k, tile_n, params.heads_kv, params.batch);
   int64_t const of_total = (params.total_k + tile_n - 1) / tile_n;
@@ -120,7 +121,7 @@ constexpr int64_t count_key_blocks(BackwardParams const& params, int32_t tile_n)
 // that it has.
 //
 // There are at most kRounds parts for each CTA that runs at the same time. This bounds the
-// workspace of dense calls: on a GPU with 132 SMs by 68 MB.
+// workspace: on a GPU with 132 SMs by 70 MB, and twice as much for packed sequences.
 constexpr int32_t grad_parts(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
                              int64_t ctas) {
   constexpr int64_t kRounds = 4;
@@ -141,15 +142,10 @@ constexpr int32_t grad_parts(BackwardParams const& params, int32_t tile_m, int32
     return 1;
   }
   BlockSteps const steps = sample_steps(params, tile_m, tile_n);
-  int32_t with_steps = 0;
-  while (with_steps < steps.samples && steps.steps[with_steps] > 0) {
-    ++with_steps;
-  }
   int64_t best = 1, least = estimate_steps(steps, blocks, 1, ctas, kBlockSteps) * 9 / 10;
-  for (int64_t round = 1; round <= kRounds && with_steps > 0; ++round) {
-    int64_t parts = round * ctas * steps.samples / (blocks * with_steps);
-    for (int64_t const bound :
-         {steps.steps[0] / kFewestSteps, kRounds * ctas / blocks, kMostParts}) {
+  for (int64_t round = 1; round <= kRounds; ++round) {
+    int64_t parts = round * ctas / blocks;
+    for (int64_t const bound : {steps.steps[0] / kFewestSteps, kMostParts}) {
       parts = parts < bound ? parts : bound;
     }
     if (parts > 1) {
