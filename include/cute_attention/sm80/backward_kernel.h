@@ -127,7 +127,9 @@ struct BackwardKernel {
   CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
     BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles, range);
-    int const count = steps.count();
+    // Without the shuffle ptxas computes what follows from the stage in registers of its own, and
+    // spills at head dim 128.
+    int const count = warp_uniform(steps.count());
     Step step = steps.first();
     auto tdQrdQ = partition_fragment_C(typename Traits::TiledMmaQ{},  // (MMA, MMA_M, MMA_D)
                                        Shape<Int<kTileM>, Int<kHeadDim>>{});
