@@ -56,14 +56,13 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
       expected.push_back({head, m_block});
     }
   }
-  int const steps = int(expected.size());
+  int const filled = parts_with_steps(tiles.count(), group, parts);
   int with_steps = 0, longest = 0;
   for (int part = 0; part < parts; ++part) {
     GradTile const tile{0, head_kv, 1, part};
     StepRange const range = steps_of_part(tiles, tile, group, parts);
     BackwardSteps<char, kTileM> const walk(params, tile, sequence, tiles, range);
-    check_equal(walk.count() > 0, part < parts_with_steps(steps, parts),
-                "the first parts have steps");
+    check_equal(walk.count() > 0, part < filled, "the first parts have steps");
     with_steps += walk.count() > 0;
     longest = std::max(longest, walk.count());
     if (walk.count() == 0) continue;
@@ -79,8 +78,10 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
     }
   }
   check(found == expected, "the steps of all parts, in order");
-  check_equal(with_steps, parts_with_steps(steps, parts), "parts with steps");
-  check_equal(longest, steps == 0 ? 0 : longest_part(steps, parts), "steps of the longest part");
+  check_equal(with_steps, filled, "parts with steps");
+  int const steps = int(expected.size());
+  check_equal(longest, std::min(steps, longest_part(tiles.count(), group, parts)), "longest part");
+  check(16 * longest * parts <= 17 * steps + 16 * parts, "parts are about equal");
 }
 
 void test_parts_divide_the_steps() {
@@ -99,8 +100,12 @@ void test_parts_divide_the_steps() {
     }
   }
   // The most steps that the tiles of a launch allow.
-  check_equal(parts_with_steps(int32_t(kMaxTiles), 1), 1, "one part");
-  check_equal(parts_with_steps(int32_t(kMaxTiles), 1024), 1024, "many parts");
+  check_equal(parts_with_steps(int32_t(kMaxTiles), 1, 1), 1, "one part");
+  check_equal(parts_with_steps(int32_t(kMaxTiles), 1, 1024), 1024, "many parts");
+  // Parts of whole heads, where these divide well.
+  check_equal(longest_part(7, 71, 4), 7 * 18, "71 heads in 4 parts");
+  check_equal(longest_part(7, 8, 8), 7, "a head each");
+  check_equal(longest_part(7, 20, 6), 24, "20 heads in 6 parts");
 }
 
 // How long `ctas` CTAs take that each take the next part when they are free, in steps: a part takes

@@ -23,14 +23,22 @@ struct StepRange {
   int32_t count;    // may be 0: then the others mean nothing
 };
 
-// How many steps the longest part of `steps` steps has.
-CUTE_HOST_DEVICE constexpr int32_t longest_part(int32_t steps, int32_t parts) {
-  return ceil_div(steps, parts);
+// How many steps the longest part has, of a block of keys that needs `tiles` tiles of queries of
+// each of `group` query heads. Parts begin with a head where that makes the longest at most a
+// sixteenth longer. Under a causal mask the blocks of a sequence need different numbers of tiles.
+// If a part began within a head, its first tile would be one that another part of the block before
+// has last; where dQ is summed in a fixed order, it would wait for all of that part. In a
+// simulation of 71 heads over one KV head, 16 blocks of 2048 tokens and 4 parts, the backward then
+// takes 979 steps instead of 421.
+CUTE_HOST_DEVICE constexpr int32_t longest_part(int32_t tiles, int32_t group, int32_t parts) {
+  int32_t const heads = ceil_div(group, parts);
+  return 16 * int64_t(heads) * parts <= 17 * int64_t(group) ? heads * tiles
+                                                            : ceil_div(tiles * group, parts);
 }
 
 // How many of the parts have steps. These are the first ones; only their sums are written.
-CUTE_HOST_DEVICE constexpr int32_t parts_with_steps(int32_t steps, int32_t parts) {
-  return steps == 0 ? 0 : (steps - 1) / longest_part(steps, parts) + 1;
+CUTE_HOST_DEVICE constexpr int32_t parts_with_steps(int32_t tiles, int32_t group, int32_t parts) {
+  return tiles == 0 || group == 0 ? 0 : (tiles * group - 1) / longest_part(tiles, group, parts) + 1;
 }
 
 // The steps of part `tile.part` of `parts` of a block of keys that needs the tiles of queries
@@ -38,7 +46,7 @@ CUTE_HOST_DEVICE constexpr int32_t parts_with_steps(int32_t steps, int32_t parts
 CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile const& tile,
                                                    int32_t group, int32_t parts) {
   int32_t const steps = tiles.count() * group;
-  int32_t const longest = longest_part(steps, parts);
+  int32_t const longest = longest_part(tiles.count(), group, parts);
   int32_t const begin = tile.part * longest;
   if (begin >= steps) {
     return {0, 0, 0};
@@ -142,6 +150,7 @@ constexpr int32_t grad_parts(BackwardParams const& params, int32_t tile_m, int32
     return 1;
   }
   BlockSteps const steps = sample_steps(params, tile_m, tile_n);
+  int32_t const group = params.heads / params.heads_kv;
   int64_t best = 1, least = estimate_steps(steps, blocks, 1, ctas, kBlockSteps) * 9 / 10;
   for (int64_t round = 1; round <= kRounds; ++round) {
     int64_t parts = round * ctas / blocks;
@@ -149,7 +158,7 @@ constexpr int32_t grad_parts(BackwardParams const& params, int32_t tile_m, int32
       parts = parts < bound ? parts : bound;
     }
     if (parts > 1) {
-      parts = parts_with_steps(int32_t(steps.steps[0]), int32_t(parts));
+      parts = parts_with_steps(int32_t(steps.steps[0] / group), group, int32_t(parts));
       int64_t const time = estimate_steps(steps, blocks, parts, ctas, kBlockSteps + kPartSteps) +
                            kSumSteps * (1 + blocks * parts / ctas);
       if (time < least) {

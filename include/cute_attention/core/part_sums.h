@@ -74,13 +74,13 @@ struct KeyGradientSums {
     if (key >= sequence.seqlen_k) {
       return;
     }
-    int32_t const steps = m_tiles(sequence, tile.n_block * kTileN, kTileN, kTileM).count() *
-                          (params.heads / params.heads_kv);
+    int32_t const tiles = m_tiles(sequence, tile.n_block * kTileN, kTileN, kTileM).count();
+    int32_t const with_steps = parts_with_steps(tiles, params.heads / params.heads_kv, parts);
     float const* source = block(params, sequence, tile, 0) + row * kCols + col;
     int64_t const distance = grad_kv_blocks(params, kTileN).count() * (kTileN * kCols);
     float sum[kVector] = {};
 #pragma unroll 4
-    for (int part = parts_with_steps(steps, parts); part > 0; --part) {
+    for (int part = 0; part < with_steps; ++part) {
       CUTE_UNROLL
       for (int i = 0; i < kVector; i += 4) {
         float4 const four = *reinterpret_cast<float4 const*>(source + i);
