@@ -113,11 +113,11 @@ BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32
                                      int32_t device) {
   check_shape(p);
   check_arch(arch);
+  DeviceInfo const& info = device_at(device);
   BackwardParams const launched = with_a_grid(p);
-  KernelRow const& row =
-      *row_for(Direction::Backward, launched, dtype, arch, device_at(device)).row;
+  KernelRow const& row = *row_for(Direction::Backward, launched, dtype, arch, info).row;
   BackwardWorkspace sizes{};
-  row.workspace(&launched, &sizes);
+  row.workspace(&launched, &info, &sizes);
   return sizes;
 }
 

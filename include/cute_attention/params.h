@@ -113,6 +113,7 @@ struct BackwardParams {
   float* delta;
   float* grad_q_sum;
   int32_t* grad_q_turn;  // not null asks for gradients that are bitwise the same in every run
+  float* grad_kv_parts;  // may be null: then calls with few keys or KV heads are slower
 
   int32_t const* cu_seqlens_q;
   int32_t const* cu_seqlens_k;
@@ -149,7 +150,8 @@ struct BackwardParams {
 struct BackwardWorkspace {
   int64_t delta;
   int64_t grad_q_sum;
-  int64_t grad_q_turn;  // only where the call is to be deterministic
+  int64_t grad_q_turn;    // only where the call is to be deterministic
+  int64_t grad_kv_parts;  // 0 unless there are few blocks of keys (core/grad_parts.h)
 };
 
 }  // namespace cute_attention

@@ -50,8 +50,8 @@ int32_t launch_backward_row(void const* params, LaunchContext const* context) {
 }
 
 template <int32_t kRow>
-void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
-  *sizes = {kRow, params->seqlen_q, params->total_q};
+void workspace(BackwardParams const* params, DeviceInfo const* device, BackwardWorkspace* sizes) {
+  *sizes = {kRow, params->seqlen_q, params->total_q, device->ordinal};
 }
 
 KernelKey key(Arch arch, DType dtype, int32_t head_dim, ScoreMod mod,

@@ -1,5 +1,5 @@
 // sm80/backward_kernel.h: the sm80 backward kernel: one CTA computes dK and dV of one block of keys
-// of one kv head, and adds to dQ what the block contributes.
+// of one kv head, or of a part of its steps, and adds to dQ what the block contributes.
 //
 // The CTA walks the tiles of queries that see the block, over all query heads that share the kv
 // head. One step of the walk, from left to right in time:
@@ -22,6 +22,7 @@
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/pending_sums.h"
 #include "cute_attention/core/query_packing.h"
 #include "cute_attention/sm80/backward_load.h"
@@ -46,13 +47,16 @@ struct BackwardKernel {
 
   using Step = BackwardStep<Element>;
   using Scores = BackwardScores<Row::kKey.score_mod>;
+  using Sums = KeyGradientSums<Traits, Traits::kThreads>;
 
   BackwardParams const& params;
   SharedMemory& shared;
   GradTile const tile;
+  int32_t const parts;  // of a block of keys
   Sequence const sequence;
   int const n_begin;  // first key of the block
   MTiles const tiles;
+  StepRange const range;
   int const thread;
   int const warp_column;  // of this warp, in the grid of kWarpsN x kWarpsM warps
   Scores const scores;
@@ -63,13 +67,15 @@ struct BackwardKernel {
   PendingSums<Traits::kThreads, kHeadDim / 16> sums;  // one share for each K block of S^T
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
-                             GradTile const& tile)
+                             GradTile const& tile, int32_t parts)
       : params(params),
         shared(shared),
         tile(tile),
+        parts(parts),
         sequence(load_sequence(params, tile.batch)),
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
+        range(steps_of_part(tiles, tile, params.heads / params.heads_kv, parts)),
         thread(int(threadIdx.x)),
         warp_column(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
         scores(params),
@@ -89,10 +95,15 @@ struct BackwardKernel {
     CUTE_STATIC_ASSERT_V(size<1>(tdKrdK) == size<1>(tdVrdV));
     clear(tdKrdK);
     clear(tdVrdV);
-    if (tiles.begin < tiles.end) {
+    if (range.count > 0) {
       compute(tdKrdK, tdVrdV);
     }
-    store_key_gradients<Traits>(params, shared, tile, sequence, thread, tdKrdK, tdVrdV);
+    if (parts == 1) {
+      store_key_gradients<Traits>(params, shared, tile, sequence, thread, tdKrdK, tdVrdV);
+    } else if (range.count > 0) {
+      using Mma = typename Traits::TiledMmaKV;
+      Sums::template store<Mma, Mma>(params, sequence, tile, thread, tdKrdK, tdVrdV);
+    }
   }
 
   // Waits at a barrier until all threads' copies have landed.
@@ -115,8 +126,10 @@ struct BackwardKernel {
   template <class GradK, class GradV>
   CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
-    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles);
-    int const count = steps.count();
+    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles, range);
+    // Without the shuffle ptxas computes what follows from the stage in registers of its own, and
+    // spills at head dim 128.
+    int const count = warp_uniform(steps.count());
     Step step = steps.first();
     auto tdQrdQ = partition_fragment_C(typename Traits::TiledMmaQ{},  // (MMA, MMA_M, MMA_D)
                                        Shape<Int<kTileM>, Int<kHeadDim>>{});

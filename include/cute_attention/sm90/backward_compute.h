@@ -20,10 +20,10 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
-#include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/score_tile.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/gemm.h"
@@ -37,6 +37,7 @@ struct BackwardCompute {
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
   using Scores = BackwardScores<Row::kKey.score_mod>;
+  using Sums = KeyGradientSums<Traits, Traits::kFinishThreads>;
   using QueryRing = Ring<Traits::kStages>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
@@ -88,20 +89,25 @@ struct BackwardCompute {
         break;
       }
       compute_keys(work);
-      store(work);
+      if (arguments.schedule.parts == 1) {
+        store(work);
+      } else if (work.steps.count > 0) {
+        using MmaK = typename Traits::MmaK;
+        using MmaV = typename Traits::MmaV;
+        Sums::template store<MmaK, MmaV>(arguments.params, work.sequence, work.tile, thread, tdKrdK,
+                                         tdVrdV);
+      }
       __syncwarp();  // all lanes have read the work
       arrive(shared.work_empty[buffer_of<kWorkSlots>(number).stage]);
     }
   }
 
  private:
-  // Computes dK and dV of a block of keys, and what it adds to dQ.
+  // Computes dK and dV of a part of a block of keys, and what it adds to dQ.
   CUTE_DEVICE void compute_keys(BackwardWork const& work) {
     cute::clear(tdKrdK);
     cute::clear(tdVrdV);
-    int const count =
-        BackwardSteps<Element, kTileM>(arguments.params, work.tile, work.sequence, work.tiles)
-            .count();
+    int const count = work.steps.count;
     if (count == 0) {
       return;
     }

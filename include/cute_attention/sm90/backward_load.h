@@ -72,8 +72,9 @@ struct BackwardLoad {
     return (in_order() ? 0 : int32_t(gridDim.x)) + warp_uniform(taken);
   }
 
-  // Block number `index`, or the end. The blocks of packed sequences are counted on the device, one
-  // sequence after the other: those that shorter sequences do not have are not counted.
+  // Part number `index` of all blocks, or the end. The blocks of packed sequences are counted on
+  // the device, one sequence after the other: those that shorter sequences do not have are not
+  // counted.
   CUTE_DEVICE BackwardWork work_from(int32_t index) {
     BackwardParams const& params = arguments.params;
     BackwardWork next;
@@ -84,15 +85,20 @@ struct BackwardLoad {
         next.sequence = load_sequence(params, next.tile.batch);
       }
     } else {
-      PackedBlock const block = blocks.find(index / params.heads_kv);
+      int32_t const parts = arguments.schedule.parts;
+      int32_t const of_a_block = params.heads_kv * parts;
+      PackedBlock const block = blocks.find(index / of_a_block);
       if (block.batch < params.batch) {
         next.sequence = load_sequence(params, block.batch);
         int32_t const n_blocks = ceil_div(next.sequence.seqlen_k, kTileN);
-        next.tile = {n_blocks - 1 - block.after, index % params.heads_kv, block.batch};
+        next.tile = {n_blocks - 1 - block.after, index % of_a_block / parts, block.batch,
+                     index % parts};
       }
     }
     if (!next.is_end()) {
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
+      next.steps = steps_of_part(next.tiles, next.tile, params.heads / params.heads_kv,
+                                 arguments.schedule.parts);
     }
     return next;
   }
@@ -100,7 +106,7 @@ struct BackwardLoad {
   // The first queries are loaded before K and V: their buffers are free sooner.
   CUTE_DEVICE void load_work() {
     BackwardSteps<Element, kTileM> const steps(arguments.params, work->tile, work->sequence,
-                                               work->tiles);
+                                               work->tiles, work->steps);
     int const count = steps.count();
     if (count == 0) {
       return;

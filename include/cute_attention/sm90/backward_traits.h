@@ -8,7 +8,7 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
-#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
@@ -28,12 +28,13 @@ struct BackwardArguments {
   CUtensorMap map_v;       // boxes of tile_n rows
 };
 
-// A block of keys, and the tiles of queries that it needs, in shared memory. The load warp writes
-// it, and all other warps read it.
+// A part of the steps of a block of keys, in shared memory. The load warp writes it, and all other
+// warps read it.
 struct BackwardWork {
   GradTile tile;
   Sequence sequence;
-  MTiles tiles;
+  MTiles tiles;     // that the block needs
+  StepRange steps;  // of the part
 
   CUTE_DEVICE bool is_end() const { return tile.n_block < 0; }  // there are no more blocks
 };
@@ -56,6 +57,9 @@ struct BackwardTraits {
   static constexpr int kHeadDim = kKey.head_dim;
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kThreads = kConfig.warps * 32;
+  // In backward_finish each warpgroup takes the part of dQ that one of the backward kernel
+  // computed.
+  static constexpr int kFinishThreads = kConfig.tile_n / kWarpgroupM * kWarpgroupThreads;
   using Element = ElementOf<kKey.dtype>;
 
   // One warpgroup loads, the others own 64 keys each.

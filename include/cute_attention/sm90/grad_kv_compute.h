@@ -13,10 +13,10 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/backward_scores.h"
-#include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/score_tile.h"
 #include "cute_attention/sm90/gemm.h"
 #include "cute_attention/sm90/grad_kv_traits.h"
@@ -25,12 +25,14 @@
 namespace cute_attention::sm90 {
 
 // What both warpgroups do alike: they take one block of keys after the other, and count steps.
-//   Compute  GradVCompute or GradKCompute: clear(), begin_keys(), step(work, stage), end_keys(), store(work)
+//   Compute  GradVCompute or GradKCompute: clear(), begin_keys(), step(), end_keys(), store() and
+//            store_part()
 template <class Row, class Compute>
 struct GradKvConsumer {
   using Traits = GradKvTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
+  using Sums = KeyGradientSums<Traits, Traits::kSumThreads>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
 
@@ -56,9 +58,7 @@ struct GradKvConsumer {
         break;
       }
       compute.clear();
-      int remaining =
-          BackwardSteps<Element, kTileM>(arguments.params, work.tile, work.sequence, work.tiles)
-              .count();
+      int remaining = work.steps.count;
       if (remaining > 0) {
         compute.begin_keys(uint32_t(blocks) % 2);
         do {
@@ -68,7 +68,11 @@ struct GradKvConsumer {
         compute.end_keys();
         ++blocks;
       }
-      compute.store(work);
+      if (arguments.schedule.parts == 1) {
+        compute.store(work);
+      } else if (work.steps.count > 0) {
+        compute.store_part(work);
+      }
       __syncwarp();  // all lanes have read the work
       arrive_by_warp(shared.work_empty[slot.stage]);
     }
@@ -204,6 +208,10 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     store_rows(tdVrdV, this->first_key(params.grad_v, params.grad_v_stride, work),
                params.grad_v_stride.row, Base::keys_left(work), params.head_dim_v, thread);
   }
+  CUTE_DEVICE void store_part(BackwardWork const& work) {
+    Base::Sums::template store_grad_v<typename Traits::MmaV>(arguments.params, work.sequence,
+                                                             work.tile, thread, tdVrdV);
+  }
 
  private:
   // Makes scores probabilities, and hands what dP + delta is multiplied with to the other warpgroup.
@@ -313,6 +321,10 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
     }
     store_rows(tdKrdK, this->first_key(params.grad_k, params.grad_k_stride, work),
                params.grad_k_stride.row, Base::keys_left(work), params.head_dim, thread);
+  }
+  CUTE_DEVICE void store_part(BackwardWork const& work) {
+    Base::Sums::template store_grad_k<typename Traits::MmaK>(arguments.params, work.sequence,
+                                                             work.tile, thread, tdKrdK);
   }
 
  private:

@@ -28,6 +28,7 @@ struct GradKvTraits {
   static constexpr int kOfV = 0;
   static constexpr int kOfK = 1;
   using Registers = WarpgroupRegisters<kConsumers>;
+  static constexpr int kSumThreads = 256;  // of a CTA that adds up the parts of blocks of keys
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and two consumers");
   static_assert(kTileN == kWarpgroupM, "a warpgroup's accumulators have all keys of the CTA");
