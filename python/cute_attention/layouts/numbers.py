@@ -1,5 +1,5 @@
 """One number for each query, such as its LSE: in shared memory, where all threads that hold scores
-of the query read it, or exchanged by the warps that do, or in registers of each of these threads."""
+of the query read it, exchanged by the warps that do, or in registers of each of these threads."""
 
 from __future__ import annotations
 
