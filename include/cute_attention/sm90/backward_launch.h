@@ -129,10 +129,8 @@ struct BackwardWithSums {
   }
 };
 
-// Above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64 keys beside scores
-// and dQ.
 template <class Row>
-using BackwardLaunch = std::conditional_t<(Row::kKey.head_dim > 128), BackwardWithoutSums<Row>,
-                                          BackwardWithSums<Row>>;
+using BackwardLaunch = std::conditional_t<sums_grad_q(Row::kKey), BackwardWithSums<Row>,
+                                          BackwardWithoutSums<Row>>;
 
 }  // namespace cute_attention::sm90

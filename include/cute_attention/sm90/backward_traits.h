@@ -47,6 +47,12 @@ constexpr int kWorkSlots = 2;
 // grad_q_traits.h).
 constexpr int kStepRows = 64;
 
+// Whether one kernel of a row computes dK and dV and adds dQ to sums in global memory
+// (backward_kernel.h). If not, one kernel computes dK and dV, and another dQ (grad_kv_kernel.h,
+// grad_q_kernel.h): above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64
+// keys beside scores and dQ.
+constexpr bool sums_grad_q(KernelKey const& key) { return key.head_dim <= 128; }
+
 template <class Row>
 struct BackwardTraits {
   static constexpr KernelKey kKey = Row::kKey;

@@ -74,8 +74,8 @@ constexpr int kSinkThreads = 256;
 template <class Row>
 __global__ void __launch_bounds__(kSinkThreads)
     grad_sink(CUTE_GRID_CONSTANT BackwardParams const params) {
-  __shared__ float partial[kSinkThreads / 32];
-  write_sink_gradient<kSinkThreads>(params, int32_t(blockIdx.x), partial);
+  extern __shared__ float shared_numbers[];
+  write_sink_gradient<kSinkThreads>(params, int32_t(blockIdx.x), shared_numbers);
 }
 
 template <class Row>
@@ -147,7 +147,8 @@ struct BackwardWithoutSums {
       grad_q<Row><<<unsigned(ctas), TraitsQ::kThreads, kBytesQ, stream>>>(arguments);
     }
     if (p.grad_sink != nullptr) {
-      grad_sink<Row><<<unsigned(p.heads), kSinkThreads, 0, stream>>>(p);
+      grad_sink<Row><<<unsigned(p.heads), kSinkThreads, kSinkThreads / 32 * sizeof(float), stream>>>(
+          p);
     }
     return cudaGetLastError();
   }

@@ -117,9 +117,9 @@ struct GradKvConsumer {
         make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
   }
 
-  // The vectors of this thread in a buffer of factors.
-  CUTE_DEVICE float4* factors(uint32_t stage) const {
-    return reinterpret_cast<float4*>(shared.factor[stage]) + thread;
+  // Vector v of this thread in a buffer of factors.
+  CUTE_DEVICE float4& factors(uint32_t stage, int v) const {
+    return reinterpret_cast<float4*>(shared.factor[stage])[Traits::factor_vector(v, thread)];
   }
   static constexpr int kFactorVectors = kTileM * kTileN / kWarpgroupThreads / 4;
 
@@ -227,10 +227,9 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
       rF(i) = scores.factor(rS(i), sLse(i));
     }
     Barrier::wait(&shared.factor_empty[ring.stage], ring.parity ^ 1);
-    float4* const target = this->factors(ring.stage);
     CUTE_UNROLL
     for (int v = 0; v < Base::kFactorVectors; ++v) {
-      target[v * kWarpgroupThreads] =
+      this->factors(ring.stage, v) =
           make_float4(tSrF(4 * v), tSrF(4 * v + 1), tSrF(4 * v + 2), tSrF(4 * v + 3));
     }
     __syncwarp();
@@ -332,10 +331,9 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
   CUTE_DEVICE void multiply_by_factors(FragmentS& tdPrdP) {
     auto const ring = buffer_of<Traits::kStagesFactor>(steps);
     Barrier::wait(&shared.factor_full[ring.stage], ring.parity);
-    float4 const* const source = this->factors(ring.stage);
     CUTE_UNROLL
     for (int v = 0; v < Base::kFactorVectors; ++v) {
-      float4 const factor = source[v * kWarpgroupThreads];
+      float4 const factor = this->factors(ring.stage, v);
       tdPrdP(4 * v) *= factor.x;
       tdPrdP(4 * v + 1) *= factor.y;
       tdPrdP(4 * v + 2) *= factor.z;

@@ -68,6 +68,11 @@ struct GradKvTraits {
 
   // Buffers of factors: the warpgroup of dV may be one step ahead.
   static constexpr int kStagesFactor = 2;
+  // Which vector of four floats of a buffer is vector v of a thread's factors, in the order of its
+  // accumulator. A warp writes and reads whole rows of banks.
+  CUTE_HOST_DEVICE static constexpr int factor_vector(int v, int thread) {
+    return v * kWarpgroupThreads + thread;
+  }
 
   struct SharedMemory {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
