@@ -321,9 +321,10 @@ struct ForwardCompute {
     wait_for_keys();
     start_scores();
     pass_turn();
+    Ending const ending = end_softmax();
     cute::warpgroup_wait<1>();
     release_output(v);
-    store();
+    store(ending);
     release_tile();
     cute::clear(tOrO);
     cute::warpgroup_wait<0>();
@@ -335,20 +336,34 @@ struct ForwardCompute {
     take_turn();
     start_output(v);
     pass_turn();
+    Ending const ending = end_softmax();
     cute::warpgroup_wait<0>();
     release_output(v);
-    store();
+    store(ending);
   }
 
-  CUTE_DEVICE void store() {
-    auto rO = output();
-    typename Softmax::Rows lse;
+  // What the softmax of a tile of queries ends with.
+  struct Ending {
+    typename Softmax::Rows factors;  // (ROWS) normalise O
+    typename Softmax::Rows lse;      // (ROWS)
+  };
+
+  // Ends the softmax of the tile's rows, and joins their sinks. It needs no O: called while the
+  // tensor cores compute the last one, it takes no time of its own.
+  CUTE_DEVICE Ending end_softmax() {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
-    auto factors = scores.softmax.finish(lse, Scores::alone());
-    join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread), factors,
-               lse);
-    scale_rows(rO, factors);
-    store_tile<Element>(arguments, tile, m_offset(), thread, rO, lse);
+    Ending ending;
+    ending.factors = scores.softmax.finish(ending.lse, Scores::alone());
+    join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread),
+               ending.factors, ending.lse);
+    return ending;
+  }
+
+  CUTE_DEVICE void store(Ending const& ending) {
+    auto rO = output();
+    scale_rows(rO, ending.factors);
+    store_tile<Element>(arguments, shared.tiles[ring_tile.stage], m_offset(), thread, rO,
+                        ending.lse);
   }
 };
 
