@@ -96,7 +96,7 @@ row = fixture_of(ALL, skip_unless_it_is_chosen)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_row(row: rows.TableRow, shape: tuple[int, int, int, int], options: dict[str, Any]) -> None:
     """The gradients of a forward row go through its output and its LSE."""
-    dtype, options = DTYPES[row.dtype], options_of(row, options)
+    dtype, options = DTYPES[row.dtype], options_of(row, options, shape[2])
     entries = select(["all"], dtype)
     inputs, grad_out = stacked(entries, shape, (row.head_dim, row.head_dim_v), dtype, "cuda")
     answer = explain(*inputs, backend=backend_of(row), **options)

@@ -1,0 +1,119 @@
+// core/alibi.h: ALiBi (Press, Smith and Lewis, "Train Short, Test Long", 2022): adds
+// -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j. Each head has a slope.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_attention/config.h"
+#include "cute_attention/core/score_tile.h"
+#include "cute_attention/params.h"
+
+namespace cute_attention {
+
+template <class Params>
+CUTE_DEVICE float alibi_slope(Params const& params, int32_t batch, int32_t head) {
+  AlibiSlopes const& slopes = params.alibi_slopes;
+  return slopes.data[batch * slopes.batch_stride + head * slopes.head_stride];
+}
+
+// A modifier of scores (score_mod.h).
+struct AlibiTerm {
+  static constexpr uint32_t kBit = score_mods::Alibi;
+  static constexpr bool kIsMap = false;
+
+  template <class Params>
+  CUTE_DEVICE AlibiTerm(Params const&, float) {}
+
+  template <class Params>
+  CUTE_DEVICE static float unit_after(Params const&, float unit) {
+    return unit;
+  }
+
+  // The slopes of a thread's rows, in a unit of scores.
+  template <int kRows>
+  struct OfRows {
+    float slopes[kRows];
+
+    // head(row) has row `row`.
+    template <class Params, class Head>
+    CUTE_DEVICE void load(Params const& params, int32_t batch, Head const& head, float unit) {
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        slopes[row] = alibi_slope(params, batch, head(row)) / unit;
+      }
+    }
+  };
+
+  // Adds its terms to the scores of a tile. Where all its keys lie on one side of all its queries,
+  // a distance is a difference, and a score costs an addition and an FFMA.
+  template <class Tile>
+  CUTE_DEVICE static void add(Tile const& tile, OfRows<Tile::kRows> const& rows) {
+    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+    int32_t const first = tile.m_begin + diagonal;  // where the first query stands
+    int32_t const last = first + tile.packing.query(Tile::kTileM - 1);
+    bool const is_before = tile.n_begin + Tile::kTileN - 1 <= first;
+    if (is_before || tile.n_begin >= last) {
+      add_distances(tile, rows, is_before ? -1.f : 1.f,
+                    [](float difference) { return difference; });
+    } else {
+      add_distances(tile, rows, -1.f, [](float difference) { return fabsf(difference); });
+    }
+  }
+
+  // What a step of the backward needs to know of the head of its queries.
+  struct OfHead {
+    float slope;
+  };
+  template <class Params>
+  CUTE_DEVICE static OfHead of_head(Params const& params, int32_t batch, int32_t head) {
+    return {alibi_slope(params, batch, head)};
+  }
+
+  // What it adds, in base 2, to the exponents of a thread's scores in one step of the backward.
+  template <class Tile>
+  struct OfStep {
+    decltype(Tile::coords) coords;  // (ROWS, COLS)
+    float slope_log2;
+    float distances[Tile::kCols];  // of the thread's first query from each of its keys, with a sign
+
+    CUTE_DEVICE OfStep(Tile const& tile, OfHead const& head)
+        : coords(tile.coords), slope_log2(head.slope * float(M_LOG2E)) {
+      int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; ++col) {
+        distances[col] =
+            float(tile.query(0) + diagonal - tile.first_key(0) - tile.keys_behind_first(0, col));
+      }
+    }
+
+    // For the thread's query `row`, a function that returns the term of its key `col`.
+    CUTE_DEVICE auto of_query(int row) const {
+      using namespace cute;
+      int const behind_first = int(get<0>(coords(row, 0))) - int(get<0>(coords(0, 0)));
+      return [this, behind_first](int col) {
+        return -slope_log2 * fabsf(distances[col] + float(behind_first));
+      };
+    }
+  };
+
+ private:
+  // Adds sign * slope * distance(difference) to each score, where the difference is the position of
+  // its query less that of its key.
+  template <class Tile, class Distance>
+  CUTE_DEVICE static void add_distances(Tile const& tile, OfRows<Tile::kRows> const& rows,
+                                        float sign, Distance const& distance) {
+    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+    CUTE_UNROLL
+    for (int row = 0; row < Tile::kRows; ++row) {
+      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
+      float const factor = sign * rows.slopes[row];
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; ++col) {
+        float const difference = to_first - float(tile.keys_behind_first(row, col));
+        tile.scores(row, col) = fmaf(factor, distance(difference), tile.scores(row, col));
+      }
+    }
+  }
+};
+
+}  // namespace cute_attention
