@@ -95,7 +95,7 @@ def strided(*shape: int, dtype: torch.dtype, magnitude: float = 1.0) -> Tensor:
 def plain_pytorch(
     q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The formula with every step in the dtype of the inputs."""
+    """The formula with every step in the dtype of the inputs, but for the terms of ALiBi."""
     heads, heads_kv, seqlen_q, seqlen_k = q.shape[2], k.shape[2], q.shape[1], k.shape[1]
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     k, v = (t.repeat_interleave(heads // heads_kv, 1) for t in (k, v))
@@ -106,8 +106,9 @@ def plain_pytorch(
     right = 0 if options.get("causal") else right
     position = torch.arange(seqlen_q, device="cuda")[:, None] + seqlen_k - seqlen_q
     key = torch.arange(seqlen_k, device="cuda")
-    if (slopes := options.get("alibi_slopes")) is not None:
-        scores = scores - slopes.to(q.dtype)[..., None, None] * (position - key).abs().to(q.dtype)
+    if (slopes := options.get("alibi_slopes")) is not None:  # distances need more than 16 bits
+        distances = slopes[..., None, None] * (position - key).abs()
+        scores = (scores.float() - distances).to(q.dtype)
     hidden = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device="cuda")
     if left is not None:
         hidden |= key < position - left

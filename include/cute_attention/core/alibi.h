@@ -74,24 +74,22 @@ struct AlibiTerm {
   struct OfStep {
     decltype(Tile::coords) coords;  // (ROWS, COLS)
     float slope_log2;
-    float distances[Tile::kCols];  // of the thread's first query from each of its keys, with a sign
+    float difference;  // of the positions of the thread's first query and its first key
 
     CUTE_DEVICE OfStep(Tile const& tile, OfHead const& head)
-        : coords(tile.coords), slope_log2(head.slope * float(M_LOG2E)) {
-      int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
-      CUTE_UNROLL
-      for (int col = 0; col < Tile::kCols; ++col) {
-        distances[col] =
-            float(tile.query(0) + diagonal - tile.first_key(0) - tile.keys_behind_first(0, col));
-      }
-    }
+        : coords(tile.coords),
+          slope_log2(head.slope * float(M_LOG2E)),
+          difference(float(tile.query(0) + tile.sequence.seqlen_k - tile.sequence.seqlen_q -
+                           tile.first_key(0))) {}
 
-    // For the thread's query `row`, a function that returns the term of its key `col`.
+    // For the thread's query `row`, a function that returns the term of its key `col`. How far both
+    // lie behind the first ones are constants of the compiler.
     CUTE_DEVICE auto of_query(int row) const {
       using namespace cute;
-      int const behind_first = int(get<0>(coords(row, 0))) - int(get<0>(coords(0, 0)));
-      return [this, behind_first](int col) {
-        return -slope_log2 * fabsf(distances[col] + float(behind_first));
+      int const query = int(get<0>(coords(row, 0))) - int(get<0>(coords(0, 0)));
+      return [this, query](int col) {
+        int const key = int(get<1>(coords(0, col))) - int(get<1>(coords(0, 0)));
+        return -slope_log2 * fabsf(difference + float(query - key));
       };
     }
   };

@@ -127,7 +127,9 @@ def exact(
     ds2 = ((ds_size + floor) * counts).square()
     # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
     terms = scale * (q.square() @ k.square().mT).sqrt()
-    lse_size = lse.abs().clamp_min(1.0) + (p * (bend * terms + biases.abs())).nan_to_num(0.0).sum(-1)
+    lse_size = lse.abs().clamp_min(1.0) + (p * (bend * terms + biases.abs())).nan_to_num(0.0).sum(
+        -1
+    )
     del terms
     out_size = (p2 @ v.square()).sqrt() + factor.amax(-1, keepdim=True) * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
