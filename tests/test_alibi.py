@@ -1,4 +1,4 @@
-"""ALiBi on every row that computes it, on a GPU: what the tests of all rows do not ask of slopes."""
+"""ALiBi on every row that computes it, on a GPU: what the tests of all rows leave out."""
 
 from __future__ import annotations
 
