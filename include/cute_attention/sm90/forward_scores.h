@@ -22,7 +22,7 @@ struct ForwardScores {
   using Softmax = OnlineSoftmax<2>;
   using Rows = typename Softmax::Rows;
   using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
-  // How many scores share a quotient (score_mod.h): fewer where the output leaves few registers.
+  // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
   static constexpr int kMapGroup = Traits::kHeadDimV > 128 ? 1 : 4;
 
   ForwardArguments const& arguments;
