@@ -44,19 +44,19 @@ struct AlibiTerm {
     }
   };
 
-  // Adds its terms to the scores of a tile. Where all its keys lie on one side of all its queries,
-  // a distance is a difference, and a score costs an addition and an FFMA.
+  // Adds its terms to the scores of a tile: a subtraction and an FFMA a score, which takes the
+  // magnitude of an operand for nothing.
   template <class Tile>
   CUTE_DEVICE static void add(Tile const& tile, OfRows<Tile::kRows> const& rows) {
     int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
-    int32_t const first = tile.m_begin + diagonal;  // where the first query stands
-    int32_t const last = first + tile.packing.query(Tile::kTileM - 1);
-    bool const is_before = tile.n_begin + Tile::kTileN - 1 <= first;
-    if (is_before || tile.n_begin >= last) {
-      add_distances(tile, rows, is_before ? -1.f : 1.f,
-                    [](float difference) { return difference; });
-    } else {
-      add_distances(tile, rows, -1.f, [](float difference) { return fabsf(difference); });
+    CUTE_UNROLL
+    for (int row = 0; row < Tile::kRows; ++row) {
+      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; ++col) {
+        float const distance = fabsf(to_first - float(tile.keys_behind_first(row, col)));
+        tile.scores(row, col) = fmaf(-rows.slopes[row], distance, tile.scores(row, col));
+      }
     }
   }
 
@@ -93,25 +93,6 @@ struct AlibiTerm {
       };
     }
   };
-
- private:
-  // Adds sign * slope * distance(difference) to each score, where the difference is the position of
-  // its query less that of its key.
-  template <class Tile, class Distance>
-  CUTE_DEVICE static void add_distances(Tile const& tile, OfRows<Tile::kRows> const& rows,
-                                        float sign, Distance const& distance) {
-    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
-    CUTE_UNROLL
-    for (int row = 0; row < Tile::kRows; ++row) {
-      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
-      float const factor = sign * rows.slopes[row];
-      CUTE_UNROLL
-      for (int col = 0; col < Tile::kCols; ++col) {
-        float const difference = to_first - float(tile.keys_behind_first(row, col));
-        tile.scores(row, col) = fmaf(factor, distance(difference), tile.scores(row, col));
-      }
-    }
-  }
 };
 
 }  // namespace cute_attention
