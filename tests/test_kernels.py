@@ -177,7 +177,7 @@ def test_scores_that_rise_from_tile_to_tile(
 ) -> None:
     """Scores grow by `step` every 150 keys towards the first key, where kernels end their walk.
     Relative to the maximum so far, exponentials stay small, grow large, or overflow."""
-    dtype = DTYPES[row.dtype]
+    dtype, options = DTYPES[row.dtype], options_for(row, options, 4)
     level = torch.arange(900, device="cuda").flip(0).div(150, rounding_mode="floor") * step
     q = torch.randn(1, 900, 4, row.head_dim, device="cuda")
     k = torch.randn(1, 900, 2, row.head_dim, device="cuda")
