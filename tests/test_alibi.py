@@ -115,5 +115,6 @@ def test_larger_head_dims_are_refused(arch: str) -> None:
     if not any(row.arch == arch for row in ALL):
         pytest.skip(f"no row of {arch}")
     q = torch.randn(1, 20, 2, 256, device="cuda", dtype=torch.bfloat16)
-    with pytest.raises(BackendError, match="alibi_slopes"):
+    reasons = "it does not serve alibi_slopes|head_dim 256 is above the row's 128"
+    with pytest.raises(BackendError, match=reasons):
         attention(q, q, q, alibi_slopes=torch.rand(2, device="cuda"), backend=arch)
