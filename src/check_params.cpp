@@ -144,6 +144,10 @@ template <class Params>
 void check_optional_numbers(Params const& p) {
   check_cu_seqlens(p);
   check_numbers("sink", p.sink, 4, Presence::Optional);
+  check_numbers("alibi_slopes", p.alibi_slopes.data, 4, Presence::Optional);
+  if (p.alibi_slopes.data == nullptr) return;
+  check_range("alibi_slopes.batch_stride", p.alibi_slopes.batch_stride, 0, kMaxSpan);
+  check_range("alibi_slopes.head_stride", p.alibi_slopes.head_stride, 0, kMaxSpan);
 }
 
 }  // namespace

@@ -49,6 +49,7 @@ struct Inputs {
   OptionalTensor const& cu_seqlens_k;
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
+  OptionalTensor const& alibi_slopes;
   OptionalTensor sink;  // contiguous
 
   bool packed() const { return cu_seqlens_q.has_value(); }
@@ -100,6 +101,7 @@ Params shape_params(Inputs const& in) {
   params.window_left = window_bound(in.window_left);
   params.window_right = window_bound(in.window_right);
   params.sink = in.sink ? static_cast<float const*>(in.sink->data_ptr()) : nullptr;
+  params.alibi_slopes = slopes_of(in.alibi_slopes, in.q, params.batch);
   return params;
 }
 
@@ -114,10 +116,8 @@ void set_inputs(Params& params, Tensor const& q, Tensor const& k, Tensor const& 
 }
 
 // Arguments that no kernel serves, and that dispatch has sent to another backend.
-void check_absent(OptionalTensor const& bias, OptionalTensor const& alibi_slopes,
-                  double dropout_p) {
+void check_absent(OptionalTensor const& bias, double dropout_p) {
   STD_TORCH_CHECK(!bias, "cute_attention: no kernel has a bias");
-  STD_TORCH_CHECK(!alibi_slopes, "cute_attention: no kernel has alibi_slopes");
   STD_TORCH_CHECK(dropout_p == 0, "cute_attention: no kernel has dropout");
 }
 
@@ -167,7 +167,7 @@ auto forward(Tensor const& q, Tensor const& k, Tensor const& v, std::string cons
              int64_t max_seqlen_q, int64_t max_seqlen_k, OptionalTensor const& bias,
              OptionalTensor const& alibi_slopes, OptionalTensor const& sink, double dropout_p,
              OptionalTensor const& /* dropout_seed */) {
-  check_absent(bias, alibi_slopes, dropout_p);
+  check_absent(bias, dropout_p);
   Inputs const in{q,
                   k,
                   v,
@@ -180,6 +180,7 @@ auto forward(Tensor const& q, Tensor const& k, Tensor const& v, std::string cons
                   cu_seqlens_k,
                   max_seqlen_q,
                   max_seqlen_k,
+                  alibi_slopes,
                   contiguous_sinks(sink, q)};
   auto params = shape_params<ForwardParams>(in);
   Tensor out = empty_output(in, params);
@@ -246,7 +247,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     int64_t max_seqlen_q, int64_t max_seqlen_k, OptionalTensor const& bias,
     OptionalTensor const& alibi_slopes, OptionalTensor const& sink, double dropout_p,
     OptionalTensor const& /* dropout_seed */, bool /* needs_bias */, bool needs_sink) {
-  check_absent(bias, alibi_slopes, dropout_p);
+  check_absent(bias, dropout_p);
   Inputs const in{q,
                   k,
                   v,
@@ -259,6 +260,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                   cu_seqlens_k,
                   max_seqlen_q,
                   max_seqlen_k,
+                  alibi_slopes,
                   contiguous_sinks(sink, q)};
   auto params = shape_params<BackwardParams>(in);
   check_output(in, out, "out");

@@ -88,6 +88,20 @@ inline OptionalTensor contiguous_sinks(OptionalTensor const& sink, Tensor const&
   return as_contiguous(*sink);
 }
 
+// The slopes of q's heads, [heads] or [batch, heads], of any strides.
+inline AlibiSlopes slopes_of(OptionalTensor const& slopes, Tensor const& q, int64_t batch) {
+  if (!slopes) return {};
+  int64_t const dim = slopes->dim();
+  STD_TORCH_CHECK(slopes->is_cuda() && slopes->get_device_index() == q.get_device_index() &&
+                      slopes->scalar_type() == ScalarType::Float && (dim == 1 || dim == 2) &&
+                      slopes->size(dim - 1) == q.size(q.dim() - 2) &&
+                      (dim == 1 || slopes->size(0) == batch),
+                  "cute_attention: alibi_slopes must be float32 [heads] or [batch, heads] on q's "
+                  "device");
+  return {static_cast<float const*>(slopes->data_ptr()), dim == 1 ? 0 : slopes->stride(0),
+          slopes->stride(dim - 1)};
+}
+
 // The dtypes, devices and shapes of q, k and v fit together.
 inline void check_inputs(Tensor const& q, Tensor const& k, Tensor const& v, bool packed) {
   int64_t const dim = packed ? 3 : 4;

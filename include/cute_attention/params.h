@@ -41,6 +41,14 @@ constexpr int64_t tile_count(int32_t seqlen, int32_t tile, int32_t heads, int32_
 // The bound of a window that has none on this side: larger than any distance between two positions.
 constexpr int32_t kUnbounded = INT32_MAX;
 
+// The slopes of ALiBi: -slope * |i + shift - j| is added to the score of query i and key j, where
+// shift = seqlen_k - seqlen_q of their sequence.
+struct AlibiSlopes {
+  float const* data;     // [batch, heads]; null: none
+  int64_t batch_stride;  // in elements; 0 where all sequences have the same slopes
+  int64_t head_stride;
+};
+
 struct ForwardParams {
   void const* q;  // [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]
   void const* k;  // [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim]
@@ -87,6 +95,7 @@ struct ForwardParams {
   int32_t* next_tile;
 
   float const* sink;  // [heads]: the logit that joins the softmax of a head's rows; null: none
+  AlibiSlopes alibi_slopes;
 };
 
 // The backward pass takes a query for one that sees no key if its LSE * log2(e) is below this: its
@@ -144,6 +153,7 @@ struct BackwardParams {
 
   float const* sink;  // [heads]; null where there is none: the LSE contains it
   float* grad_sink;   // [heads]; null where it is not wanted or there is no sink
+  AlibiSlopes alibi_slopes;
 };
 
 // How many elements the workspaces of a backward call need.

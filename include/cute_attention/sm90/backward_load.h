@@ -4,6 +4,7 @@
 
 #include <cute/arch/copy_sm80.hpp>
 
+#include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
@@ -159,7 +160,9 @@ struct BackwardLoad {
     Barrier::wait(&shared.query_empty[ring.stage], ring.parity ^ 1);
     uint64_t& full = shared.query_full[ring.stage];
     if (leader) {
-      shared.m_block[ring.stage] = step.m_block;
+      shared.stages[ring.stage] = {BackwardScores<Traits::kKey.score_mods>::of_head(
+                                       arguments.params, work->tile.batch, step.head),
+                                   step.m_block};
     }
     load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
                  work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);

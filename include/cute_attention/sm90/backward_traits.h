@@ -10,6 +10,7 @@
 
 #include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/m_tiles.h"
+#include "cute_attention/core/score_mod.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/smem_tiles.h"
@@ -53,6 +54,13 @@ constexpr int kStepRows = 64;
 // keys beside scores and dQ.
 constexpr bool sums_grad_q(KernelKey const& key) { return key.head_dim <= 128; }
 
+// The queries of a stage, in shared memory: their tile, and what the modifiers need to know of
+// their head.
+template <class OfHead>
+struct BackwardStage : OfHead {
+  int32_t m_block;
+};
+
 template <class Row>
 struct BackwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
@@ -95,7 +103,7 @@ struct BackwardTraits {
   // floats of a thread in both rows. Measured on an H200, full and causal, 16k tokens: at head dim
   // 64 550 and 545 instead of 505 and 508 TFLOP/s; at 128 ptxas spills and lets no two products
   // overlap (C7512), 434 and 426 instead of 619 and 615.
-  static constexpr bool kGradQFirst = kHeadDim <= 96 && kKey.score_mod == ScoreMod::None;
+  static constexpr bool kGradQFirst = kHeadDim <= 96 && kKey.score_mods == score_mods::None;
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
@@ -159,7 +167,7 @@ struct BackwardTraits {
     alignas(128) float delta[kStages][kTileM];
 
     BackwardWork works[kWorkSlots];
-    int32_t m_block[kStages];  // of the queries of a stage
+    BackwardStage<typename ScoreModifiers<kKey.score_mods>::Terms::OfHead> stages[kStages];
 
     // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.

@@ -146,7 +146,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   using Base::shared;
   using Base::steps;
   using Base::thread;
-  using Scores = BackwardScores<Row::kKey.score_mod>;
+  using Scores = BackwardScores<Row::kKey.score_mods>;
   using FragmentV = typename Base::template Fragment<typename Traits::MmaV, Traits::kHeadDimV>;
 
   Scores const scores;
@@ -179,16 +179,17 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     if constexpr (Scores::kMasksFirst) {
-      mask(work, shared.m_block[ring.stage], tSrS);
+      mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
+    auto const terms = terms_of(work, shared.stages[ring.stage], tSrS);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
-      scores.begin(rS(_, query), sLse(0, query));
+      scores.begin(rS(_, query), sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst) {
-      mask(work, shared.m_block[ring.stage], tSrS);
+      mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
-    write_factors(tSrS, rS, sLse);
+    write_factors(rS, sLse, terms);
     __syncwarp();  // all lanes have read the LSE
     arrive_by_warp(shared.query_empty[ring.stage]);
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
@@ -216,15 +217,19 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
  private:
   // Makes scores probabilities, and hands what dP + delta is multiplied with to the other warpgroup.
   //   rS, sLse  (KEYS, QUERIES)
-  template <class Probabilities, class Lse>
-  CUTE_DEVICE void write_factors(FragmentS& tSrS, Probabilities& rS, Lse const& sLse) {
+  template <class Probabilities, class Lse, class Terms>
+  CUTE_DEVICE void write_factors(Probabilities& rS, Lse const& sLse, Terms const& terms) {
     using namespace cute;
     auto const ring = buffer_of<Traits::kStagesFactor>(steps);
     FragmentS tSrF;  // (MMA, MMA_N, MMA_M)
     Tensor rF = make_tensor(tSrF.data(), rows_and_columns(tSrF.layout()));  // (KEYS, QUERIES)
     CUTE_UNROLL
-    for (int i = 0; i < size(rS); ++i) {
-      rF(i) = scores.factor(rS(i), sLse(i));
+    for (int query = 0; query < size<1>(rS); ++query) {
+      CUTE_UNROLL
+      for (int key = 0; key < size<0>(rS); ++key) {
+        rF(key, query) =
+            scores.factor(rS(key, query), sLse(0, query), terms.of_query(query), key);
+      }
     }
     Barrier::wait(&shared.factor_empty[ring.stage], ring.parity ^ 1);
     CUTE_UNROLL
@@ -236,16 +241,27 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     arrive_by_warp(shared.factor_full[ring.stage]);
   }
 
+  CUTE_DEVICE auto score_tile(BackwardWork const& work, int m_block, FragmentS& tSrS,
+                              QueryPacking const& packing) const {
+    return make_score_tile_of_transpose<Traits::kTileM, Traits::kTileN>(
+        typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing,
+        m_block * Traits::kTileM, work.tile.n_block * Traits::kTileN);
+  }
+
+  // The terms of the modifiers for a step, for scores.begin() and scores.factor().
+  template <class Stage>
+  CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
+  }
+
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
-  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) {
-    constexpr int kTileM = Traits::kTileM;
+  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) const {
     if (work.tiles.masked(m_block)) {
       QueryPacking const packing = unpacked_queries();
-      auto const tile = make_score_tile_of_transpose<kTileM, Traits::kTileN>(
-          typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, m_block * kTileM,
-          work.tile.n_block * Traits::kTileN);
+      auto const tile = score_tile(work, m_block, tSrS, packing);
       mask_scores_by_side(tile);
-      if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
+      if ((m_block + 1) * Traits::kTileM > work.sequence.seqlen_q) {
         mask_missing_queries(tile);
       }
     }

@@ -212,7 +212,7 @@ def _tag(index: int, row: TableRow) -> str:
     key = (
         f"Arch::{row.arch.capitalize()}, Direction::{row.direction.capitalize()}, "
         f"DType::{_NAMES[row.dtype]}, {row.head_dim}, {row.head_dim_v}, "
-        f"ScoreMod::{row.score_mod.capitalize()}"
+        + (" | ".join(f"score_mods::{name.capitalize()}" for name in row.score_mods) or "0u")
     )
     config = f"{row.tile_m}, {row.tile_n}, {row.stages}, {row.warps}"
     return (
