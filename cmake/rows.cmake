@@ -8,9 +8,9 @@ function(cute_attention_read_rows table out)
   file(STRINGS "${table}" lines REGEX "^CUTE_ATTENTION_[A-Z]+\\(")
   set(names)
   foreach(line IN LISTS lines)
-    # name, arch, dtype, head_dim, head_dim_v, score_mod, tile_m, tile_n, stages, warps, ptxas
+    # name, arch, dtype, head_dim, head_dim_v, score_mods, tile_m, tile_n, stages, warps, ptxas
     if(NOT line MATCHES "^CUTE_ATTENTION_(FORWARD|BACKWARD)\\(([a-z0-9_]+), (Sm[0-9]+), [A-Za-z0-9]+, \
-[0-9]+, ([0-9]+), [A-Za-z]+, [0-9]+, ([0-9]+), [0-9]+, [0-9]+, (O[0-3])\\)")
+[0-9]+, ([0-9]+), [A-Za-z|]+, [0-9]+, ([0-9]+), [0-9]+, [0-9]+, (O[0-3])\\)")
       message(FATAL_ERROR "${table}: not a row: ${line}")
     endif()
     set(name "${CMAKE_MATCH_2}")

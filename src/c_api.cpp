@@ -75,7 +75,8 @@ LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int3
                         p.window_right,
                         p.softcap,
                         (p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)) |
-                            (p.sink == nullptr ? 0u : uint32_t(kSink))};
+                            (p.sink == nullptr ? 0u : uint32_t(kSink)) |
+                            (p.alibi_slopes.data == nullptr ? 0u : uint32_t(kAlibi))};
   return find_row(problem, arch, device);
 }
 
@@ -113,11 +114,11 @@ BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32
                                      int32_t device) {
   check_shape(p);
   check_arch(arch);
+  DeviceInfo const& info = device_at(device);
   BackwardParams const launched = with_a_grid(p);
-  KernelRow const& row =
-      *row_for(Direction::Backward, launched, dtype, arch, device_at(device)).row;
+  KernelRow const& row = *row_for(Direction::Backward, launched, dtype, arch, info).row;
   BackwardWorkspace sizes{};
-  row.workspace(&launched, &sizes);
+  row.workspace(&launched, &info, &sizes);
   return sizes;
 }
 
@@ -157,7 +158,7 @@ Json row_json(KernelRow const& row) {
       .set("dtype", dtype_name(row.key.dtype))
       .set("head_dim", row.key.head_dim)
       .set("head_dim_v", row.key.head_dim_v)
-      .set("score_mod", score_mod_name(row.key.score_mod))
+      .set("score_mods", json_array(score_mod_names(row.key.score_mods)))
       .set("tile_m", row.config.tile_m)
       .set("tile_n", row.config.tile_n)
       .set("stages", row.config.stages)

@@ -144,6 +144,10 @@ template <class Params>
 void check_optional_numbers(Params const& p) {
   check_cu_seqlens(p);
   check_numbers("sink", p.sink, 4, Presence::Optional);
+  check_numbers("alibi_slopes", p.alibi_slopes.data, 4, Presence::Optional);
+  if (p.alibi_slopes.data == nullptr) return;
+  check_range("alibi_slopes.batch_stride", p.alibi_slopes.batch_stride, 0, kMaxSpan);
+  check_range("alibi_slopes.head_stride", p.alibi_slopes.head_stride, 0, kMaxSpan);
 }
 
 }  // namespace
@@ -182,6 +186,7 @@ void check_tensors(BackwardParams const& params) {
   check_numbers("delta", params.delta, 4, presence);
   check_numbers("grad_q_sum", params.grad_q_sum, 16, presence);
   check_numbers("grad_q_turn", params.grad_q_turn, 4, Presence::Optional);
+  check_numbers("grad_kv_parts", params.grad_kv_parts, 16, Presence::Optional);
   check_numbers("grad_sink", params.grad_sink, 4, Presence::Optional);
   require(params.grad_sink == nullptr || params.sink != nullptr,
           "sink is null, expected it where grad_sink is not");

@@ -71,7 +71,7 @@ void refuse_features(KernelKey const& key, uint32_t asked, std::vector<std::stri
   for (std::string const& name : feature_names(asked & ~key.features)) {
     reasons->push_back("it does not serve " + name);
   }
-  for (std::string const& name : feature_names(features_of(key.score_mod) & ~asked)) {
+  for (std::string const& name : feature_names(key.score_mods & ~asked)) {
     reasons->push_back("it serves only calls with " + name);
   }
 }
@@ -271,6 +271,11 @@ char const* dtype_name(DType dtype) {
   return "one that no kernel reads";
 }
 
-char const* score_mod_name(ScoreMod mod) { return mod == ScoreMod::Softcap ? "softcap" : "none"; }
+std::vector<std::string> score_mod_names(uint32_t score_mods) {
+  std::vector<std::string> names;
+  if (score_mods & score_mods::Softcap) names.push_back("softcap");
+  if (score_mods & score_mods::Alibi) names.push_back("alibi");
+  return names;
+}
 
 }  // namespace cute_attention

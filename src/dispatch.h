@@ -29,9 +29,11 @@ LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const
 // The names of the features whose bits are set, in the order of the bits: {"bias", "softcap"}.
 std::vector<std::string> feature_names(uint32_t features);
 
-char const* arch_name(Arch arch);          // "sm80"
-char const* direction_name(Direction);     // "forward"
-char const* dtype_name(DType dtype);       // "fp16"
-char const* score_mod_name(ScoreMod mod);  // "none"
+// The names of the modifiers of a set, in the order in which kernels apply them: {"softcap"}.
+std::vector<std::string> score_mod_names(uint32_t score_mods);
+
+char const* arch_name(Arch arch);       // "sm80"
+char const* direction_name(Direction);  // "forward"
+char const* dtype_name(DType dtype);    // "fp16"
 
 }  // namespace cute_attention

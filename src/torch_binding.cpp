@@ -38,6 +38,7 @@ struct Inputs {
   OptionalTensor cu_seqlens_k = {};
   int64_t max_seqlen_q = 0;
   int64_t max_seqlen_k = 0;
+  OptionalTensor alibi_slopes = {};
   OptionalTensor sink = {};
 
   bool packed() const { return cu_seqlens_q.has_value(); }
@@ -78,9 +79,9 @@ Inputs inputs_of(Stack& stack) {
     in.cu_seqlens_k = stack.optional_tensor();
     in.max_seqlen_q = stack.integer();
     in.max_seqlen_k = stack.integer();
-    // Arguments that no kernel serves, and that dispatch has sent to another backend.
+    // Of the arguments that no kernel serves, dispatch has sent calls to another backend.
     STD_TORCH_CHECK(!stack.optional_tensor(), "cute_attention: no kernel has a bias");
-    STD_TORCH_CHECK(!stack.optional_tensor(), "cute_attention: no kernel has alibi_slopes");
+    in.alibi_slopes = stack.optional_tensor();
     in.sink = stack.optional_tensor();
     STD_TORCH_CHECK(stack.real() == 0, "cute_attention: no kernel has dropout");
     stack.optional_tensor();  // the seed
@@ -119,6 +120,7 @@ Params shape_params(Inputs const& in) {
   params.softcap = static_cast<float>(in.options.softcap);
   params.window_left = window_bound(in.options.window_left);
   params.window_right = window_bound(in.options.window_right);
+  params.alibi_slopes = slopes_of(in.alibi_slopes, in.q, params.batch);
   return params;
 }
 
@@ -206,12 +208,14 @@ void launch_backward(Inputs const& in, BackwardParams& params, bool deterministi
       cute_attention_backward_workspace(&params, in.kernel_dtype(), arch, device, &sizes);
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
   int64_t const sum = whole_vectors(sizes.delta);  // where grad_q_sum begins
-  int64_t const turn = sum + whole_vectors(sizes.grad_q_sum);
+  int64_t const parts = sum + whole_vectors(sizes.grad_q_sum);
+  int64_t const turn = parts + whole_vectors(sizes.grad_kv_parts);
   int64_t const end = turn + (deterministic ? sizes.grad_q_turn : 0);
   Tensor const workspaces = empty({end}, aoti_torch_dtype_float32(), device);
   auto* const begin = static_cast<float*>(data_of(workspaces));
   params.delta = begin;
   params.grad_q_sum = begin + sum;
+  params.grad_kv_parts = sizes.grad_kv_parts > 0 ? begin + parts : nullptr;
   params.grad_q_turn = deterministic ? reinterpret_cast<int32_t*>(begin + turn) : nullptr;
   error = cute_attention_backward(&params, in.kernel_dtype(), arch, device, current_stream(device));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());

@@ -152,6 +152,19 @@ inline void check_sink(TensorView const& sink, TensorView const& q) {
                   "cute_attention: sink must be float32 [heads] on q's device");
 }
 
+// The slopes of q's heads, [heads] or [batch, heads], of any strides.
+inline AlibiSlopes slopes_of(OptionalTensor const& slopes, TensorView const& q, int64_t batch) {
+  if (!slopes) return {};
+  int64_t const dim = slopes->dim;
+  STD_TORCH_CHECK(slopes->is_beside(q) && slopes->dtype == aoti_torch_dtype_float32() &&
+                      (dim == 1 || dim == 2) && slopes->sizes[dim - 1] == q.sizes[q.dim - 2] &&
+                      (dim == 1 || slopes->sizes[0] == batch),
+                  "cute_attention: alibi_slopes must be float32 [heads] or [batch, heads] on q's "
+                  "device");
+  return {static_cast<float const*>(slopes->data), dim == 1 ? 0 : slopes->strides[0],
+          slopes->strides[dim - 1]};
+}
+
 // The dtypes, devices and shapes of q, k and v fit together.
 inline void check_inputs(TensorView const& q, TensorView const& k, TensorView const& v,
                          bool packed) {

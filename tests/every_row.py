@@ -26,6 +26,9 @@ LIMIT, SMALL_CHIP = "CUTE_ATTENTION_SHARED_MEMORY", str(99 * 1024)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ALL = rows.table()
 SOFTCAP = 30.0  # changes small scores little, and large ones much
+# In turn for the heads: usual slopes, none, and one that favours distant keys. All are exact in 16
+# bits, so that plain PyTorch has the same.
+SLOPES = (0.5, 0.0625, 0.0, 1.0, -0.015625, 0.25)
 
 
 def is_built(row: rows.TableRow) -> bool:
@@ -89,8 +92,21 @@ def assert_it_runs(row: rows.TableRow, answer: Explanation) -> None:
     assert row.arch == (answer.chosen if row.direction == "forward" else answer.chosen_backward)
 
 
-def options_of(row: rows.TableRow, options: dict[str, Any]) -> dict[str, Any]:
-    return {"softcap": SOFTCAP, **options} if row.score_mod == "softcap" else options
+def slopes_of(heads: int) -> torch.Tensor:
+    slopes = torch.tensor(SLOPES, device="cuda").repeat(heads // len(SLOPES) + 1)
+    return slopes[:heads].contiguous()
+
+
+def options_of(
+    row: rows.TableRow, options: dict[str, Any], heads: int, softcap: float = SOFTCAP
+) -> dict[str, Any]:
+    """The options, with those added that the row's score modifiers need."""
+    needed: dict[str, Any] = {}
+    if "softcap" in row.score_mods:
+        needed["softcap"] = softcap
+    if "alibi" in row.score_mods:
+        needed["alibi_slopes"] = slopes_of(heads)
+    return {**needed, **options}
 
 
 def run_alone(files: list[str], select: str, environment: dict[str, str]) -> None:

@@ -1,4 +1,5 @@
 """Layouts that are broken on purpose: C++ traits that the exporter compiles instead of a kernel's.
+Here are those of sm80; those of sm90 are in layout_mutations_sm90.py.
 
 Each of them is the real traits with one thing changed. With it stand the rules of `check` that must
 be violated.
@@ -23,8 +24,14 @@ class Mutation:
         """The name of the broken traits in C++."""
         return "Broken_" + self.name.replace(" ", "_")
 
-    def preamble(self, base: str) -> str:
-        """The C++ text that defines the broken traits of a family, from its traits `base`."""
+    @property
+    def kernels(self) -> str:
+        """The name of the template in C++ that lists the kernel with the broken traits."""
+        return f"Kernels_of_{self.traits}"
+
+    def preamble(self, base: str, adapter: str) -> str:
+        """The C++ text that defines the broken traits of a kernel, from its traits `base`, and the
+        kernel as `adapter` describes it."""
         broken = (
             f"template <class Row> struct {self.traits} : {base}<Row> {{\n"
             f"  using Base = {base}<Row>; using Element = typename Base::Element;\n"
@@ -38,10 +45,11 @@ class Mutation:
                 f"  using Traits = {base}<Row>; using Base = {operands}<Traits>;\n"
                 f"{self.operands}}};\n"
             )
-        return broken
+        listed = f"layouts::Kernels<layouts::{adapter}<{self.traits}<Row>>>"
+        return f"{broken}template <class Row> using {self.kernels} = {listed};\n"
 
 
-def _violated(*pairs: str) -> frozenset[tuple[str, str]]:
+def violated(*pairs: str) -> frozenset[tuple[str, str]]:
     return frozenset((rule, subject) for rule, subject in (pair.split("/") for pair in pairs))
 
 
@@ -145,100 +153,25 @@ NARROW_ROWS_OF_O = """
 """
 
 FORWARD = [
-    Mutation("swizzle removed", PLAIN_K, _violated("banks/k:")),
-    Mutation("swizzle of one bit", NARROW_SWIZZLE_Q, _violated("banks/q:")),
-    Mutation("swizzle that splits vectors", SPLITTING_SWIZZLE_Q, _violated("vectors/q:")),
-    Mutation("wrong atom for V", WRONG_ATOM_V, _violated("vectors/v:", "fragments/O")),
-    Mutation("wrong atom for K", WRONG_ATOM_K, _violated("fragments/S")),
+    Mutation("swizzle removed", PLAIN_K, violated("banks/k:")),
+    Mutation("swizzle of one bit", NARROW_SWIZZLE_Q, violated("banks/q:")),
+    Mutation("swizzle that splits vectors", SPLITTING_SWIZZLE_Q, violated("vectors/q:")),
+    Mutation("wrong atom for V", WRONG_ATOM_V, violated("vectors/v:", "fragments/O")),
+    Mutation("wrong atom for K", WRONG_ATOM_K, violated("fragments/S")),
     Mutation(
         "transposed copy",
         TRANSPOSED_COPY,
-        _violated("sectors/q:", "sectors/k:", "addresses/k:"),  # the walk takes rows of 64 columns
+        violated("sectors/q:", "sectors/k:", "addresses/k:"),  # the walk takes rows of 64 columns
     ),
-    Mutation("vectors copied twice", DOUBLE_COPY, _violated("copied once/v:")),
-    Mutation("overlapping plan", OVERLAPPING_PLAN, _violated("plan/k")),
-    Mutation("buffer too short", SHORT_BUFFER, _violated("layout/v")),
-    Mutation("padding without room for it", PADDED_K, _violated("layout/k")),
-    Mutation("crooked buffer", CROOKED_BUFFER, _violated("alignment/buffers")),
-    Mutation("too much shared memory", HUGE_PLAN, _violated("plan/shared", "occupancy/compute")),
-    Mutation("XOR in narrow rows", "", _violated("addresses/k:"), NARROW_ROWS_OF_K),
-    Mutation("XOR of O in narrow rows", "", _violated("addresses/o:"), NARROW_ROWS_OF_O),
-    Mutation("addresses added", "", _violated("addresses/v:"), ADDED_ADDRESSES_OF_V),
-]
-
-
-# Layouts that WGMMA reads in another way than TMA writes them: with another swizzle, with
-# the blocks in another order, or along the wrong axis.
-NARROW_SWIZZLE_K = """
-  using SmemLayoutK = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_K_SW64_Atom<Element>{},
-      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDim>,
-                  cute::Int<Base::kStages>>{}));
-"""
-BLOCKS_BY_ROW_V = """
-  using SmemLayoutV = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_K_SW128_Atom<Element>{},
-      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDimV>, cute::Int<Base::kStages>>{},
-      cute::Step<cute::_2, cute::_1, cute::_3>{}));
-"""
-WRONG_ORDER_VT = """
-  using SmemLayoutVt = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_MN_SW128_Atom<Element>{},
-      cute::Shape<cute::Int<Base::kHeadDimV>, cute::Int<Base::kTileN>,
-                  cute::Int<Base::kStages>>{}));
-"""
-WRONG_MAJOR_V = """
-  using MmaPV = decltype(cute::make_tiled_mma(
-      cute::GMMA::rs_op_selector<Element, Element, float,
-          cute::Shape<cute::Int<64>, cute::Int<Base::kHeadDimV>, cute::Int<Base::kTileN>>,
-          cute::GMMA::Major::K, cute::GMMA::Major::K>()));
-  using SmemLayoutVt = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_K_SW128_Atom<Element>{},
-      cute::Shape<cute::Int<Base::kHeadDimV>, cute::Int<Base::kTileN>,
-                  cute::Int<Base::kStages>>{}));
-"""
-CROOKED_TMA_BUFFER = """
-  struct SharedMemory {
-    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutQ>, 128> q;
-    char flags[128];
-    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 128> k;
-    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV>, 128> v;
-    char tiles[8];
-  };
-"""
-OVERLAPPING_KEYS_AND_VALUES = """
-  struct SharedMemory {
-    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutQ>, 1024> q;
-    union {
-      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 1024> k;
-      cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV>, 1024> v;
-    };
-    char tiles[8];
-  };
-"""
-PLAIN_TMA_K = """
-  using SmemLayoutK = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_K_INTER_Atom<Element>{},
-      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDim>,
-                  cute::Int<Base::kStages>>{}));
-"""
-
-HOPPER_FORWARD = [
-    Mutation(
-        "narrower swizzle than TMA",
-        NARROW_SWIZZLE_K,
-        _violated("copied once/k:", "swizzle/k:", "fragments/S"),
-    ),
-    Mutation("blocks in another order than boxes", BLOCKS_BY_ROW_V, _violated("copied once/v:")),
-    Mutation("transpose in the wrong order", WRONG_ORDER_VT, _violated("fragments/O")),
-    Mutation("wrong major", WRONG_MAJOR_V, _violated("fragments/O")),
-    Mutation("crooked buffer for TMA", CROOKED_TMA_BUFFER, _violated("alignment/buffers")),
-    Mutation("overlapping plan of sm90", OVERLAPPING_KEYS_AND_VALUES, _violated("plan/k")),
-    Mutation(
-        "swizzle of sm90 removed",
-        PLAIN_TMA_K,
-        _violated("copied once/k:", "swizzle/k:", "fragments/S"),
-    ),
+    Mutation("vectors copied twice", DOUBLE_COPY, violated("copied once/v:")),
+    Mutation("overlapping plan", OVERLAPPING_PLAN, violated("plan/k")),
+    Mutation("buffer too short", SHORT_BUFFER, violated("layout/v")),
+    Mutation("padding without room for it", PADDED_K, violated("layout/k")),
+    Mutation("crooked buffer", CROOKED_BUFFER, violated("alignment/buffers")),
+    Mutation("too much shared memory", HUGE_PLAN, violated("plan/shared", "occupancy/compute")),
+    Mutation("XOR in narrow rows", "", violated("addresses/k:"), NARROW_ROWS_OF_K),
+    Mutation("XOR of O in narrow rows", "", violated("addresses/o:"), NARROW_ROWS_OF_O),
+    Mutation("addresses added", "", violated("addresses/v:"), ADDED_ADDRESSES_OF_V),
 ]
 
 
@@ -289,97 +222,18 @@ OWN_PART_TWICE = """
 
 BACKWARD = [
     Mutation(
-        "swizzle of dS removed", PLAIN_P, _violated("banks/p:", "banks/grad_s:", "fragments/dQ")
+        "swizzle of dS removed", PLAIN_P, violated("banks/p:", "banks/grad_s:", "fragments/dQ")
     ),
-    Mutation("scattered queries", SCATTERED_QUERIES, _violated("fragments/dV", "fragments/dK")),
-    Mutation("wrong atom for K transposed", WRONG_ATOM_KT, _violated("fragments/dQ")),
-    Mutation("transposed copy of Q and K", TRANSPOSED_COPY, _violated("sectors/q:", "sectors/k:")),
-    Mutation("Q and dS overlap", OVERLAPPING_SCORES, _violated("plan/q")),
-    Mutation("LSE of the key", NUMBER_OF_THE_KEY, _violated("fragments/lse:", "fragments/delta:")),
+    Mutation("scattered queries", SCATTERED_QUERIES, violated("fragments/dV", "fragments/dK")),
+    Mutation("wrong atom for K transposed", WRONG_ATOM_KT, violated("fragments/dQ")),
+    Mutation("transposed copy of Q and K", TRANSPOSED_COPY, violated("sectors/q:", "sectors/k:")),
+    Mutation("Q and dS overlap", OVERLAPPING_SCORES, violated("plan/q")),
+    Mutation("LSE of the key", NUMBER_OF_THE_KEY, violated("fragments/lse:", "fragments/delta:")),
     Mutation(
         "part begins too early",
         "",
-        _violated("addresses/p:", "addresses/grad_s:"),
+        violated("addresses/p:", "addresses/grad_s:"),
         PART_IN_ELEMENTS,
     ),
-    Mutation("own part twice", "", _violated("fragments/dV", "fragments/dK"), OWN_PART_TWICE),
-]
-
-
-# Only one of the two views of dS lacks the swizzle, or has another one.
-PLAIN_DS = """
-  using SmemLayoutSt = cute::Layout<
-      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kTileM>, cute::Int<Base::kStagesS>>,
-      cute::Stride<cute::Int<Base::kTileM>, cute::_1, cute::Int<Base::kTileN * Base::kTileM>>>;
-"""
-NARROW_SWIZZLE_DS = """
-  using SmemLayoutSt = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_K_SW64_Atom<Element>{},
-      cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kTileM>,
-                  cute::Int<Base::kStagesS>>{}));
-"""
-WRONG_ATOM_DS = """
-  using SmemCopyS = decltype(cute::make_tiled_copy_C(
-      cute::Copy_Atom<cute::SM90_U16x8_STSM_T, Element>{}, typename Base::MmaS{}));
-"""
-WRONG_ORDER_QT = """
-  using SmemLayoutQt = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_MN_SW128_Atom<Element>{},
-      cute::Shape<cute::Int<Base::kHeadDim>, cute::Int<Base::kTileM>,
-                  cute::Int<Base::kStages>>{}));
-"""
-SAME_PART_OF_DQ = """
-  static constexpr int col_part_q(int) { return 0; }
-"""
-_HOPPER_BUFFERS = """
-  template <class Layout>
-  using Tile = cute::array_aligned<Element, cute::cosize_v<Layout>, 1024>;
-  struct SharedMemory {
-    Tile<typename Base::SmemLayoutK> k;
-    Tile<typename Base::SmemLayoutV> v;
-%s
-    Tile<typename Base::SmemLayoutGradO> grad_o;
-    alignas(128) float grad_q[%s][sm90::kWarpgroupM * Base::kColsQ];
-    float lse[Base::kStages][Base::kTileM];
-    float delta[Base::kStages][Base::kTileM];
-  };
-"""
-ONE_BUFFER_OF_DQ = _HOPPER_BUFFERS % (
-    """
-    Tile<typename Base::SmemLayoutQ> q;
-    Tile<typename Base::SmemLayoutSt> grad_s;
-""",
-    "1",
-)
-OVERLAPPING_Q_AND_DS = _HOPPER_BUFFERS % (
-    """
-    union {
-      Tile<typename Base::SmemLayoutQ> q;
-      Tile<typename Base::SmemLayoutSt> grad_s;
-    };
-""",
-    "Base::kConsumers",
-)
-
-HOPPER_BACKWARD = [
-    Mutation(
-        "swizzle of dS removed where it is written",
-        PLAIN_DS,
-        _violated("banks/grad_s:", "fragments/dQ"),
-    ),
-    Mutation("narrower swizzle of dS", NARROW_SWIZZLE_DS, _violated("fragments/dQ")),
-    Mutation("wrong atom for dS", WRONG_ATOM_DS, _violated("vectors/grad_s:", "fragments/dQ")),
-    Mutation("transpose of Q in the wrong order", WRONG_ORDER_QT, _violated("fragments/dK")),
-    Mutation(
-        "two warpgroups with the same part of dQ",
-        SAME_PART_OF_DQ,
-        _violated("fragments/dQ", "copied once/grad_q:"),
-    ),
-    Mutation("one buffer for all of dQ", ONE_BUFFER_OF_DQ, _violated("copied once/grad_q:")),
-    Mutation("Q and dS of sm90 overlap", OVERLAPPING_Q_AND_DS, _violated("plan/q")),
-    Mutation(
-        "LSE of the key of sm90",
-        NUMBER_OF_THE_KEY,
-        _violated("fragments/lse:", "fragments/delta:"),
-    ),
+    Mutation("own part twice", "", violated("fragments/dV", "fragments/dK"), OWN_PART_TWICE),
 ]

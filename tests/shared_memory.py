@@ -14,7 +14,33 @@ BOOKKEEPING = {
 }
 
 
+STEP = 64  # queries, or keys, of a step of the sm90 backward rows with two kernels
+
+
+def has_two_kernels(row: TableRow) -> bool:
+    """Whether one kernel of a backward row computes dK and dV, and another dQ. Of the first, both
+    consumer warpgroups have all keys of a CTA, where otherwise each has 64 of its own."""
+    is_backward = (row.arch, row.direction) == ("sm90", "backward")
+    return is_backward and row.warps != 4 * (1 + row.tile_n // 64)
+
+
+def _largest_of_two_kernels(row: TableRow) -> int:
+    columns = row.head_dim + row.head_dim_v
+    # K and V have one buffer. Q, dO, LSE and delta have one for each stage, factors in fp32 two.
+    grad_kv = 2 * columns * (row.tile_n + row.stages * STEP) + 8 * row.stages * STEP
+    grad_kv += 2 * 4 * STEP * row.tile_n
+    # Q and dO have one buffer, K two and V one. If there is room, V has one more, and so has K.
+    k, v = 2 * STEP * row.head_dim, 2 * STEP * row.head_dim_v
+    grad_q = 2 * row.tile_m * columns + 2 * k + v
+    room = 227 * 1024 - 2048 - grad_q
+    grad_q += v + k if room >= v + k else v if room >= v else 0
+    return max(grad_kv, grad_q)
+
+
 def tile_bytes(row: TableRow) -> int:
+    """The bytes of all tiles of a row's kernel, of several those of the largest."""
+    if has_two_kernels(row):
+        return _largest_of_two_kernels(row)
     q, o = row.tile_m * row.head_dim, row.tile_m * row.head_dim_v
     k_and_v = row.tile_n * (row.head_dim + row.head_dim_v)
     scores = row.tile_m * row.tile_n

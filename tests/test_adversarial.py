@@ -37,6 +37,10 @@ from tolerances import assert_within_roundings
 # share a tile on sm90.
 SHAPES = {"tiles": (257, 700, 2, 1), "few_queries": (3, 1500, 8, 1)}
 MASKS = {"full": {}, "causal": {"causal": True}}
+MODIFIED = {
+    "softcap": {"softcap": SOFTCAP},
+    "alibi": {"alibi_slopes": torch.tensor([0.5, -0.0625])},
+}
 
 
 def stacked(
@@ -79,9 +83,7 @@ def check(
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize(
-    "options", [*MASKS.values(), {"softcap": SOFTCAP}], ids=[*MASKS, "softcap"]
-)
+@pytest.mark.parametrize("options", [*MASKS.values(), *MODIFIED.values()], ids=[*MASKS, *MODIFIED])
 def test_reference(options: dict[str, Any], dtype: torch.dtype) -> None:
     entries = select(["all"], dtype)
     inputs, grad_out = stacked(entries, (70, 300, 2, 1), (16, 8), dtype, "cpu")
@@ -96,7 +98,7 @@ row = fixture_of(ALL, skip_unless_it_is_chosen)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_row(row: rows.TableRow, shape: tuple[int, int, int, int], options: dict[str, Any]) -> None:
     """The gradients of a forward row go through its output and its LSE."""
-    dtype, options = DTYPES[row.dtype], options_of(row, options)
+    dtype, options = DTYPES[row.dtype], options_of(row, options, shape[2])
     entries = select(["all"], dtype)
     inputs, grad_out = stacked(entries, shape, (row.head_dim, row.head_dim_v), dtype, "cuda")
     answer = explain(*inputs, backend=backend_of(row), **options)

@@ -58,7 +58,7 @@ def check(
     options: dict[str, Any],
     grad_lse: Tensor | None = None,
 ) -> None:
-    options = options_for(row, options)
+    options = options_for(row, options, inputs[0].shape[2])
 
     def ours(*leaves: Tensor) -> Any:
         return attention(*leaves, backend=row.arch, return_lse=True, **options)
@@ -76,7 +76,7 @@ def check(
 
 def test_the_row_is_chosen(row: rows.TableRow) -> None:
     (q, k, v), _ = make(row, CASES["square"])
-    answer = explain(q, k, v, backend=row.arch, **options_for(row, {}))
+    answer = explain(q, k, v, backend=row.arch, **options_for(row, {}, q.shape[2]))
     report = next(report for report in answer.backward if report.backend == row.arch)
     assert answer.chosen_backward == row.arch
     assert [candidate.name for candidate in report.rows if candidate.chosen] == [row.name]
@@ -91,7 +91,7 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 @pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5])
 def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
     """Three caps: one that all scores reach, an ordinary one, and one far above all scores."""
-    if row.score_mod != "softcap":
+    if "softcap" not in row.score_mods:
         pytest.skip("no softcap")
     inputs, grad_out = make(row, CASES["square"])
     check(row, inputs, grad_out, {"causal": True, "softcap": softcap})
@@ -106,8 +106,8 @@ def test_gradient_of_the_lse(row: rows.TableRow) -> None:
 def test_queries_whose_keys_are_all_hidden_by_a_huge_score(row: rows.TableRow) -> None:
     """A channel hides the first keys, so that the first causal queries see no key. Their gradients
     are 0, and all others are those of a call without these queries."""
-    if row.score_mod == "softcap":
-        pytest.skip("the cap is the lowest score")
+    if row.score_mods:
+        pytest.skip("the cap is the lowest score, and rows with ALiBi have the same code for this")
     (q, k, v), grad_out = make(row, CASES["gqa"])
     q, k, hidden = q.clone(), k.clone(), 200
     q[..., 0] = 4096
@@ -151,7 +151,7 @@ def test_packed_sequences_see_nothing_but_themselves(
 ) -> None:
     """NaN is in every row of other sequences and of no sequence. Rows of no sequence have gradients
     of 0."""
-    dtype, options = DTYPES[row.dtype], options_for(row, options)
+    dtype, options = DTYPES[row.dtype], options_for(row, options, 4)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64], [3, 0, 200, 0, 129, 64]
     cu_q, cu_k = (
         torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
@@ -192,7 +192,7 @@ def test_packed_sequences_see_nothing_but_themselves(
 @pytest.mark.parametrize("case", ["long_causal", "gqa"])
 def test_deterministic_repeats_bitwise(row: rows.TableRow, case: str) -> None:
     inputs, grad_out = make(row, CASES[case])
-    options = options_for(row, CAUSAL)
+    options = options_for(row, CAUSAL, CASES[case].heads)
 
     def ours(*leaves: Tensor) -> Any:
         return attention(*leaves, backend=row.arch, return_lse=True, deterministic=True, **options)
@@ -209,7 +209,7 @@ def test_memory_is_linear(row: rows.TableRow) -> None:
     q, k = (torch.randn(1, seqlen, heads, row.head_dim, device="cuda").to(dtype) for _ in range(2))
     v = torch.randn(1, seqlen, heads, row.head_dim_v, device="cuda").to(dtype)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    out = attention(*leaves, backend=row.arch, **options_for(row, {}))
+    out = attention(*leaves, backend=row.arch, **options_for(row, {}, heads))
     grad_out = torch.randn_like(out)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

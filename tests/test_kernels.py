@@ -14,7 +14,15 @@ from torch import Tensor
 from cute_attention import BackendError, attention, attention_varlen, explain
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
-from every_row import DTYPES, LIMIT, ONLY, fixture_of, run_alone, run_on_small_chip
+from every_row import (
+    DTYPES,
+    LIMIT,
+    ONLY,
+    fixture_of,
+    options_of,
+    run_alone,
+    run_on_small_chip,
+)
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
@@ -72,9 +80,9 @@ CASES = {
 }
 
 
-def options_for(row: rows.TableRow, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, with those added that the row's score modifier needs."""
-    return {"softcap": SOFTCAP, **options} if row.score_mod == "softcap" else options
+def options_for(row: rows.TableRow, options: dict[str, Any], heads: int) -> dict[str, Any]:
+    """The options, with those added that the row's score modifiers need."""
+    return options_of(row, options, heads, SOFTCAP)
 
 
 def strided(*shape: int, dtype: torch.dtype, magnitude: float = 1.0) -> Tensor:
@@ -87,7 +95,7 @@ def strided(*shape: int, dtype: torch.dtype, magnitude: float = 1.0) -> Tensor:
 def plain_pytorch(
     q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The formula with every step in the dtype of the inputs."""
+    """The formula with every step in the dtype of the inputs, but for the terms of ALiBi."""
     heads, heads_kv, seqlen_q, seqlen_k = q.shape[2], k.shape[2], q.shape[1], k.shape[1]
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     k, v = (t.repeat_interleave(heads // heads_kv, 1) for t in (k, v))
@@ -98,6 +106,9 @@ def plain_pytorch(
     right = 0 if options.get("causal") else right
     position = torch.arange(seqlen_q, device="cuda")[:, None] + seqlen_k - seqlen_q
     key = torch.arange(seqlen_k, device="cuda")
+    if (slopes := options.get("alibi_slopes")) is not None:  # distances need more than 16 bits
+        distances = slopes[..., None, None] * (position - key).abs()
+        scores = (scores.float() - distances).to(q.dtype)
     hidden = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device="cuda")
     if left is not None:
         hidden |= key < position - left
@@ -136,7 +147,7 @@ def test_the_row_is_chosen(row: rows.TableRow) -> None:
             batch, seqlen, heads, row.head_dim, device="cuda", dtype=DTYPES[row.dtype]
         )
         v = q[..., : row.head_dim_v]
-        answer = explain(q, k, v, backend=row.arch, **options_for(row, {}))
+        answer = explain(q, k, v, backend=row.arch, **options_for(row, {}, heads))
         report = next(r for r in answer.forward if r.backend == row.arch)
         chosen.append([candidate.name for candidate in report.rows if candidate.chosen])
     assert [row.name] in chosen and all(len(names) == 1 for names in chosen)
@@ -144,7 +155,7 @@ def test_the_row_is_chosen(row: rows.TableRow) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_accuracy(row: rows.TableRow, case: Case) -> None:
-    dtype, options = DTYPES[row.dtype], options_for(row, case.options)
+    dtype, options = DTYPES[row.dtype], options_for(row, case.options, case.heads)
     make = lambda s, h, d: strided(case.batch, s, h, d, dtype=dtype, magnitude=case.magnitude)  # noqa: E731
     q = make(case.seqlen_q, case.heads, row.head_dim)
     k = make(case.seqlen_k, case.heads_kv, row.head_dim)
@@ -166,7 +177,7 @@ def test_scores_that_rise_from_tile_to_tile(
 ) -> None:
     """Scores grow by `step` every 150 keys towards the first key, where kernels end their walk.
     Relative to the maximum so far, exponentials stay small, grow large, or overflow."""
-    dtype = DTYPES[row.dtype]
+    dtype, options = DTYPES[row.dtype], options_for(row, options, 4)
     level = torch.arange(900, device="cuda").flip(0).div(150, rounding_mode="floor") * step
     q = torch.randn(1, 900, 4, row.head_dim, device="cuda")
     k = torch.randn(1, 900, 2, row.head_dim, device="cuda")
@@ -190,7 +201,7 @@ def test_packed_sequences_see_nothing_but_themselves(
     row: rows.TableRow, options: dict[str, Any], heads: int
 ) -> None:
     """Zero-length sequences, and NaN in every row that belongs to another sequence or to none."""
-    dtype, options = DTYPES[row.dtype], options_for(row, options)
+    dtype, options = DTYPES[row.dtype], options_for(row, options, heads)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64, 1], [3, 0, 200, 0, 129, 64, 77]
     offsets = [
         torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
@@ -228,7 +239,7 @@ def test_packed_sequences_see_nothing_but_themselves(
 
 
 def test_packed_agrees_with_the_packed_reference(row: rows.TableRow) -> None:
-    dtype, options = DTYPES[row.dtype], options_for(row, CAUSAL)
+    dtype, options = DTYPES[row.dtype], options_for(row, CAUSAL, 4)
     cu = torch.tensor([0, 100, 100, 357], dtype=torch.int32, device="cuda")
     q, k, v = (
         torch.randn(357, 4, dim, device="cuda").to(dtype)
@@ -246,7 +257,7 @@ def test_packed_agrees_with_the_packed_reference(row: rows.TableRow) -> None:
 
 def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
     """A multiple of 8 below the row's head dim is filled up with zeros on the chip."""
-    dtype, options = DTYPES[row.dtype], options_for(row, CAUSAL)
+    dtype, options = DTYPES[row.dtype], options_for(row, CAUSAL, 4)
     q, k, v = (
         strided(2, 150, 4, dim - 8, dtype=dtype)
         for dim in (row.head_dim, row.head_dim, row.head_dim_v)
@@ -259,13 +270,13 @@ def test_smaller_head_dims_run_on_the_row(row: rows.TableRow) -> None:
 @pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5])
 def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
     """Three caps: one that all scores reach, an ordinary one, and one far above all scores."""
-    if row.score_mod != "softcap":
+    if "softcap" not in row.score_mods:
         pytest.skip("no softcap")
     q, k, v = (
         strided(2, 150, 4, dim, dtype=DTYPES[row.dtype])
         for dim in (row.head_dim, row.head_dim, row.head_dim_v)
     )
-    options = {"causal": True, "softcap": softcap}
+    options = options_for(row, {"causal": True, "softcap": softcap}, 4)
     out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
     exact, exact_lse = attention_reference(
         q.double(), k.double(), v.double(), return_lse=True, **options
@@ -280,7 +291,7 @@ def test_a_scale_that_is_not_positive_is_refused(row: rows.TableRow, scale: floa
     q = k = torch.randn(1, 40, 2, row.head_dim, device="cuda").to(DTYPES[row.dtype])
     v = torch.randn(1, 40, 2, row.head_dim_v, device="cuda").to(DTYPES[row.dtype])
     with pytest.raises(BackendError, match="a scale that is not positive"):
-        attention(q, k, v, scale=scale, backend=row.arch, **options_for(row, {}))
+        attention(q, k, v, scale=scale, backend=row.arch, **options_for(row, {}, 2))
 
 
 def test_repeats_bitwise(row: rows.TableRow) -> None:
@@ -288,7 +299,7 @@ def test_repeats_bitwise(row: rows.TableRow) -> None:
         torch.randn(2, 1000, 4, dim, device="cuda").to(DTYPES[row.dtype])
         for dim in (row.head_dim, row.head_dim, row.head_dim_v)
     )
-    options = options_for(row, CAUSAL)
+    options = options_for(row, CAUSAL, 4)
     first, first_lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
     for _ in range(100):
         again, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
@@ -311,7 +322,7 @@ def test_packed_sequences_on_two_streams_and_in_a_graph(row: rows.TableRow) -> N
         calls.append((q, k, v, cu, cu, longest, longest))
 
     def run(call: tuple[Any, ...]) -> Tensor:
-        return attention_varlen(*call, backend=row.arch, **options_for(row, CAUSAL))
+        return attention_varlen(*call, backend=row.arch, **options_for(row, CAUSAL, 8))
 
     alone = [run(call) for call in calls]
     streams = [torch.cuda.Stream() for _ in calls]
@@ -343,7 +354,7 @@ def test_more_than_2_to_the_31_elements(row: rows.TableRow) -> None:
         pytest.skip("needs five tensors of over 4 GiB on the GPU")
     q, k = (torch.randn(batch, seqlen, heads, dim, device="cuda", dtype=dtype) for _ in range(2))
     v = torch.randn(batch, seqlen, heads, row.head_dim_v, device="cuda", dtype=dtype)
-    options = options_for(row, {})
+    options = options_for(row, {}, heads)
     out = attention(q, k, v, backend=row.arch, **options)
     for entry in (0, batch - 1):
         last = [t[entry : entry + 1] for t in (q, k, v)]

@@ -12,9 +12,17 @@ import pytest
 from cute_attention.cli.layouts import main
 from cute_attention.layouts import checks, hardware
 from cute_attention.layouts.export import Request, described, edited, find_row
-from cute_attention.layouts.model import kernels
+from cute_attention.layouts.model import Kernel, kernels
 from cute_attention.native import rows
-from layout_mutations import BACKWARD, FORWARD, HOPPER_BACKWARD, HOPPER_FORWARD
+from layout_mutations import BACKWARD, FORWARD
+from layout_mutations_sm90 import (
+    HOPPER_BACKWARD,
+    HOPPER_FORWARD,
+    HOPPER_GRAD_KV,
+    HOPPER_GRAD_Q,
+)
+from narrow_blocks import NARROW_BLOCKS
+from shared_memory import BOOKKEEPING, has_two_kernels, tile_bytes
 
 pytestmark = pytest.mark.xdist_group("layouts")
 
@@ -22,18 +30,30 @@ TABLE = [row for row in rows.table() if described(row)]
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[str, checks.Report]:
-    found = checks.check_all(kernels([Request(row) for row in TABLE]))
-    return {report.kernel.name: report for report in found}
+def reports() -> dict[str, list[checks.Report]]:
+    """The reports of the kernels of each row."""
+    found: dict[str, list[checks.Report]] = {}
+    for report in checks.check_all(kernels([Request(row) for row in TABLE])):
+        found.setdefault(report.kernel.row.name, []).append(report)
+    return found
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_every_proof_about_every_row_holds(reports, row):
-    report = reports[row.name]
-    assert not report.violations
-    rules = {result.rule for result in report.results}
-    assert {"layout", "copied once", "fragments", "plan", "alignment", "occupancy"} <= rules
-    assert len(report.results) >= 12
+    for report in reports[row.name]:
+        assert not report.violations
+        rules = {result.rule for result in report.results}
+        assert {"layout", "copied once", "fragments", "plan", "alignment", "occupancy"} <= rules
+        assert len(report.results) >= 12
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_each_row_has_the_kernels_and_the_shared_memory_that_its_columns_say(reports, row):
+    found = [report.kernel for report in reports[row.name]]
+    parts = ["grad_kv", "grad_q"] if has_two_kernels(row) else [""]
+    assert [kernel.part for kernel in found] == parts
+    beside_tiles = max(kernel.plan["bytes"] for kernel in found) - tile_bytes(row)
+    assert 0 <= beside_tiles <= BOOKKEEPING[row.arch, row.direction]
 
 
 # Rows of other kernel families, whatever the tables hold.
@@ -54,46 +74,55 @@ HOPPER_BACKWARD_128 = rows.TableRow(
     *("sm90_bwd_bf16_d128_test", "sm90", "backward", "bf16", 128, 128, "none"),
     *(64, 128, 2, 12),
 )
-# The mutations of each family, and the row and the traits that they change.
+# One kernel for dK and dV, another for dQ.
+HOPPER_BACKWARD_256 = rows.TableRow(
+    *("sm90_bwd_bf16_d256_test", "sm90", "backward", "bf16", 256, 256, "none"),
+    *(128, 64, 2, 12),
+)
+# The mutations of each kernel, and the row, the traits and the adapter that they change.
 MUTATIONS = [
-    (find_row("sm80_fwd_bf16_d128"), "sm80::ForwardTraits", FORWARD),
-    (HOPPER, "sm90::ForwardTraits", HOPPER_FORWARD),
-    (BACKWARD_ROW, "sm80::BackwardTraits", BACKWARD),
-    (HOPPER_BACKWARD_128, "sm90::BackwardTraits", HOPPER_BACKWARD),
+    (find_row("sm80_fwd_bf16_d128"), "sm80::ForwardTraits", "Sm80Forward", FORWARD),
+    (HOPPER, "sm90::ForwardTraits", "Sm90Forward", HOPPER_FORWARD),
+    (BACKWARD_ROW, "sm80::BackwardTraits", "Sm80Backward", BACKWARD),
+    (HOPPER_BACKWARD_128, "sm90::BackwardTraits", "Sm90Backward", HOPPER_BACKWARD),
+    (HOPPER_BACKWARD_256, "sm90::GradKvTraits", "Sm90GradKv", HOPPER_GRAD_KV),
+    (HOPPER_BACKWARD_256, "sm90::GradQTraits", "Sm90GradQ", HOPPER_GRAD_Q),
 ]
 
 
 @pytest.fixture(scope="module")
 def mutated() -> dict[str, checks.Report]:
-    every = [(row, base, mutation) for row, base, family in MUTATIONS for mutation in family]
-    found = checks.check_all(
-        kernels(
-            Request(row, mutation.traits, mutation.preamble(base)) for row, base, mutation in every
-        )
-    )
-    return {mutation.name: report for (_, _, mutation), report in zip(every, found, strict=True)}
+    every = [
+        (mutation, Request(row, mutation.kernels, mutation.preamble(base, adapter)))
+        for row, base, adapter, family in MUTATIONS
+        for mutation in family
+    ]
+    found = checks.check_all(kernels(request for _, request in every))
+    return {mutation.name: report for (mutation, _), report in zip(every, found, strict=True)}
 
 
 @pytest.mark.parametrize(
     ("row", "products"),
     [
-        (HOPPER, 2),
-        (BACKWARD_ROW, 5 + 2),  # and LSE, delta
-        (HOPPER_BACKWARD_64, 5 + 2),
-        (HOPPER_BACKWARD_128, 5 + 2),
+        (HOPPER, [2]),
+        (BACKWARD_ROW, [5 + 2]),  # and LSE, delta
+        (HOPPER_BACKWARD_64, [5 + 2]),
+        (HOPPER_BACKWARD_128, [5 + 2]),
+        (HOPPER_BACKWARD_256, [4 + 2 + 1, 3 + 2]),  # and factors
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_every_proof_about_other_families_holds(row, products):
-    (report,) = checks.check_all(kernels([Request(row)]))
-    assert not report.violations
-    found = [result.rule for result in report.results]
-    assert found.count("fragments") == products
-    assert {"copied once", "alignment", "plan", "registers"} <= set(found)
+    reports = checks.check_all(kernels([Request(row)]))
+    for report, count in zip(reports, products, strict=True):
+        assert not report.violations
+        found = [result.rule for result in report.results]
+        assert found.count("fragments") == count
+        assert {"copied once", "alignment", "plan", "registers"} <= set(found)
 
 
 @pytest.mark.parametrize(
-    "mutation", [m for _, _, family in MUTATIONS for m in family], ids=lambda m: m.name
+    "mutation", [m for *_, family in MUTATIONS for m in family], ids=lambda m: m.name
 )
 def test_each_broken_layout_is_caught_by_the_right_rule(mutated, mutation):
     caught = {(bad.rule, bad.subject.split(" ")[0]) for bad in mutated[mutation.name].violations}
@@ -131,6 +160,47 @@ def test_sums_staged_in_the_order_of_threads_are_caught():
     assert (violation.rule, violation.subject.split(":")[0]) == ("banks", "grad_q")
     # 8 warps with 8 stores of four phases, each 8 lanes in the same 4 banks.
     assert violation.conflicts == 8 * 8 * 4 * 7
+
+
+def _replaced(kernel: Kernel, tensor: str, kind: str, **fields: object) -> Kernel:
+    """The kernel with other fields of one of its copies."""
+    copies = [
+        copy | fields if (copy["tensor"], copy["kind"]) == (tensor, kind) else copy
+        for copy in kernel.copies
+    ]
+    assert copies != kernel.copies
+    return dataclasses.replace(kernel, copies=copies)
+
+
+def test_what_the_kernel_for_dq_takes_from_elsewhere_is_proven():
+    """Boxes of a tensor map that are made for another tile, and the LSE of other rows."""
+    _, kernel = kernels([Request(HOPPER_BACKWARD_256)])
+    rows_of_lse = next(copy["rows"] for copy in kernel.copies if copy["kind"] == "held")
+    for broken, rule, subject in (
+        (_replaced(kernel, "k", "boxes", map=[128, 64, 3]), "swizzle", "k: TMA boxes"),
+        (_replaced(kernel, "q", "boxes", map=[64, 32, 2]), "swizzle", "q: TMA boxes"),
+        (
+            _replaced(kernel, "lse", "held", rows=[own[::-1] for own in rows_of_lse]),
+            *("fragments", "lse: in registers (S = Q K^T)"),
+        ),
+    ):
+        (violation,) = [result for result in checks.check(broken) if not result.ok]
+        assert (violation.rule, violation.subject) == (rule, subject)
+
+
+def test_blocks_of_32_bytes_are_proven():
+    """A swizzle of one bit. With the pattern of two bits TMA would write other addresses than WGMMA
+    reads."""
+    request = Request(HOPPER_BACKWARD_256, "NarrowBlocksOf", NARROW_BLOCKS)
+    right, wrong = checks.check_all(kernels([request]))
+    assert not right.violations
+    subjects = [result.subject for result in right.results if result.rule == "fragments"]
+    assert subjects == ["S = Q K^T", "dQ += S K"]
+    assert next(buffer["needs_alignment"] for buffer in right.kernel.plan["buffers"]) == 256
+    caught = {(bad.rule, bad.subject.split(" ")[0]) for bad in wrong.violations}
+    assert {("swizzle", "k:"), ("copied once", "k:"), ("fragments", "S"), ("fragments", "dQ")} <= (
+        caught
+    )
 
 
 def test_an_edited_row_is_checked_with_its_own_layouts():

@@ -11,10 +11,11 @@ import subprocess
 import pytest
 
 from cute_attention.cli.layouts import main
-from cute_attention.layouts import diff, launch, ncu
+from cute_attention.layouts import commands, diff, launch, ncu
 from cute_attention.layouts.export import Request, edited, find_row
 from cute_attention.layouts.model import Kernel, kernels
 from cute_attention.layouts.path import Element, words
+from cute_attention.layouts.pictures import sketches
 from cute_attention.layouts.show import show
 
 pytestmark = pytest.mark.xdist_group("layouts")
@@ -81,6 +82,66 @@ def test_explain_follows_tensors_of_every_family(row, tensor, expected, capsys):
     assert main(["explain", row, "--tensor", tensor, "--row", "5", "--col", col]) == 0
     told = capsys.readouterr().out
     assert [text for text in expected if text not in told] == []
+
+
+def test_explain_follows_an_element_through_both_kernels_of_a_row(capsys):
+    arguments = ["explain", "sm90_bwd_bf16_d192x128", "--row", "5", "--col", "40"]
+    assert main([*arguments, "--tensor", "q"]) == 0
+    grad_kv, grad_q = capsys.readouterr().out.split("sm90_bwd_bf16_d192x128/grad_q: ")
+    assert grad_kv.startswith("sm90_bwd_bf16_d192x128/grad_kv: q tile, row 5, column 40\n")
+    # A step of the one has 64 queries, a CTA of the other 128.
+    assert "q[b, m_block * 64 + 5" in grad_kv and "q[b, m_block * 128 + 5" in grad_q
+    assert "S^T = K Q^T: operand B, n = 5, k = 40" in grad_kv
+    assert "dK += dS^T Q: operand B, n = 40, k = 5" in grad_kv and "dq[" not in grad_kv
+    assert "S = Q K^T: operand A, m = 5, k = 40" in grad_q
+    assert "dQ[5, 40] is summed in thread 20, register 20" in grad_q
+    assert "registers -> global: exchanged among the 4 threads" in grad_q and "fp32" not in grad_q
+    arguments[1] += "/grad_kv"
+    assert main([*arguments, "--tensor", "v"]) == 0
+    told = capsys.readouterr().out
+    assert "dV[5, 40] is summed in" in told and "grad_q" not in told
+
+
+def test_a_command_takes_a_row_or_one_of_its_kernels(capsys, monkeypatch, tmp_path):
+    shown = []
+
+    def show(kernel, folder):
+        shown.append(kernel.file_name)
+        return [folder / kernel.file_name]
+
+    monkeypatch.setattr(commands.show, "show", show)
+    row = "sm90_bwd_bf16_d192x128"
+    assert main(["show", row, "--out", str(tmp_path)]) == 0
+    assert main(["show", f"{row}/grad_q", "--out", str(tmp_path)]) == 0
+    assert shown == [f"{row}_grad_kv", f"{row}_grad_q", f"{row}_grad_q"]
+    assert main(["check", row, f"{row}/grad_q"]) == 0
+    told = capsys.readouterr().out
+    assert told.count(f"{row}/grad_kv: ") == 1 and told.count(f"{row}/grad_q: ") == 2
+    assert "1 rows, " in told
+    assert main(["export", row]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"grad_kv", "grad_q"}
+    assert main(["export", f"{row}/grad_q"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"plan", "roles", "copies", "products"}
+    assert main(["diff", f"{row}/grad_kv", f"{row}/grad_q"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"tile \(queries x keys\) +64 x 64 +128 x 64", told)
+    assert main(["diff", row, "sm90_bwd_bf16_d128"]) == 2
+    named = f"compare kernel with kernel; named are {row}/grad_kv and {row}/grad_q with sm90_bwd"
+    assert named in capsys.readouterr().err
+    assert main(["check", f"{row}/grad_k"]) == 2
+    assert f"{row} has the kernels grad_kv, grad_q" in capsys.readouterr().err
+    assert main(["check", "sm80_fwd_bf16_d64/main"]) == 2
+    assert "sm80_fwd_bf16_d64 has only one kernel" in capsys.readouterr().err
+
+
+def test_every_kernel_of_a_row_is_drawn_in_files_of_its_own():
+    drawn = kernels([Request(find_row("sm90_bwd_bf16_d192x128"))])
+    names = [[sketch.name for sketch in sketches(kernel)] for kernel in drawn]
+    for each in names:
+        assert len(set(each)) == len(each)
+        assert {"plan", "product_S"} <= set(each)
+    assert "product_dK" in names[0] and "product_dQ" in names[1]
+    assert len({kernel.file_name for kernel in drawn}) == 2
 
 
 def test_elements_outside_a_tile_are_refused(capsys):
@@ -220,3 +281,35 @@ def test_wgmma_counts_of_an_sm90_backward_row():
     queries = 2 * 256  # of dQ: 64 x 128 of A and of B for each warpgroup
     expected = 2 * 8 * (4 * (scores + gradients) + 5 * queries)
     assert ncu.predicted(kernel)["WGMMA wavefronts"] == expected
+
+
+def test_counters_of_a_row_with_two_kernels_are_those_of_each_kernel(monkeypatch):
+    """The call has 512 queries and 512 keys: 8 x 8 tiles of 64 x 64 for one kernel, 4 x 8 of 128 x
+    64 for the other."""
+    grad_kv, grad_q = kernels([Request(find_row("sm90_bwd_bf16_d256"))])
+    block = 64 * 256 * 2 // 128  # wavefronts of an operand of a product: of Q, K, V or dO
+    expected = {
+        grad_kv.name: 2 * 8 * 8 * 6 * block,  # S and dP read two, dV and dK one
+        grad_q.name: 2 * 4 * 8 * 2 * 5 * block,  # each warpgroup: S and dP two, dQ one
+    }
+    predicted = {kernel.name: ncu.predicted(kernel) for kernel in (grad_kv, grad_q)}
+    assert {name: each["WGMMA wavefronts"] for name, each in predicted.items()} == expected
+
+    row, metric = grad_kv.row.name, ncu.METRICS["WGMMA wavefronts"]
+    counted = ['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
+    for function, name in (("grad_kv", grad_kv.name), ("grad_q", grad_q.name)):
+        mangled = f"_ZN4cute4sm90{len(function)}{function}INS_4rows{len(row)}{row}EEEvv"
+        counted.append(f'"0","{mangled}","{metric}","","{expected[name]}"')
+    counted.append(f'"0","_ZN4cute4sm9020prepare_without_sumsI{len(row)}{row}E","{metric}","","3"')
+    measured = ncu.parse("\n".join(counted), list(expected))
+    assert {name: each["WGMMA wavefronts"] for name, each in measured.items()} == expected
+    launched = []
+
+    def run(command, capture_output, text):
+        launched.extend(command[command.index("cute_attention.layouts.launch") + 1 :])
+        return subprocess.CompletedProcess(command, 0, "\n".join(counted), "")
+
+    monkeypatch.setattr(ncu, "find_ncu", lambda: "ncu")
+    monkeypatch.setattr(ncu.subprocess, "run", run)
+    assert ncu.measure(list(expected)) == measured
+    assert launched == [row]  # once for both

@@ -21,8 +21,8 @@ CMAKE = shutil.which("cmake", path=sysconfig.get_path("scripts")) or "cmake"
 ARCHS = {"sm80": 80, "sm90": 90}
 DIRECTIONS = {"forward": 0, "backward": 1}
 DTYPES = {"fp16": 0, "bf16": 1}
-SCORE_MODS = {"none": 0, "softcap": 1}
-FEATURES = {"none": 4, "softcap": 36}  # bits of Feature: every row serves a sink
+SCORE_MODS = {"softcap": 32, "alibi": 2}  # bits of Feature
+SINK = 4  # a bit of Feature: every row serves a sink
 
 
 def test_tables_are_not_empty_and_names_are_unique():
@@ -63,8 +63,8 @@ def as_cpp_prints(row: rows.TableRow) -> str:
         DTYPES[row.dtype],
         row.head_dim,
         row.head_dim_v,
-        SCORE_MODS[row.score_mod],
-        FEATURES[row.score_mod],
+        sum(SCORE_MODS[name] for name in row.score_mods),
+        sum(SCORE_MODS[name] for name in row.score_mods) + SINK,
         row.tile_m,
         row.tile_n,
         row.stages,

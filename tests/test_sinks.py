@@ -65,7 +65,7 @@ def exact_dsink(
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_accuracy(row: rows.TableRow, case: Case) -> None:
     """Output, LSE and all gradients; those of an sm90 row come from the backward that serves it."""
-    options = options_for(row, case.options)
+    options = options_for(row, case.options, case.heads)
     inputs, sink = inputs_of(row, case), sinks(case.heads)
     grad_out = torch.randn(case.batch, case.seqlen_q, case.heads, row.head_dim_v, device="cuda").to(
         DTYPES[row.dtype]
@@ -100,7 +100,7 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 
 def test_packed(row: rows.TableRow) -> None:
     """Empty sequences, sequences without keys, and NaN in the rows of no sequence."""
-    dtype, options = DTYPES[row.dtype], options_for(row, {"causal": True})
+    dtype, options = DTYPES[row.dtype], options_for(row, {"causal": True}, 6)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64, 9], [3, 0, 200, 0, 129, 64, 0]
     offsets = [
         torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
@@ -150,7 +150,7 @@ def test_packed(row: rows.TableRow) -> None:
 
 def test_a_sink_of_minus_infinity_is_none(row: rows.TableRow) -> None:
     q, k, v = inputs_of(row, CASES["gqa"])
-    options = options_for(row, {"causal": True, "return_lse": True, "backend": backend_of(row)})
+    options = options_for(row, {"causal": True, "return_lse": True, "backend": backend_of(row)}, 6)
     sink = torch.full((6,), -math.inf, device="cuda")
     for name, a, b in zip(
         ("out", "lse"),
@@ -172,7 +172,7 @@ def test_gradient_repeats_bitwise(row: rows.TableRow, seqlen_q: int) -> None:
     q, k, v = inputs_of(row, case)
     sink = sinks(4).requires_grad_()
     out, lse = attention(
-        q, k, v, sink=sink, backend=row.arch, return_lse=True, **options_for(row, {})
+        q, k, v, sink=sink, backend=row.arch, return_lse=True, **options_for(row, {}, 4)
     )
     grads = torch.randn_like(out), torch.randn_like(lse)
     (first,) = torch.autograd.grad((out, lse), (sink,), grads, retain_graph=True)
@@ -187,7 +187,7 @@ def test_gradient_repeats_bitwise(row: rows.TableRow, seqlen_q: int) -> None:
 @pytest.mark.parametrize("strides", ["every other", "one for all"])
 def test_sinks_of_any_strides(row: rows.TableRow, strides: str) -> None:
     q, k, v = inputs_of(row, CASES["gqa"])
-    options = options_for(row, {"backend": backend_of(row)})
+    options = options_for(row, {"backend": backend_of(row)}, 6)
     sink = torch.randn(12, device="cuda")[::2]
     if strides == "one for all":
         sink = torch.randn(1, device="cuda").expand(6)

@@ -50,20 +50,22 @@ def fields(pointers: str, strides: str, last: str) -> list[tuple[str, type]]:
 
 
 class ForwardParams(ctypes.Structure):
-    _fields_ = fields("q k v o lse cu_seqlens_q cu_seqlens_k", "q k v o", "next_tile")
+    _fields_ = fields("q k v o lse cu_seqlens_q cu_seqlens_k", "q k v o", "next_tile sink")
 
 
 class BackwardParams(ctypes.Structure):
     _fields_ = fields(
         "q k v o grad_o lse grad_lse grad_q grad_k grad_v delta grad_q_sum grad_q_turn "
-        "cu_seqlens_q cu_seqlens_k",
+        "grad_kv_parts cu_seqlens_q cu_seqlens_k",
         "q k v o grad_o grad_q grad_k grad_v",
-        "",
+        "sink grad_sink",
     )
 
 
 class Workspace(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("delta", "grad_q_sum", "grad_q_turn")]
+    _fields_ = [
+        (name, ctypes.c_int64) for name in ("delta", "grad_q_sum", "grad_q_turn", "grad_kv_parts")
+    ]
 
 
 def set_tensor(params: ctypes.Structure, name: str, tensor: Tensor) -> None:

@@ -26,14 +26,15 @@ enum Feature : uint32_t {
   kSoftcap = 32,
 };
 
-// What happens to a score after the scale and before the mask.
-enum class ScoreMod : int32_t { None, Softcap };
-
-// The features that a modifier computes. The kernels of a row with the modifier compute them in
-// every call, so the row serves no call that does not ask for them.
-constexpr uint32_t features_of(ScoreMod score_mod) {
-  return score_mod == ScoreMod::Softcap ? uint32_t(kSoftcap) : 0;
-}
+// What happens to a score after the scale and before the mask: a set of modifiers, or'ed together
+// (core/score_mod.h). A modifier is named after the feature that it computes, and has its bit. The
+// kernels of a row compute the row's modifiers in every call, so the row serves no call that does
+// not ask for all of them.
+namespace score_mods {
+constexpr uint32_t None = 0;
+constexpr uint32_t Softcap = kSoftcap;
+constexpr uint32_t Alibi = kAlibi;
+}  // namespace score_mods
 
 // What a row computes.
 struct KernelKey {
@@ -43,9 +44,9 @@ struct KernelKey {
   // The largest head_dim that the row serves. It serves smaller multiples of 8 too: the kernel
   // fills the rest with zeros on the chip.
   int32_t head_dim;
-  int32_t head_dim_v;  // the same for v and the output
-  ScoreMod score_mod;
-  uint32_t features;  // every Feature that the row serves, those of its modifier among them
+  int32_t head_dim_v;   // the same for v and the output
+  uint32_t score_mods;  // a set of score_mods
+  uint32_t features;    // every Feature that the row serves, those of its modifiers among them
 };
 
 // The features that every kernel computes from a run-time argument.
@@ -53,14 +54,9 @@ constexpr uint32_t kFeaturesOfAllRows = kSink;
 
 // The key of a row of the tables.
 constexpr KernelKey kernel_key(Arch arch, Direction direction, DType dtype, int32_t head_dim,
-                               int32_t head_dim_v, ScoreMod score_mod) {
-  return {arch,
-          direction,
-          dtype,
-          head_dim,
-          head_dim_v,
-          score_mod,
-          features_of(score_mod) | kFeaturesOfAllRows};
+                               int32_t head_dim_v, uint32_t score_mods) {
+  return {
+      arch, direction, dtype, head_dim, head_dim_v, score_mods, score_mods | kFeaturesOfAllRows};
 }
 
 // How a row computes it.

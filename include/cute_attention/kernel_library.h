@@ -18,7 +18,7 @@ namespace cute_attention {
 
 // The version of the ABI. Whoever changes a struct of this file, of config.h or of params.h, or
 // what a member of it means, raises it.
-constexpr uint32_t kKernelLibraryAbi = 6;
+constexpr uint32_t kKernelLibraryAbi = 7;
 
 // What dispatch and launch functions need to know of a GPU.
 struct DeviceInfo {
@@ -40,9 +40,10 @@ struct LaunchContext {
 // success). `params` points to a ForwardParams or a BackwardParams, as the row's direction says.
 using LaunchFunction = int32_t (*)(void const* params, LaunchContext const* context);
 
-// Says how large the workspaces of a backward call must be. Of the pointers in `params` it reads
-// only whether cu_seqlens_q is null.
-using WorkspaceFunction = void (*)(BackwardParams const* params, BackwardWorkspace* sizes);
+// Says how large the workspaces of a backward call on `device` must be. Of the pointers in `params`
+// it reads only whether cu_seqlens_q and cu_seqlens_k are null.
+using WorkspaceFunction = void (*)(BackwardParams const* params, DeviceInfo const* device,
+                                   BackwardWorkspace* sizes);
 
 // One row: which calls it serves, what a call needs, and how to launch it.
 struct KernelRow {

@@ -41,6 +41,14 @@ constexpr int64_t tile_count(int32_t seqlen, int32_t tile, int32_t heads, int32_
 // The bound of a window that has none on this side: larger than any distance between two positions.
 constexpr int32_t kUnbounded = INT32_MAX;
 
+// The slopes of ALiBi: -slope * |i + shift - j| is added to the score of query i and key j, where
+// shift = seqlen_k - seqlen_q of their sequence.
+struct AlibiSlopes {
+  float const* data;     // [batch, heads]; null: none
+  int64_t batch_stride;  // in elements; 0 where all sequences have the same slopes
+  int64_t head_stride;
+};
+
 struct ForwardParams {
   void const* q;  // [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]
   void const* k;  // [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim]
@@ -87,6 +95,7 @@ struct ForwardParams {
   int32_t* next_tile;
 
   float const* sink;  // [heads]: the logit that joins the softmax of a head's rows; null: none
+  AlibiSlopes alibi_slopes;
 };
 
 // The backward pass takes a query for one that sees no key if its LSE * log2(e) is below this: its
@@ -113,6 +122,7 @@ struct BackwardParams {
   float* delta;
   float* grad_q_sum;
   int32_t* grad_q_turn;  // not null asks for gradients that are bitwise the same in every run
+  float* grad_kv_parts;  // may be null: then calls with few keys or KV heads are slower
 
   int32_t const* cu_seqlens_q;
   int32_t const* cu_seqlens_k;
@@ -143,13 +153,15 @@ struct BackwardParams {
 
   float const* sink;  // [heads]; null where there is none: the LSE contains it
   float* grad_sink;   // [heads]; null where it is not wanted or there is no sink
+  AlibiSlopes alibi_slopes;
 };
 
 // How many elements the workspaces of a backward call need.
 struct BackwardWorkspace {
   int64_t delta;
   int64_t grad_q_sum;
-  int64_t grad_q_turn;  // only where the call is to be deterministic
+  int64_t grad_q_turn;    // only where the call is to be deterministic
+  int64_t grad_kv_parts;  // 0 unless there are few blocks of keys (core/grad_parts.h)
 };
 
 }  // namespace cute_attention

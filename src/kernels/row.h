@@ -7,13 +7,17 @@
 
 #include "cute_attention/config.h"
 
-#define CUTE_ATTENTION_ROW(NAME, DIRECTION, ARCH, DTYPE, HEAD_DIM, HEAD_DIM_V, SCORE_MOD, TILE_M, \
-                           TILE_N, STAGES, WARPS, PTXAS)                                          \
-  struct NAME {                                                                                   \
-    static constexpr char const* kName = #NAME;                                                   \
-    static constexpr KernelKey kKey = kernel_key(Arch::ARCH, Direction::DIRECTION, DType::DTYPE,  \
-                                                 HEAD_DIM, HEAD_DIM_V, ScoreMod::SCORE_MOD);      \
-    static constexpr KernelConfig kConfig{TILE_M, TILE_N, STAGES, WARPS};                         \
+namespace cute_attention::rows {
+using namespace score_mods;  // the column score_mods names them
+}
+
+#define CUTE_ATTENTION_ROW(NAME, DIRECTION, ARCH, DTYPE, HEAD_DIM, HEAD_DIM_V, SCORE_MODS, TILE_M, \
+                           TILE_N, STAGES, WARPS, PTXAS)                                           \
+  struct NAME {                                                                                    \
+    static constexpr char const* kName = #NAME;                                                    \
+    static constexpr KernelKey kKey = kernel_key(Arch::ARCH, Direction::DIRECTION, DType::DTYPE,   \
+                                                 HEAD_DIM, HEAD_DIM_V, SCORE_MODS);                \
+    static constexpr KernelConfig kConfig{TILE_M, TILE_N, STAGES, WARPS};                          \
   };
 #define CUTE_ATTENTION_FORWARD(NAME, ...) CUTE_ATTENTION_ROW(NAME, Forward, __VA_ARGS__)
 #define CUTE_ATTENTION_BACKWARD(NAME, ...) CUTE_ATTENTION_ROW(NAME, Backward, __VA_ARGS__)

@@ -8,8 +8,8 @@
 namespace cute_attention::layouts {
 
 // The boxes of `groups` tiles that lie one below the other. The layout `Tile` has the elements of
-// all of them.
-template <class Tile, class Boxes>
+// all of them. `Mapped` are the boxes that the host describes in the tensor map.
+template <class Tile, class Boxes, class Mapped = Boxes>
 Json boxes_json(char const* tensor, int groups = 1) {
   Json boxes = Json::array();
   for (int group = 0; group < groups; ++group) {
@@ -26,6 +26,7 @@ Json boxes_json(char const* tensor, int groups = 1) {
       .set("rows", groups * Boxes::kRows)
       .set("box", Json::array().add(Boxes::kRows).add(Boxes::kCols))
       .set("swizzle_bits", Boxes::kSwizzleBits)
+      .set("map", json_array({Mapped::kRows, Mapped::kCols, Mapped::kSwizzleBits}))
       .set("boxes", boxes)
       .set("smem", smem_json<Tile>(tensor));
 }

@@ -12,6 +12,8 @@
 #include <cute/atom/mma_atom.hpp>
 
 #include "cute_attention/config.h"
+#include "cute_attention/core/accumulator.h"
+#include "layouts/kernels.h"
 #include "layouts/layout_json.h"
 
 namespace cute_attention::layouts {
@@ -155,14 +157,15 @@ Json matrix_store_json(char const* tensor, char const* accumulator) {
 }
 
 // Numbers of 32 bits in shared memory, one for each column of an accumulator. A thread reads those
-// of the columns that it has in the MMA. `Layout` (ROWS, COLS) gives all rows of a column the same
-// number.
+// of the columns that it has in the accumulator `partition`, which has to have the same layout.
+// `Layout` (ROWS, COLS) gives all rows of a column the same number.
 template <class Layout>
-Json row_numbers_json(char const* tensor, char const* accumulator) {
+Json row_numbers_json(char const* tensor, char const* accumulator, char const* partition) {
   return Json::object()
       .set("kind", "numbers")
       .set("tensor", tensor)
       .set("accumulator", accumulator)
+      .set("partition", partition)
       .set("layout", layout_json<Layout>());
 }
 
@@ -188,6 +191,12 @@ Json register_operand_json(char const* accumulator) {
       .set("from", "registers")
       .set("accumulator", accumulator)
       .set("fragment", layout_json<Layout>());
+}
+
+// P or dS as the operand A of a product: what was the accumulator `Scores`.
+template <class Scores>
+Json scores_operand_json(char const* accumulator) {
+  return register_operand_json<decltype(as_a_operand(Scores{}))>(accumulator);
 }
 
 // Where a part of a tile begins.

@@ -6,6 +6,8 @@
 
 #include "layouts/describe.h"
 
+#include "cute_attention/sm90/warpgroup.h"
+
 namespace cute_attention::layouts {
 
 // The first kGroups groups of a layout (ROWS, COLS, GROUP), one below the other: (ROWS x GROUP,
@@ -86,10 +88,44 @@ Json descriptors_json(char const* tensor, bool transposed, char const* major, in
 template <class Mma>
 constexpr int kWgmmaN = decltype(cute::size<1>(typename Mma::AtomShape_MNK{}))::value;
 
+// An operand A of which warpgroup i reads tile i of a tensor (ROWS, COLS, WARPGROUP).
+template <class Mma, class Tensor>
+Json operand_a_of_each_json(char const* name, Tensor const& tensor, int warpgroups) {
+  using namespace cute;
+  return descriptors_json(name, false, "k", sm90::kWarpgroupM, warpgroups, [&](int warpgroup) {
+    return Mma{}.get_slice(0).partition_fragment_A(tensor)(_, _, _, warpgroup);
+  });
+}
+
+// An operand B that all warpgroups have in common, of a tensor (ROWS, COLS, STAGE).
+template <class Mma, class Tensor>
+Json operand_b_json(char const* name, bool transposed, Tensor const& tensor) {
+  using namespace cute;
+  return descriptors_json(name, transposed, transposed ? "mn" : "k", kWgmmaN<Mma>, 1, [&](int) {
+    return Mma{}.get_slice(0).partition_fragment_B(tensor)(_, _, _, 0);
+  });
+}
+
+// Threads of the producer warpgroup, which have no accumulators.
+template <class Traits>
+Json producer_role_json(char const* name, int threads) {
+  return role_json(name, threads, Traits::Registers::kProducer, true, Json::array());
+}
+
+// Where the parts of warpgroups begin that have 64 rows each.
+inline Json origins_below_each_other(int warpgroups) {
+  Json origins = Json::array();
+  for (int warpgroup = 0; warpgroup < warpgroups; ++warpgroup) {
+    origins.add(origin_json(warpgroup * sm90::kWarpgroupM, 0));
+  }
+  return origins;
+}
+
 // A product that warpgroups compute with WGMMAs.
 template <class Mma>
 Json wgmma_product_json(char const* name, char const* formula, int m, int n, int k, Json const& a,
-                        Json const& b, Json const& c, Json const& origins) {
+                        Json const& b, Json const& c,
+                        Json const& origins = json_array({origin_json(0, 0)})) {
   std::string const instruction = "wgmma.m64n" + std::to_string(kWgmmaN<Mma>) + "k16";
   return product_json(name, formula, instruction.c_str(), m, n, k, a, b, c, origins);
 }

@@ -6,22 +6,15 @@
 #include <fstream>
 #include <string>
 
-#include "json.h"
+#include "layouts/kernels.h"
 
 namespace cute_attention::layouts {
 
-// `Description` is the class that describes the kernels of a family, with the traits of the row as
-// its argument: for example Sm80Forward<sm80::ForwardTraits<Row>>.
-template <class Description>
+// `KernelsOfRow` lists the kernels of the row: for example Sm80ForwardKernels<Row>.
+template <class KernelsOfRow>
 void export_row(std::string const& folder, char const* name) {
   std::ofstream file(folder + "/" + name + ".json");
-  file << Json::object()
-              .set("plan", Description::plan())
-              .set("roles", Description::roles())
-              .set("copies", Description::copies())
-              .set("products", Description::products())
-              .text()
-       << "\n";
+  file << KernelsOfRow::json().text() << "\n";
 }
 
 }  // namespace cute_attention::layouts

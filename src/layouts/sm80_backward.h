@@ -8,7 +8,6 @@
 #include "layouts/describe.h"
 #include "layouts/operands.h"
 
-#include "cute_attention/core/accumulator.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
 
@@ -16,6 +15,7 @@ namespace cute_attention::layouts {
 
 template <class Traits>
 struct Sm80Backward {
+  static constexpr char const* kName = "";
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
@@ -66,8 +66,8 @@ struct Sm80Backward {
         .add(tile_copy_json<typename Traits::GmemCopyQK, LayoutQ>("q", true))
         .add(tile_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutGradO>("grad_o",
                                                                                           true))
-        .add(row_numbers_json<LayoutRow>("lse", "S"))
-        .add(row_numbers_json<LayoutRow>("delta", "dP"))
+        .add(row_numbers_json<LayoutRow>("lse", "S", "S"))
+        .add(row_numbers_json<LayoutRow>("delta", "dP", "S"))
         .add(fragment_store_json<MmaS, LayoutP, Scores>("grad_s", "dP"));
     if (kWarpsM > 1) {
       copies.add(fragment_store_json<MmaS, LayoutP, Scores>("p", "S"));
@@ -117,11 +117,10 @@ struct Sm80Backward {
     using ViewB = ColumnsOf<LayoutB, kPartM>;
     Json parts = Json::array();
     for (int i = 0; i < kWarpsM; ++i) {
-      auto const part_a = i == 0
-                              ? register_operand_json<decltype(as_a_operand(Scores{}))>(accumulator)
-                              : smem_operand_json<typename Operands::P, OperandA, MmaKV,
-                                                  typename Operands::P, typename ViewA::Layout>(
-                                    a, cuts<ViewA>(i), starts(i, Operands::part_of_p));
+      auto const part_a = i == 0 ? scores_operand_json<Scores>(accumulator)
+                                 : smem_operand_json<typename Operands::P, OperandA, MmaKV,
+                                                     typename Operands::P, typename ViewA::Layout>(
+                                       a, cuts<ViewA>(i), starts(i, Operands::part_of_p));
       auto const part_b = smem_operand_json<PartOfB, OperandB, MmaKV, typename Operands::Qt,
                                             typename ViewB::Layout>(
           b, cuts<ViewB>(i), starts(i, Operands::template part_of_t<kCols>));
@@ -169,5 +168,8 @@ struct Sm80Backward {
 
   static constexpr char const* kMma = "mma.m16n8k16";
 };
+
+template <class Row>
+using Sm80BackwardKernels = Kernels<Sm80Backward<sm80::BackwardTraits<Row>>>;
 
 }  // namespace cute_attention::layouts

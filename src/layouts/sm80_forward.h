@@ -7,7 +7,6 @@
 #include "layouts/describe.h"
 #include "layouts/operands.h"
 
-#include "cute_attention/core/accumulator.h"
 #include "cute_attention/sm80/forward_operand.h"
 #include "cute_attention/sm80/forward_traits.h"
 
@@ -15,6 +14,7 @@ namespace cute_attention::layouts {
 
 template <class Traits>
 struct Sm80Forward {
+  static constexpr char const* kName = "";
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
@@ -85,7 +85,7 @@ struct Sm80Forward {
       if constexpr (kSharesKeys) {
         return smem_operand_json<typename Operands::P, OperandA, TiledMma>("p");
       } else {
-        return register_operand_json<decltype(as_a_operand(Scores{}))>("S");
+        return scores_operand_json<Scores>("S");
       }
     }();
     return Json::array()
@@ -101,5 +101,8 @@ struct Sm80Forward {
                                        json_array({json_array({"O", "S"}), json_array({"O"})})));
   }
 };
+
+template <class Row>
+using Sm80ForwardKernels = Kernels<Sm80Forward<sm80::ForwardTraits<Row>>>;
 
 }  // namespace cute_attention::layouts

@@ -5,13 +5,13 @@
 #include "layouts/boxes.h"
 #include "layouts/descriptors.h"
 
-#include "cute_attention/core/accumulator.h"
 #include "cute_attention/sm90/forward_traits.h"
 
 namespace cute_attention::layouts {
 
 template <class Traits>
 struct Sm90Forward {
+  static constexpr char const* kName = "";
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
@@ -52,29 +52,18 @@ struct Sm90Forward {
 
   static Json products() {
     using namespace cute;
-    MmaQK const mma_qk;
-    MmaPV const mma_pv;
     auto const sQ = tensor_at_zero<Element, typename Traits::SmemLayoutQ>();  // (64, D, WARPGROUP)
     auto const sK = tensor_at_zero<Element, typename Traits::SmemLayoutK>();  // (N, D, STAGE)
     auto const sVt = tensor_at_zero<Element, typename Traits::SmemLayoutVt>();  // (DV, N, STAGE)
-    auto const q = descriptors_json("q", false, "k", kWarpgroupM, kConsumers, [&](int warpgroup) {
-      return mma_qk.get_slice(0).partition_fragment_A(sQ)(_, _, _, warpgroup);
-    });
-    auto const k = descriptors_json("k", false, "k", kWgmmaN<MmaQK>, 1, [&](int) {
-      return mma_qk.get_slice(0).partition_fragment_B(sK)(_, _, _, 0);
-    });
-    auto const v = descriptors_json("v", true, "mn", kWgmmaN<MmaPV>, 1, [&](int) {
-      return mma_pv.get_slice(0).partition_fragment_B(sVt)(_, _, _, 0);
-    });
-    auto const p = register_operand_json<decltype(as_a_operand(Scores{}))>("S");
-    Json origins = Json::array();
-    for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
-      origins.add(origin_json(warpgroup * kWarpgroupM, 0));
-    }
+    auto const origins = origins_below_each_other(kConsumers);
     return Json::array()
-        .add(wgmma_product_json<MmaQK>("S", "S = Q K^T", kTileM, kTileN, kHeadDim, q, k,
+        .add(wgmma_product_json<MmaQK>("S", "S = Q K^T", kTileM, kTileN, kHeadDim,
+                                       operand_a_of_each_json<MmaQK>("q", sQ, kConsumers),
+                                       operand_b_json<MmaQK>("k", false, sK),
                                        accumulator_json<MmaQK, kWarpgroupM, kTileN>(), origins))
-        .add(wgmma_product_json<MmaPV>("O", "O += P V", kTileM, kHeadDimV, kTileN, p, v,
+        .add(wgmma_product_json<MmaPV>("O", "O += P V", kTileM, kHeadDimV, kTileN,
+                                       scores_operand_json<Scores>("S"),
+                                       operand_b_json<MmaPV>("v", true, sVt),
                                        accumulator_json<MmaPV, kWarpgroupM, kHeadDimV>(), origins));
   }
 
@@ -86,5 +75,8 @@ struct Sm90Forward {
                        Traits::kConsumerRegisters, true, json_array({json_array({"S", "O"})})));
   }
 };
+
+template <class Row>
+using Sm90ForwardKernels = Kernels<Sm90Forward<sm90::ForwardTraits<Row>>>;
 
 }  // namespace cute_attention::layouts

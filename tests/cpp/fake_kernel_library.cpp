@@ -50,13 +50,13 @@ int32_t launch_backward_row(void const* params, LaunchContext const* context) {
 }
 
 template <int32_t kRow>
-void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
-  *sizes = {kRow, params->seqlen_q, params->total_q};
+void workspace(BackwardParams const* params, DeviceInfo const* device, BackwardWorkspace* sizes) {
+  *sizes = {kRow, params->seqlen_q, params->total_q, device->ordinal};
 }
 
-KernelKey key(Arch arch, DType dtype, int32_t head_dim, ScoreMod mod,
+KernelKey key(Arch arch, DType dtype, int32_t head_dim, uint32_t mods,
               Direction direction = Direction::Forward, uint32_t more_features = 0) {
-  return {arch, direction, dtype, head_dim, head_dim, mod, features_of(mod) | more_features};
+  return {arch, direction, dtype, head_dim, head_dim, mods, mods | more_features};
 }
 
 constexpr int32_t kSmall = 48 * 1024;
@@ -64,49 +64,50 @@ constexpr int32_t kLarge = 72 * 1024;
 
 KernelRow const kRows[] = {
     {"fake_sm80_d64_small" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 64, ScoreMod::None),
+     key(Arch::Sm80, DType::Float16, 64, score_mods::None),
      {64, 64, 1, 4},
      128,
      kSmall,
      nullptr,
      &launch_row<0>},
     {"fake_sm80_d64_large" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 64, ScoreMod::None),
+     key(Arch::Sm80, DType::Float16, 64, score_mods::None),
      {128, 128, 1, 4},
      128,
      kLarge,
      nullptr,
      &launch_row<1>},
     {"fake_sm80_d128" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 128, ScoreMod::None, Direction::Forward, kSink),
+     key(Arch::Sm80, DType::Float16, 128, score_mods::None, Direction::Forward, kSink),
      {128, 64, 1, 4},
      128,
      kLarge,
      nullptr,
      &launch_row<2>},
     {"fake_sm80_d128_softcap" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 128, ScoreMod::Softcap, Direction::Forward, kSink | kDropout),
+     key(Arch::Sm80, DType::Float16, 128, score_mods::Softcap, Direction::Forward,
+         kSink | kDropout),
      {128, 64, 1, 4},
      128,
      kLarge,
      nullptr,
      &launch_row<3>},
     {"fake_sm90_d64" FAKE_SUFFIX,
-     key(Arch::Sm90, DType::Float16, 64, ScoreMod::None),
+     key(Arch::Sm90, DType::Float16, 64, score_mods::None),
      {128, 128, 2, 12},
      384,
      kLarge,
      nullptr,
      &launch_row<4>},
     {"fake_sm80_bwd_d64_small" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 64, ScoreMod::None, Direction::Backward),
+     key(Arch::Sm80, DType::Float16, 64, score_mods::None, Direction::Backward),
      {32, 64, 1, 4},
      128,
      kSmall,
      &workspace<5>,
      &launch_backward_row<5>},
     {"fake_sm80_bwd_d64" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 64, ScoreMod::None, Direction::Backward),
+     key(Arch::Sm80, DType::Float16, 64, score_mods::None, Direction::Backward),
      {64, 128, 1, 8},
      256,
      kLarge,

@@ -68,6 +68,7 @@ void test_backward_workspace() {
   check_equal(ask(), 0, "status of a question for the workspace");
   check_equal(sizes.delta, 6, "the row that answers");
   check_equal(sizes.grad_q_sum, 64, "seqlen_q that the row is told of");
+  check_equal(sizes.grad_kv_parts, testing::kDevice, "the device that the row is told of");
   pack(params);
   params.seqlen_q = 0;
   check_equal(ask(), 0, "status of a question for the workspace of packed sequences");

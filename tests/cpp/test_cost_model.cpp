@@ -15,7 +15,7 @@ DeviceInfo const kDevice{0, 80, 108, 163 * 1024, 164 * 1024, 40 << 20, "test"};
 
 KernelRow row(int32_t tile_m, int32_t tile_n, int32_t head_dim, int32_t warps) {
   KernelKey const key = kernel_key(Arch::Sm80, Direction::Forward, DType::Float16, head_dim,
-                                   head_dim, ScoreMod::None);
+                                   head_dim, score_mods::None);
   return {
       "row",   key,    {tile_m, tile_n, 1, warps}, warps * 32, 2 * head_dim * (tile_m + 2 * tile_n),
       nullptr, nullptr};

@@ -35,15 +35,16 @@ std::vector<KernelRow> made_up_rows() {
   for (int i = 0; i < kRows; ++i) names.push_back("row " + std::to_string(i));
   std::vector<KernelRow> rows;
   for (std::string const& name : names) {
-    auto const mod = one_of({ScoreMod::None, ScoreMod::None, ScoreMod::Softcap});
-    uint32_t const features = features_of(mod) | one_of<uint32_t>({0, 0, kSink});
+    uint32_t const mods = one_of({score_mods::None, score_mods::None, score_mods::Softcap,
+                                  score_mods::Alibi, score_mods::Softcap | score_mods::Alibi});
+    uint32_t const features = mods | one_of<uint32_t>({0, 0, kSink});
     int32_t const head_dim = one_of({64, 128, 256});
     KernelKey const key{one_of({Arch::Sm80, Arch::Sm90}),
                         one_of({Direction::Forward, Direction::Backward}),
                         one_of({DType::Float16, DType::BFloat16}),
                         head_dim,
                         one_of({head_dim, head_dim, 128}),
-                        mod,
+                        mods,
                         features};
     KernelConfig const config{one_of({32, 64, 128}), one_of({64, 128}), 1, one_of({4, 12})};
     int32_t const shared_memory = one_of({48, 96, 160}) * 1024;
@@ -76,7 +77,7 @@ Problem made_up_problem() {
   p.window_left = one_of({kUnbounded, kUnbounded, 100});
   p.window_right = one_of({kUnbounded, 0});
   p.softcap = one_of({0.f, 0.f, 30.f});
-  p.features = one_of<uint32_t>({0, 0, 0, kSink, kBias});
+  p.features = one_of<uint32_t>({0, 0, 0, kSink, kBias, kAlibi});
   return p;
 }
 

@@ -63,6 +63,34 @@ int check_tile(int seqlen_q, int seqlen_k, int left, int right, int m_begin, int
   return int(visited.size());
 }
 
+// What a warpgroup visits that has `part_m` of the tile's queries.
+void check_part(int seqlen_q, int seqlen_k, int left, int right, int m_begin, int tile_m,
+                int part_begin, int part_m, int tile_n) {
+  Sequence const sequence = make_sequence(seqlen_q, seqlen_k, 0, 0, left, right);
+  KvTiles const all = kv_tiles(sequence, m_begin, tile_m, tile_n);
+  KvTiles const visited = visited_tiles(all, kv_tiles(sequence, part_begin, part_m, tile_n));
+  check_equal(visited.begin, all.begin, "a part visits the first tile");
+  check(visited.end == all.end || visited.end == all.end - 1, "a part leaves one tile out at most");
+  check(all.begin == all.end || visited.begin < visited.end, "a part visits a tile");
+  int const part_end = std::min(part_begin + part_m, seqlen_q);
+  for (int n_block = all.begin; n_block < all.end; ++n_block) {
+    bool any = false, every = (n_block + 1) * tile_n <= seqlen_k;
+    for (int query = part_begin; query < part_end; ++query) {
+      for (int key = n_block * tile_n; key < (n_block + 1) * tile_n; ++key) {
+        bool const visible = sees(query, key, seqlen_q, seqlen_k, left, right);
+        any |= visible;
+        every &= visible;
+      }
+    }
+    if (n_block >= visited.end) {
+      check(!any, "a part leaves out only what it does not see");
+    } else {
+      check_equal(visited.masked(n_block), !every,
+                  "a part masks the tiles that it does not see whole");
+    }
+  }
+}
+
 void test_every_mask_of_a_small_world() {
   int const windows[] = {0, 1, 2, 5, 9, 30, kUnbounded};
   int tiles = 0;
@@ -72,6 +100,9 @@ void test_every_mask_of_a_small_world() {
         for (int right : windows) {
           for (int m_begin = 0; m_begin < seqlen_q; m_begin += 4) {
             tiles += check_tile(seqlen_q, seqlen_k, left, right, m_begin, 4, 3);
+            for (int part = m_begin; part < std::min(m_begin + 4, seqlen_q); part += 2) {
+              check_part(seqlen_q, seqlen_k, left, right, m_begin, 4, part, 2, 3);
+            }
           }
         }
       }

@@ -107,7 +107,7 @@ void test_schedule_covers_every_block_once() {
     for (bool in_turn : {false, true}) {
       BackwardParams params = problem();
       params.grad_q_turn = in_turn ? &turn : nullptr;
-      GradSchedule const schedule = make_grad_schedule(params, 64, 128, l2_bytes, 5);
+      GradSchedule const schedule = make_grad_schedule(params, 64, 128, l2_bytes, 5, 1);
       check_equal(schedule.tiles(), int64_t(4 * 4 * 3), "tiles");
       std::set<std::tuple<int, int, int>> seen;
       for (int index = 0; index < schedule.tiles(); ++index) {
@@ -129,16 +129,17 @@ void test_groups_of_a_schedule_are_even() {
   BackwardParams params = problem();
   params.batch = 16;  // 64 kv heads of 300 * 2 * 512 bytes
   int64_t const head_bytes = 300 * 2 * 512;
-  check_equal(make_grad_schedule(params, 64, 128, 7 * head_bytes, 132).heads_per_group, 8,
+  check_equal(make_grad_schedule(params, 64, 128, 7 * head_bytes, 132, 1).heads_per_group, 8,
               "nine groups of 8 at most instead of nine of 7 and one of 1");
-  check_equal(make_grad_schedule(params, 64, 128, 0, 132).heads_per_group, 1, "one head at least");
-  check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 132).heads_per_group, 64,
+  check_equal(make_grad_schedule(params, 64, 128, 0, 132, 1).heads_per_group, 1,
+              "one head at least");
+  check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 132, 1).heads_per_group, 64,
               "all at most");
   int32_t turn = 0;
   params.grad_q_turn = &turn;  // 5 steps of 64 queries: 132 CTAs / 4 CTAs of a head + 1 is 34
-  check_equal(make_grad_schedule(params, 64, 128, 0, 132).heads_per_group, 64, "in order");
+  check_equal(make_grad_schedule(params, 64, 128, 0, 132, 1).heads_per_group, 64, "in order");
   params.batch = 64;
-  check_equal(make_grad_schedule(params, 64, 128, 0, 132).heads_per_group, 37, "in order");
+  check_equal(make_grad_schedule(params, 64, 128, 0, 132, 1).heads_per_group, 37, "in order");
 }
 
 void test_packed_blocks_do_not_overlap() {
@@ -163,7 +164,7 @@ void test_packed_blocks_do_not_overlap() {
     }
   }
   check_equal(int64_t(seen.size()), expected, "blocks of their own");
-  check(*seen.begin() >= 0 && *seen.rbegin() < grad_q_blocks(params, tile_m),
+  check(*seen.begin() >= 0 && *seen.rbegin() < grad_q_blocks(params, tile_m).count(),
         "inside the workspace");
 }
 
@@ -178,23 +179,25 @@ void test_dense_blocks_do_not_overlap() {
       }
     }
   }
-  check_equal(int64_t(seen.size()), grad_q_blocks(params, 64), "blocks of their own");
-  check_equal(*seen.rbegin(), grad_q_blocks(params, 64) - 1, "inside the workspace");
+  check_equal(int64_t(seen.size()), grad_q_blocks(params, 64).count(), "blocks of their own");
+  check_equal(*seen.rbegin(), grad_q_blocks(params, 64).count() - 1, "inside the workspace");
 }
 
 void test_workspace() {
   BackwardParams params = problem();
   int64_t const queries = int64_t(params.batch) * params.heads * params.seqlen_q;
-  BackwardWorkspace const dense = grad_workspace(params, 64, 96);
+  BackwardWorkspace const dense = grad_workspace(params, {64, 128, 96, 64}, 1);
   check_equal(dense.delta, 2 * queries, "two numbers a query");
-  check_equal(dense.grad_q_turn, grad_q_blocks(params, 64), "a turn for each block");
-  check_equal(dense.grad_q_sum, grad_q_blocks(params, 64) * 64 * 96, "a tile for each block");
+  check_equal(dense.grad_q_turn, grad_q_blocks(params, 64).count(), "a turn for each block");
+  check_equal(dense.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,
+              "a tile for each block");
   int32_t const offsets[1] = {0};  // not read
   params.cu_seqlens_q = offsets;
   params.total_q = 1000;
-  BackwardWorkspace const packed = grad_workspace(params, 64, 96);
+  BackwardWorkspace const packed = grad_workspace(params, {64, 128, 96, 64}, 1);
   check_equal(packed.delta, 2 * 1000 * params.heads, "two numbers a packed query");
-  check_equal(packed.grad_q_sum, grad_q_blocks(params, 64) * 64 * 96, "a tile for each block");
+  check_equal(packed.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,
+              "a tile for each block");
 }
 
 }  // namespace

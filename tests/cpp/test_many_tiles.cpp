@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "cute_attention/core/address.h"
-#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/query_packing.h"
 #include "cute_attention/core/work_tile.h"
 
@@ -170,7 +170,7 @@ void test_grad_schedules() {
     for (int64_t per_group : {int64_t(1), int64_t(7), all_heads / 2 + 1, all_heads}) {
       if (per_group > all_heads) continue;
       GradSchedule const schedule{shape.m_blocks, shape.heads, int32_t(all_heads),
-                                  int32_t(per_group)};
+                                  int32_t(per_group), 1};
       check_equal(schedule.tiles(), shape.tiles(), "tiles of a backward pass");
       for (int64_t index : indices_of(shape.tiles())) {
         GradTile const tile = schedule.tile(int32_t(index));
@@ -189,8 +189,16 @@ void test_grad_schedules() {
   params.seqlen_q = 128 << 10;
   params.seqlen_k = kMaxSeqlen;
   params.head_dim = params.head_dim_v = 256;
-  GradSchedule const schedule = make_grad_schedule(params, 64, 64, 25 << 20, 132);
+  GradSchedule const schedule = make_grad_schedule(params, 64, 64, 25 << 20, 132, 1);
   check_equal(schedule.tiles(), int64_t(1 << 10) * ((kMaxSeqlen + 63) / 64), "blocks of long keys");
+  // One block of keys with nearly as many steps as a launch has tiles, in the most parts.
+  int32_t const steps = int32_t(kMaxTiles), parts = 1024;
+  MTiles const tiles{0, 0, steps, steps};
+  int64_t sum = 0;
+  for (int32_t part = 0; part < parts; ++part) {
+    sum += steps_of_part(tiles, {0, 0, 0, part}, 1, parts).count;
+  }
+  check_equal(sum, kMaxTiles, "steps of all parts");
 }
 
 // The offsets of the LSE of a head, and of the blocks with its sums of dQ.
@@ -212,7 +220,7 @@ void test_offsets() {
         check(Wide(lse_size(params)) == all_heads * seqlen_q, "lse_size");
         Wide const lse = lse_index(params, sequence, batch - 1, heads - 1, 0);
         check(lse == (all_heads - 1) * seqlen_q, "lse_index");
-        check(Wide(grad_q_blocks(params, 64)) == all_heads * blocks, "grad_q_blocks");
+        check(Wide(grad_q_blocks(params, 64).count()) == all_heads * blocks, "grad_q_blocks");
         check(Wide(first_grad_q_block(params, sequence, batch - 1, heads - 1, 64)) ==
                   (all_heads - 1) * blocks,
               "first_grad_q_block");
@@ -221,7 +229,8 @@ void test_offsets() {
         check(Wide(lse_size(params)) == Wide(heads) * kMaxPackedRows, "packed lse_size");
         Wide const packed_lse = lse_index(params, sequence, batch - 1, heads - 1, 0);
         check(packed_lse == Wide(heads) * kMaxPackedRows - seqlen_q, "packed lse_index");
-        check(Wide(grad_q_blocks(params, 64)) == packed_blocks * heads, "packed grad_q_blocks");
+        check(Wide(grad_q_blocks(params, 64).count()) == packed_blocks * heads,
+              "packed grad_q_blocks");
         check(Wide(first_grad_q_block(params, sequence, batch - 1, heads - 1, 64)) ==
                   packed_blocks * (heads - 1) +
                       (Wide(kMaxPackedRows) - seqlen_q + Wide(batch - 1) * 64) / 64,

@@ -113,6 +113,21 @@ std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
       {"arch is 120, expected 0 (any), 80 or 90", [](Call& call) { call.arch = 120; }},
       {"sink is 0x1002, expected a multiple of 4 bytes",
        [](Call& call) { call.params.sink = reinterpret_cast<float const*>(0x1002); }},
+      {"alibi_slopes is 0x1002, expected a multiple of 4 bytes",
+       [](Call& call) { call.params.alibi_slopes.data = reinterpret_cast<float const*>(0x1002); }},
+      {"alibi_slopes.head_stride is -1, expected 0 to 549755813888",
+       [](Call& call) {
+         call.params.alibi_slopes = {static_cast<float const*>(testing::device_memory()), 0, -1};
+       }},
+      {"alibi_slopes.batch_stride is 1099511627776, expected 0 to 549755813888",
+       [](Call& call) {
+         call.params.alibi_slopes = {static_cast<float const*>(testing::device_memory()),
+                                     int64_t(1) << 40, 1};
+       }},
+      {"it does not serve alibi_slopes",
+       [](Call& call) {
+         call.params.alibi_slopes = {static_cast<float const*>(testing::device_memory()), 0, 1};
+       }},
       {"dtype is not the row's fp16", [](Call& call) { call.dtype = DType(7); }},
       {"device 2: the kernel libraries see 2 devices", [](Call& call) { call.device = 2; }},
       {"device -1: the kernel libraries see 2 devices", [](Call& call) { call.device = -1; }},
@@ -173,6 +188,8 @@ void test_backward() {
       {"grad_q_sum is null", [](BackwardCall& call) { call.params.grad_q_sum = nullptr; }},
       {"grad_q_sum is 0x1008, expected a multiple of 16 bytes",
        [](BackwardCall& call) { call.params.grad_q_sum = static_cast<float*>(kMisaligned); }},
+      {"grad_kv_parts is 0x1008, expected a multiple of 16 bytes",
+       [](BackwardCall& call) { call.params.grad_kv_parts = static_cast<float*>(kMisaligned); }},
       {"it does not serve sink",
        [](BackwardCall& call) {
          call.params.sink = static_cast<float const*>(testing::device_memory());

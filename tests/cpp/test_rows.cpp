@@ -29,7 +29,7 @@ NamedRow const kRows[] = {
 void print_table() {
   for (auto const& [name, key, config] : kRows) {
     std::printf("%s %d %d %d %d %d %d %u %d %d %d %d\n", name, int(key.arch), int(key.direction),
-                int(key.dtype), key.head_dim, key.head_dim_v, int(key.score_mod), key.features,
+                int(key.dtype), key.head_dim, key.head_dim_v, int(key.score_mods), key.features,
                 config.tile_m, config.tile_n, config.stages, config.warps);
   }
 }

@@ -10,9 +10,10 @@
 
 namespace cute_attention {
 
-// The tile of queries that this CTA of backward_prepare or backward_finish takes. These kernels go
-// from the last head to the first, and `backward` goes from the first to the last: so each kernel
-// begins with what the kernel before it wrote last, and finds it in L2.
+// The tile of queries that this CTA of backward_prepare or backward_finish takes. The last CTA
+// takes the first tile: any CTAs before those of the tiles do something else. These kernels go from
+// the last head to the first, and `backward` goes from the first to the last: so each kernel begins
+// with what the kernel before it wrote last, and finds it in L2.
 CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
   return work_tile(params, tile_m, int(gridDim.x - 1 - blockIdx.x));
 }

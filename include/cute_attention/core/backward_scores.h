@@ -9,59 +9,92 @@ namespace cute_attention {
 // kernel calls begin() while the MMAs of dP run. It calls finish() when these have left dP + delta,
 // in accumulators that started with delta.
 //
-// Without a modifier begin() computes P, and finish() only multiplies. With a modifier the
-// derivative is computed from S', and P would take the register of S' too early: so begin()
-// computes S', and finish() computes P and dS together, without another register for each score.
-template <ScoreMod kMod>
+// Without a map begin() computes P, and finish() only multiplies. With a map the derivative is
+// computed from what the map left, and P would take its register too early: so begin() applies the
+// map, and finish() computes P and dS together, without another register for each score. Terms are
+// added in the exponent of P.
+template <uint32_t kScoreMods>
 struct BackwardScores {
-  using Modifier = ScoreModifier<kMod>;
-  // Whether the kernel masks scores before begin(). Else it masks modified scores after begin().
-  static constexpr bool kMasksFirst = Modifier::kIsIdentity;
-  Modifier modifier;
+  using Modifiers = ScoreModifiers<kScoreMods>;
+  using Terms = typename Modifiers::Terms;
+  // Whether the kernel masks scores before begin(). Else it masks mapped scores after begin().
+  static constexpr bool kMasksFirst = !Modifiers::kHasMap;
+  Modifiers modifiers;
   float scale_log2;
 
   template <class Params>
   CUTE_DEVICE explicit BackwardScores(Params const& params)
-      : modifier(params), scale_log2(Modifier::exponent_scale(params) * float(M_LOG2E)) {}
+      : modifiers(params), scale_log2(Modifiers::exponent_scale(params) * float(M_LOG2E)) {}
 
-  // P of a masked and modified score. A query that sees no key has an LSE of +infinity here, so
-  // that its P is exp2(-inf - inf) = 0 and not NaN.
-  CUTE_DEVICE float probability(float score, float lse_log2) const {
-    return exp2f(score * scale_log2 - lse_log2);
+  // What a step needs to know of the head of its queries.
+  template <class Params>
+  CUTE_DEVICE static typename Terms::OfHead of_head(Params const& params, int32_t batch,
+                                                    int32_t head) {
+    if constexpr (Modifiers::kHasTerm) {
+      return Terms::of_head(params, batch, head);
+    } else {
+      return {};
+    }
+  }
+
+  // The terms of a step, whose scores tile() describes (score_tile.h); of_query() returns those of
+  // a query, for begin() and finish().
+  template <class Tile>
+  CUTE_DEVICE static auto terms(typename Terms::OfHead const& head, Tile const& tile) {
+    if constexpr (Modifiers::kHasTerm) {
+      return typename Terms::template OfStep<decltype(tile())>(tile(), head);
+    } else {
+      return NoTerms::OfStep{};
+    }
+  }
+
+  // P of a masked and mapped score of key `i`. A query that sees no key has an LSE of +infinity
+  // here, so that its P is exp2(-inf - inf) = 0 and not NaN.
+  template <class TermsOfQuery>
+  CUTE_DEVICE float probability(float score, float lse_log2, TermsOfQuery const& terms,
+                                int i) const {
+    if constexpr (Modifiers::kHasTerm) {
+      return exp2f(score * scale_log2 + (terms(i) - lse_log2));
+    } else {
+      return exp2f(score * scale_log2 - lse_log2);
+    }
   }
 
   // Before dP is there.
   //   scores     (KEYS)  of one query
-  template <class Scores>
-  CUTE_DEVICE void begin(Scores&& scores, float const& lse_log2) const {
-    modifier.template modify<1>(scores);
-    if constexpr (Modifier::kIsIdentity) {
+  template <class Scores, class TermsOfQuery>
+  CUTE_DEVICE void begin(Scores&& scores, float const& lse_log2, TermsOfQuery const& terms) const {
+    modifiers.template map<1>(scores);
+    if constexpr (!Modifiers::kHasMap) {
       CUTE_UNROLL
       for (int i = 0; i < cute::size(scores); ++i) {
-        scores(i) = probability(scores(i), lse_log2);
+        scores(i) = probability(scores(i), lse_log2, terms, i);
       }
     }
   }
 
-  // Of a score as begin() left it: makes it P, and returns dS / (dP + delta) = P * dS'/dS.
-  CUTE_DEVICE float factor(float& score, float lse_log2) const {
-    if constexpr (Modifier::kIsIdentity) {
+  // Of the score of key `i` as begin() left it: makes it P, and returns dS / (dP + delta), which is
+  // P * dS'/dS.
+  template <class TermsOfQuery>
+  CUTE_DEVICE float factor(float& score, float lse_log2, TermsOfQuery const& terms, int i) const {
+    if constexpr (!Modifiers::kHasMap) {
       return score;
     } else {
-      float const modified = score;
-      score = probability(modified, lse_log2);
-      return score * Modifier::derivative(modified);
+      float const mapped = score;
+      score = probability(mapped, lse_log2, terms, i);
+      return score * Modifiers::derivative(mapped);
     }
   }
 
   // When dP + delta is there.
   //   scores     (KEYS)  of one query: what begin() left, becomes P
   //   gradients  (KEYS)  of the same query: dP + delta, becomes dS
-  template <class Scores, class Gradients>
-  CUTE_DEVICE void finish(Scores&& scores, Gradients&& gradients, float const& lse_log2) const {
+  template <class Scores, class Gradients, class TermsOfQuery>
+  CUTE_DEVICE void finish(Scores&& scores, Gradients&& gradients, float const& lse_log2,
+                          TermsOfQuery const& terms) const {
     CUTE_UNROLL
     for (int i = 0; i < cute::size(scores); ++i) {
-      gradients(i) *= factor(scores(i), lse_log2);
+      gradients(i) *= factor(scores(i), lse_log2, terms, i);
     }
   }
 };

@@ -1,9 +1,10 @@
 // core/backward_steps.h: in which order a CTA of the backward pass takes the tiles of queries that
 // see its block of keys: one query head of the kv head's group after the other, and the tiles of a
-// head from the last to the first.
+// head from the last to the first. A part of the block's steps is a piece of this order.
 #pragma once
 
 #include "cute_attention/core/address.h"
+#include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/m_tiles.h"
 
@@ -25,16 +26,17 @@ class BackwardSteps {
  public:
   using Step = BackwardStep<Element>;
 
-  CUTE_DEVICE BackwardSteps(BackwardParams const& params, GradTile const& tile,
-                            Sequence const& sequence, MTiles const& tiles)
-      : params_(params), tile_(tile), sequence_(sequence), tiles_(tiles) {}
+  CUTE_HOST_DEVICE BackwardSteps(BackwardParams const& params, GradTile const& tile,
+                                 Sequence const& sequence, MTiles const& tiles,
+                                 StepRange const& range)
+      : params_(params), tile_(tile), sequence_(sequence), tiles_(tiles), range_(range) {}
 
-  CUTE_DEVICE int count() const { return tiles_.count() * group(); }
-  CUTE_DEVICE Step first() const { return last_tile(tile_.head_kv * group()); }
+  CUTE_HOST_DEVICE int count() const { return range_.count; }
+  CUTE_HOST_DEVICE Step first() const { return step_of(range_.head, range_.m_block); }
 
   // Moves to the next step; after the last step the result must not be used. Within a head this is
   // done by additions: products with 64-bit strides would take some 60 instructions.
-  CUTE_DEVICE void advance(Step& step) const {
+  CUTE_HOST_DEVICE void advance(Step& step) const {
     if (step.m_block > tiles_.begin) {
       --step.m_block;
       --step.grad_q_block;
@@ -42,15 +44,12 @@ class BackwardSteps {
       step.grad_o -= kTileM * params_.grad_o_stride.row;
       step.row -= kTileM;
     } else {
-      step = last_tile(step.head + 1);
+      step = step_of(step.head + 1, tiles_.end - 1);
     }
   }
 
  private:
-  CUTE_DEVICE int group() const { return params_.heads / params_.heads_kv; }
-
-  CUTE_DEVICE Step last_tile(int head) const {
-    int const m_block = tiles_.end - 1;
+  CUTE_HOST_DEVICE Step step_of(int head, int m_block) const {
     int64_t const query = int64_t(m_block) * kTileM;
     int64_t const row = sequence_.row_q + query;
     return {head,
@@ -67,6 +66,7 @@ class BackwardSteps {
   GradTile const& tile_;
   Sequence const& sequence_;
   MTiles const& tiles_;
+  StepRange const& range_;
 };
 
 }  // namespace cute_attention

@@ -1,5 +1,5 @@
 // core/grad_tile.h: which block of keys a CTA of the backward pass computes, and where in the
-// workspace the sums of dQ lie, to which it adds.
+// workspaces the sums of dQ lie, to which it adds, and the sums of dK and dV of a part.
 #pragma once
 
 #include <cute/config.hpp>
@@ -14,6 +14,7 @@ struct GradTile {
   int32_t n_block;
   int32_t head_kv;
   int32_t batch;
+  int32_t part;  // which part of the block's steps (core/grad_parts.h)
 };
 
 // The order in which CTAs take the blocks of keys of all heads and sequences.
@@ -24,28 +25,32 @@ struct GradTile {
 // blocks are left for the end, where they keep all SMs busy.
 //
 // If dQ is to be summed in a fixed order, the CTAs of a head add to it in the order of their
-// n_block. A CTA then waits only for CTAs with a lower n_block, which have started before it.
+// n_block. A CTA then waits only for CTAs with a lower n_block, which have started before it. This
+// also holds where the steps of a block are divided into parts: all parts of a block come before
+// the parts of the next block of the head.
 struct GradSchedule {
   int32_t n_blocks;
   int32_t heads_kv;         // KV heads of one sequence
   int32_t all_heads;        // KV heads of all sequences together
   int32_t heads_per_group;  // KV heads of one group
+  int32_t parts;            // of a block of keys
 
-  // How many blocks of keys there are. A launch may have at most kMaxTiles.
-  CUTE_HOST_DEVICE constexpr int64_t tiles() const { return int64_t(n_blocks) * all_heads; }
+  // How many parts all blocks of keys have. A launch may have at most kMaxTiles.
+  CUTE_HOST_DEVICE constexpr int64_t tiles() const { return int64_t(n_blocks) * all_heads * parts; }
 
   CUTE_HOST_DEVICE constexpr GradTile tile(int32_t index) const {
-    int32_t const tiles_per_group = n_blocks * heads_per_group;
+    int32_t const tiles_per_group = n_blocks * heads_per_group * parts;
     int32_t const first_head = index / tiles_per_group * heads_per_group;
-    int32_t const heads_here = min_of(heads_per_group, all_heads - first_head);
+    int32_t const parts_here = min_of(heads_per_group, all_heads - first_head) * parts;
     int32_t const in_group = index % tiles_per_group;
-    int32_t const head = first_head + in_group % heads_here;
-    return {in_group / heads_here, head % heads_kv, head / heads_kv};
+    int32_t const in_block = in_group % parts_here;
+    int32_t const head = first_head + in_block / parts;
+    return {in_group / parts_here, head % heads_kv, head / heads_kv, in_block % parts};
   }
 };
 
 // `l2_bytes` says how much of the L2 cache a group may take, `ctas` how many CTAs run at the same
-// time.
+// time, `parts` into how many parts the steps of a block are divided (grad_parts()).
 //
 // If dQ is summed in a fixed order, the CTAs of a head follow each other, each one step of the loop
 // over queries behind the one before. Then few CTAs of a head should run at the same time: four,
@@ -54,7 +59,8 @@ struct GradSchedule {
 // head takes 1 MB: with 133 heads in a group the backward in a fixed order takes 1.44 times as long
 // as the one in any order, with 33 heads 1.09 times.
 constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t tile_m,
-                                          int32_t tile_n, int64_t l2_bytes, int64_t ctas) {
+                                          int32_t tile_n, int64_t l2_bytes, int64_t ctas,
+                                          int32_t parts) {
   // What L2 holds for a KV head: Q and dO of its query heads in 16 bits, and their sums of dQ
   // in 32.
   int64_t const head_bytes = int64_t(params.seqlen_q) * (params.heads / params.heads_kv) *
@@ -62,13 +68,14 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
   int64_t const fitting = l2_bytes / (head_bytes > 0 ? head_bytes : 1);
   int64_t const steps = ceil_div(params.seqlen_q, tile_m);
-  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / (4 + steps / 16) + 1;
+  // The parts of a block do not follow each other: they have different steps.
+  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / parts / (4 + steps / 16) + 1;
   int64_t const wanted = fitting > least ? fitting : least;
   // All groups have about as many heads. If 64 heads were divided into groups of 7, the last group
   // would have one head, and most of the chip would be idle.
   int64_t const groups = all_heads > wanted ? all_heads / wanted : 1;
   return {ceil_div(params.seqlen_k, tile_n), params.heads_kv, int32_t(all_heads),
-          int32_t((all_heads + groups - 1) / groups)};
+          int32_t((all_heads + groups - 1) / groups), parts};
 }
 
 // How many queries all heads and sequences have together. The LSE has one number for each.
@@ -77,38 +84,82 @@ CUTE_HOST_DEVICE constexpr int64_t lse_size(BackwardParams const& params) {
                                                         : params.total_q);
 }
 
-// How many blocks the sums of dQ have in the workspace: one for each tile of queries of each head.
-// Each packed sequence begins with a new block. In the blocks of a head, sequence b begins at block
-// (cu_seqlens_q[b] + b * tile_m) / tile_m.
-constexpr int64_t grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
-  int64_t const blocks_of_a_head =
-      params.cu_seqlens_q == nullptr
-          ? int64_t(params.batch) * ((params.seqlen_q + tile_m - 1) / tile_m)
-          : (params.total_q + int64_t(params.batch) * tile_m) / tile_m;
-  return blocks_of_a_head * params.heads;
-}
+// Where in a workspace the blocks of the tiles of q, or of k, lie. Each tile of each head of each
+// sequence has a block. Each packed sequence begins with a new block: in the blocks of a head,
+// sequence b begins at block (cu_seqlens[b] + b * tile) / tile.
+struct TileBlocks {
+  bool packed;
+  int32_t batch;
+  int32_t heads;
+  int32_t seqlen;
+  int64_t total;  // rows of a packed tensor
+  int32_t tile;   // rows of a tile
 
-// The workspaces of a backward pass that computes `delta` for each query and adds up dQ in blocks:
-//
-//   delta        [2, lse_size]               [0]: grad_lse - rowsum(grad_o * o); [1]: LSE * log2(e)
-//   grad_q_sum   [blocks, tile_m, head_dim]  the sums of dQ
-//   grad_q_turn  [blocks]                    which CTA adds next, if the order is fixed
-constexpr BackwardWorkspace grad_workspace(BackwardParams const& params, int32_t tile_m,
-                                           int32_t head_dim) {
-  int64_t const blocks = grad_q_blocks(params, tile_m);
-  return {2 * lse_size(params), blocks * tile_m * head_dim, blocks};
-}
+  CUTE_HOST_DEVICE constexpr int64_t count() const { return of_a_head() * heads; }
+  // The number of the block that belongs to the first tile of a head of a sequence, which begins at
+  // row `row` of a packed tensor. The blocks of its other tiles follow.
+  CUTE_HOST_DEVICE constexpr int64_t first(int32_t sequence, int32_t head, int64_t row) const {
+    if (!packed) {
+      return (int64_t(sequence) * heads + head) * ceil_div(seqlen, tile);
+    }
+    return head * of_a_head() + (row + int64_t(sequence) * tile) / tile;
+  }
 
-// The number of the block that holds the sums of dQ for the first tile of queries of a head of a
-// sequence. The blocks of the other tiles follow it.
+ private:
+  CUTE_HOST_DEVICE constexpr int64_t of_a_head() const {
+    return packed ? (total + int64_t(batch) * tile) / tile
+                  : int64_t(batch) * ((seqlen + tile - 1) / tile);
+  }
+};
+
+// The blocks of the sums of dQ, of tile_m x head_dim floats.
+CUTE_HOST_DEVICE constexpr TileBlocks grad_q_blocks(BackwardParams const& params, int32_t tile_m) {
+  return {params.cu_seqlens_q != nullptr,
+          params.batch,
+          params.heads,
+          params.seqlen_q,
+          params.total_q,
+          tile_m};
+}
 CUTE_HOST_DEVICE constexpr int64_t first_grad_q_block(BackwardParams const& params,
                                                       Sequence const& sequence, int32_t batch,
                                                       int32_t head, int32_t tile_m) {
-  if (params.cu_seqlens_q == nullptr) {
-    return (int64_t(batch) * params.heads + head) * ceil_div(params.seqlen_q, tile_m);
-  }
-  return head * (grad_q_blocks(params, tile_m) / params.heads) +
-         (sequence.row_q + int64_t(batch) * tile_m) / tile_m;
+  return grad_q_blocks(params, tile_m).first(batch, head, sequence.row_q);
+}
+
+// The blocks of the sums of dK and dV of one part, of tile_n x (head_dim + head_dim_v) floats.
+CUTE_HOST_DEVICE constexpr TileBlocks grad_kv_blocks(BackwardParams const& params, int32_t tile_n) {
+  return {params.cu_seqlens_k != nullptr,
+          params.batch,
+          params.heads_kv,
+          params.seqlen_k,
+          params.total_k,
+          tile_n};
+}
+
+// The tiles of a backward row.
+struct GradShape {
+  int32_t tile_m;
+  int32_t tile_n;
+  int32_t head_dim;
+  int32_t head_dim_v;
+};
+
+// The workspaces of a backward pass that computes `delta` for each query, adds up dQ in blocks, and
+// divides the steps of a block of keys into `parts` parts:
+//
+//   delta          [2, lse_size]               [0]: grad_lse - rowsum(grad_o * o);
+//                                              [1]: LSE * log2(e)
+//   grad_q_sum     [blocks, tile_m, head_dim]  the sums of dQ
+//   grad_q_turn    [blocks]                    which CTA adds next, if the order is fixed
+//   grad_kv_parts  [parts, blocks, tile_n, head_dim + head_dim_v]  dK, not scaled, and dV of each
+//                                              part; only where there is more than one
+constexpr BackwardWorkspace grad_workspace(BackwardParams const& params, GradShape const& shape,
+                                           int32_t parts) {
+  int64_t const blocks = grad_q_blocks(params, shape.tile_m).count();
+  int64_t const block_kv = int64_t(shape.tile_n) * (shape.head_dim + shape.head_dim_v);
+  return {2 * lse_size(params), blocks * shape.tile_m * shape.head_dim, blocks,
+          parts > 1 ? parts * grad_kv_blocks(params, shape.tile_n).count() * block_kv : 0};
 }
 
 }  // namespace cute_attention

@@ -49,4 +49,14 @@ CUTE_HOST_DEVICE constexpr KvTiles kv_tiles(Sequence const& sequence, int32_t m_
   return {begin, max_of(full_begin, begin), full_end, end};
 }
 
+// The part of `all`, the KV tiles of a tile of queries, that a warpgroup visits whose own queries
+// need `own` of them. It visits all, because the warpgroups share K and V, unless only others need
+// the last one: then it leaves that one out. No more than one is left out: the warpgroup does so
+// while the last V of the tile of queries before is still unread, and waiting for a second V, for
+// which there may be no buffer, would never end.
+CUTE_HOST_DEVICE constexpr KvTiles visited_tiles(KvTiles const& all, KvTiles const& own) {
+  bool const leaves_last = own.end < all.end && all.end - 1 > all.begin;
+  return {all.begin, own.full_begin, own.full_end, all.end - int32_t(leaves_last)};
+}
+
 }  // namespace cute_attention

@@ -9,6 +9,8 @@ namespace cute_attention {
 // together. The compiler then knows that the result is the same in all of them, and can keep it in
 // a uniform register.
 CUTE_DEVICE int32_t warp_uniform(int32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
+// The number of this warp in its CTA.
+CUTE_DEVICE int32_t warp_of_cta() { return warp_uniform(int32_t(threadIdx.x) / 32); }
 
 // Returns sequence `batch` of the problem. All threads of a warp call it together.
 template <class Params>

@@ -5,6 +5,7 @@
 #include <cute/config.hpp>
 
 #include "cute_attention/core/kv_tiles.h"
+#include "cute_attention/core/warp.h"
 
 namespace cute_attention {
 
@@ -26,7 +27,7 @@ struct PackedBlocks {
   // All threads of a warp call it together. They look at 32 sequences at a time, one each.
   CUTE_DEVICE PackedBlock find(int32_t index) {
     constexpr uint32_t kWarp = 0xffffffffu;
-    int32_t const lane = int32_t(threadIdx.x) % 32;
+    int32_t const lane = lane_of_warp();
     for (; first < batch; first += 32) {
       int32_t const mine = first + lane;
       int32_t const blocks =

@@ -1,124 +1,150 @@
-// core/score_mod.h: what happens to a score between the scale and the mask.
+// core/score_mod.h: what happens to a score between the scale and the mask: the modifiers of a row,
+// as a list of types.
 //
-// A modifier is one small type, seen by forward and backward. It maps x = q.k to a y that the
-// softmax sees as exp(exponent_scale * y): the scale stays folded into the exponent, and a modifier
-// that changes nothing costs nothing. Those that read a place (bias, ALiBi) will take the
-// coordinates that the mask takes.
+// A modifier is one small type, seen by forward and backward of every architecture. There are two
+// kinds:
+//
+//   a map   replaces a score by a function of it (softcap). It knows its derivative.
+//   a term  adds a number that depends on where the score stands, and not on the score (ALiBi). Its
+//           derivative is 1.
+//
+// Scores stay in a unit of their own: a score s is unit * y, where y is what the kernel holds, and
+// the softmax folds the unit into its exponent. q.k has the unit `scale`. So a list that changes
+// nothing costs nothing. A map may change the unit.
+//
+// The maps of a list stand before its terms. The backward computes the derivative of a map from
+// what the map left, and adds the terms in the exponent of P instead of to the scores: so it needs
+// no second register for a score.
 //
 // Scores are masked after they are modified. A score of -infinity that comes from the data is not
 // hidden: its softcap is finite.
 #pragma once
 
 #include <cute/tensor.hpp>
+#include <type_traits>
 
 #include "cute_attention/config.h"
+#include "cute_attention/core/alibi.h"
+#include "cute_attention/core/softcap.h"
 
 namespace cute_attention {
 
-template <ScoreMod kMod>
-struct ScoreModifier;
-
-// y = x.
-template <>
-struct ScoreModifier<ScoreMod::None> {
-  static constexpr bool kIsIdentity = true;
-
-  template <class Params>
-  CUTE_DEVICE explicit ScoreModifier(Params const&) {}
-
-  template <class Params>
-  CUTE_DEVICE static float exponent_scale(Params const& params) {
-    return params.scale;
-  }
-
-  template <int kGroup, class Scores>
-  CUTE_DEVICE void modify(Scores&&) const {}
+// What a list without terms knows of places: nothing.
+struct NoTerms {
+  template <int kRows>
+  struct OfRows {};
+  template <class Tile, class Rows>
+  CUTE_DEVICE static void add(Tile const&, Rows const&) {}
+  struct OfHead {};
+  struct OfStep {
+    CUTE_DEVICE NoTerms of_query(int) const { return {}; }
+  };
 };
 
-// y = tanh(scale / softcap * x), with the cap in the exponent: softcap * y is the capped score.
-template <>
-struct ScoreModifier<ScoreMod::Softcap> {
-  static constexpr bool kIsIdentity = false;
-  float slope;  // 2 scale / (softcap ln 2): tanh is 1 - 2 / (1 + exp2(slope * x))
+// Modifiers, applied in this order. Here: none.
+template <class... Modifiers>
+struct ModifierList {
+  static constexpr bool kHasMap = false;
+  static constexpr bool kHasTerm = false;
+  using Terms = NoTerms;
 
   template <class Params>
-  CUTE_DEVICE explicit ScoreModifier(Params const& params)
-      : slope(params.scale / params.softcap * float(2 * M_LOG2E)) {}
+  CUTE_DEVICE ModifierList(Params const&, float) {}
 
+  template <class Params>
+  CUTE_DEVICE static float unit_after(Params const&, float unit) {
+    return unit;
+  }
+  template <int kGroup, class Scores>
+  CUTE_DEVICE void map(Scores&&) const {}
+  CUTE_DEVICE static float derivative(float) { return 1.f; }
+};
+
+template <class First, class... Others>
+struct ModifierList<First, Others...> {
+  using Rest = ModifierList<Others...>;
+  static constexpr bool kHasMap = First::kIsMap || Rest::kHasMap;
+  static constexpr bool kHasTerm = !First::kIsMap || Rest::kHasTerm;
+  static_assert(First::kIsMap || !Rest::kHasMap, "maps stand before terms");
+  static_assert(!First::kIsMap || !Rest::kHasMap,
+                "a second map would overwrite what the derivative of the first is computed from");
+  static_assert(First::kIsMap || !Rest::kHasTerm, "a list with two terms has to add them up");
+  using Terms = std::conditional_t<First::kIsMap, typename Rest::Terms, First>;
+  First first;
+  Rest rest;
+
+  template <class Params>
+  CUTE_DEVICE ModifierList(Params const& params, float unit)
+      : first(params, unit), rest(params, First::unit_after(params, unit)) {}
+
+  // The unit of the scores after the modifiers.
+  template <class Params>
+  CUTE_DEVICE static float unit_after(Params const& params, float unit) {
+    return Rest::unit_after(params, First::unit_after(params, unit));
+  }
+
+  // Applies the maps to scores (ROWS, COLS) or (COLS), in groups of kGroup.
+  template <int kGroup, class Scores>
+  CUTE_DEVICE void map(Scores&& scores) const {
+    if constexpr (First::kIsMap) {
+      first.template map<kGroup>(scores);
+    }
+    rest.template map<kGroup>(scores);
+  }
+
+  // d(modified score) / d(scale * x), from what the maps left.
+  CUTE_DEVICE static float derivative(float mapped) {
+    if constexpr (First::kIsMap) {
+      return First::derivative(mapped) * Rest::derivative(mapped);
+    } else {
+      return Rest::derivative(mapped);
+    }
+  }
+};
+
+// The list of those candidates whose bits are in kSet, after those that are chosen already.
+template <uint32_t kSet, class Chosen, class... Candidates>
+struct ChosenModifiers {
+  using List = Chosen;
+};
+template <uint32_t kSet, class... Chosen, class First, class... Others>
+struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
+  using Extended = std::conditional_t<(kSet & First::kBit) != 0, ModifierList<Chosen..., First>,
+                                      ModifierList<Chosen...>>;
+  using List = typename ChosenModifiers<kSet, Extended, Others...>::List;
+};
+
+// The modifiers of a row, from its set of score_mods, in the order of docs/design.md.
+template <uint32_t kScoreMods>
+struct ScoreModifiers : ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm>::List {
+  static_assert((kScoreMods & ~(SoftcapMap::kBit | AlibiTerm::kBit)) == 0,
+                "modifiers that are listed");
+  using List = typename ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm>::List;
+
+  template <class Params>
+  CUTE_DEVICE explicit ScoreModifiers(Params const& params) : List(params, params.scale) {}
+
+  // The softmax sees a modified score y as exp(exponent_scale * y).
   template <class Params>
   CUTE_DEVICE static float exponent_scale(Params const& params) {
-    return params.softcap;
-  }
-
-  // Scores (ROWS, COLS) or (COLS), in groups of up to four columns of a row: larger ones take fewer
-  // instructions and more registers. The scores of a group round each other's results, and one that
-  // is NaN makes all of them NaN.
-  template <int kGroup, class Scores>
-  CUTE_DEVICE void modify(Scores&& scores) const {
-    using namespace cute;
-    auto rows = make_tensor(scores.data(), prepend<2>(scores.layout()));  // (ROWS, COLS)
-    constexpr int kCols = decltype(size<1>(rows))::value;
-    static_assert(kGroup <= 4 && kCols % kGroup == 0, "whole groups of scores");
-    CUTE_UNROLL
-    for (int first = 0; first < kCols; first += kGroup) {
-      CUTE_UNROLL
-      for (int row = 0; row < size<0>(rows); ++row) {
-        float exponents[kGroup], tanhs[kGroup];
-        CUTE_UNROLL
-        for (int i = 0; i < kGroup; ++i) {
-          exponents[i] = rows(row, first + i) * slope;
-        }
-        tanh_of_half(exponents, tanhs);
-        CUTE_UNROLL
-        for (int i = 0; i < kGroup; ++i) {
-          rows(row, first + i) = tanhs[i];
-        }
-      }
-    }
-  }
-
-  // d(softcap * y) / d(scale * x), from y; 0 for a hidden score.
-  CUTE_DEVICE static float derivative(float modified) {
-    return fmaxf(fmaf(-modified, modified, 1.f), 0.f);
-  }
-
- private:
-  // tanh(z ln(2) / 2) to an absolute error of 1e-6 and, near 0, a relative one of as much;
-  // tanh.approx, with 5e-4, costs a bfloat16's precision where scores come near the cap. A quotient
-  // takes as long as an exponential: a group shares one, of the product of its denominators, which
-  // are held below 2^31 so that it is finite.
-  template <int kGroup>
-  CUTE_DEVICE static void tanh_of_half(float const (&z)[kGroup], float (&result)[kGroup]) {
-    float denominators[kGroup], products[kGroup];
-    CUTE_UNROLL
-    for (int i = 0; i < kGroup; ++i) {
-      denominators[i] = 1.f + exp2f(fminf(z[i], 30.f));
-      products[i] = i == 0 ? denominators[0] : products[i - 1] * denominators[i];
-    }
-    float inverse = __fdividef(1.f, products[kGroup - 1]);
-    CUTE_UNROLL
-    for (int i = kGroup - 1; i >= 0; --i) {
-      float const quotient = i == 0 ? inverse : inverse * products[i - 1];
-      inverse *= denominators[i];
-      // 1 - 2 / (1 + exp2(z)) cancels near 0, where the Taylor series takes its place.
-      float const far = fmaf(-2.f, quotient, 1.f);
-      constexpr float kHalfLn2 = float(M_LN2 / 2);
-      float const near = z[i] * fmaf(z[i] * z[i], -kHalfLn2 * kHalfLn2 * kHalfLn2 / 3, kHalfLn2);
-      result[i] = !(fabsf(z[i]) >= 0.15f) ? near : far;  // NaN stays, and stays alone
-    }
+    return List::unit_after(params, params.scale);
   }
 };
 
 // Scores (ROWS, COLS), modified, in groups of kGroup, and masked by mask(), if there is a mask.
-// The modifier sees hidden scores as -infinity: they may be of keys that are not the sequence's,
-// and must not reach others through their group.
-template <int kGroup, class Modifier, class Scores, class Mask>
-CUTE_DEVICE void modify_and_mask(Modifier const& modifier, Scores& scores, bool masked,
-                                 Mask const& mask) {
-  if (!Modifier::kIsIdentity && kGroup > 1 && masked) {
+// A map sees hidden scores as -infinity: they may be of keys that are not the sequence's, and must
+// not reach others through their group.
+//   add_terms()  adds the terms of the modifiers, if they have any
+template <int kGroup, class Modifiers, class Scores, class Mask, class AddTerms>
+CUTE_DEVICE void modify_and_mask(Modifiers const& modifiers, Scores& scores, bool masked,
+                                 Mask const& mask, AddTerms const& add_terms) {
+  if (Modifiers::kHasMap && kGroup > 1 && masked) {
     mask();
   }
-  modifier.template modify<kGroup>(scores);
+  modifiers.template map<kGroup>(scores);
+  if constexpr (Modifiers::kHasTerm) {
+    add_terms();
+  }
   if (masked) {
     mask();
   }

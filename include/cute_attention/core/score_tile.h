@@ -9,8 +9,9 @@
 
 namespace cute_attention {
 
-// What acts on scores by their place (masks; later bias, ALiBi and dropout) takes this and nothing
-// else. Rows are queries and columns are keys, however the MMA that made the scores holds them.
+// What acts on scores by their place (masks and ALiBi; later bias and dropout) takes this and
+// nothing else. Rows are queries and columns are keys, however the MMA that made the scores holds
+// them.
 //   Scores  (ROWS, COLS)  this thread's scores, in registers
 //   Coords  (ROWS, COLS)  their (row, column) in the tile of kTileM x kTileN
 template <int kTileRows, int kTileCols, class Scores, class Coords>

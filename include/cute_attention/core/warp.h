@@ -5,6 +5,14 @@
 
 namespace cute_attention {
 
+// The number of this thread in its warp. It is read from a register of its own (PTX ISA, "%laneid"),
+// so that warps with few registers need not keep threadIdx.
+CUTE_DEVICE int32_t lane_of_warp() {
+  int32_t lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 // The warp of a GPU. Its 32 threads call the functions that exchange something together. Host tests
 // put an emulated warp in its place.
 struct DeviceWarp {

@@ -1,11 +1,13 @@
 // sm80/backward_finish.h: the kernel that runs after the backward kernel: it writes dQ from its
-// sums, scaled and rounded, and the gradient of the sinks.
+// sums, scaled and rounded, and the gradient of the sinks; and dK and dV of blocks of keys that
+// were computed in parts.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
@@ -19,7 +21,14 @@ struct BackwardFinish {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kHeadDim = Traits::kHeadDim;
 
-  CUTE_DEVICE static void run(BackwardParams const& params, Element* smem, WorkTile const& work) {
+  using Sums = KeyGradientSums<Traits, Traits::kThreads>;
+
+  CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums, Element* smem) {
+    if (int(blockIdx.x) < sums.ctas) {
+      Sums::add_up(params, sums.parts, int(blockIdx.x));
+      return;
+    }
+    WorkTile const work = last_first(params, kTileM);
     finish_backward<kTileM, Traits::kThreads>(
         params, work, reinterpret_cast<float*>(smem), [&](Sequence const& sequence, int m_block) {
           finish_queries(params, smem, work, sequence, m_block);

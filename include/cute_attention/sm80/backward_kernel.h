@@ -1,5 +1,5 @@
 // sm80/backward_kernel.h: the sm80 backward kernel: one CTA computes dK and dV of one block of keys
-// of one kv head, and adds to dQ what the block contributes.
+// of one kv head, or of a part of its steps, and adds to dQ what the block contributes.
 //
 // The CTA walks the tiles of queries that see the block, over all query heads that share the kv
 // head. One step of the walk, from left to right in time:
@@ -22,6 +22,7 @@
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/pending_sums.h"
 #include "cute_attention/core/query_packing.h"
 #include "cute_attention/sm80/backward_load.h"
@@ -45,14 +46,17 @@ struct BackwardKernel {
   static constexpr int kStages = Traits::kStages;
 
   using Step = BackwardStep<Element>;
-  using Scores = BackwardScores<Row::kKey.score_mod>;
+  using Scores = BackwardScores<Row::kKey.score_mods>;
+  using Sums = KeyGradientSums<Traits, Traits::kThreads>;
 
   BackwardParams const& params;
   SharedMemory& shared;
   GradTile const tile;
+  int32_t const parts;  // of a block of keys
   Sequence const sequence;
   int const n_begin;  // first key of the block
   MTiles const tiles;
+  StepRange const range;
   int const thread;
   int const warp_column;  // of this warp, in the grid of kWarpsN x kWarpsM warps
   Scores const scores;
@@ -63,13 +67,15 @@ struct BackwardKernel {
   PendingSums<Traits::kThreads, kHeadDim / 16> sums;  // one share for each K block of S^T
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
-                             GradTile const& tile)
+                             GradTile const& tile, int32_t parts)
       : params(params),
         shared(shared),
         tile(tile),
+        parts(parts),
         sequence(load_sequence(params, tile.batch)),
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
+        range(steps_of_part(tiles, tile, params.heads / params.heads_kv, parts)),
         thread(int(threadIdx.x)),
         warp_column(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
         scores(params),
@@ -89,10 +95,15 @@ struct BackwardKernel {
     CUTE_STATIC_ASSERT_V(size<1>(tdKrdK) == size<1>(tdVrdV));
     clear(tdKrdK);
     clear(tdVrdV);
-    if (tiles.begin < tiles.end) {
+    if (range.count > 0) {
       compute(tdKrdK, tdVrdV);
     }
-    store_key_gradients<Traits>(params, shared, tile, sequence, thread, tdKrdK, tdVrdV);
+    if (parts == 1) {
+      store_key_gradients<Traits>(params, shared, tile, sequence, thread, tdKrdK, tdVrdV);
+    } else if (range.count > 0) {
+      using Mma = typename Traits::TiledMmaKV;
+      Sums::template store<Mma, Mma>(params, sequence, tile, thread, tdKrdK, tdVrdV);
+    }
   }
 
   // Waits at a barrier until all threads' copies have landed.
@@ -115,8 +126,10 @@ struct BackwardKernel {
   template <class GradK, class GradV>
   CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
-    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles);
-    int const count = steps.count();
+    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles, range);
+    // Without the shuffle ptxas computes what follows from the stage in registers of its own, and
+    // spills at head dim 128.
+    int const count = warp_uniform(steps.count());
     Step step = steps.first();
     auto tdQrdQ = partition_fragment_C(typename Traits::TiledMmaQ{},  // (MMA, MMA_M, MMA_D)
                                        Shape<Int<kTileM>, Int<kHeadDim>>{});
@@ -170,7 +183,7 @@ struct BackwardKernel {
     multiply_values(step, stage, tSrS, tdPrdP, load_next);
     auto& tPrP = tSrS;  // add_own_part() completes P^T and dS^T in place
     auto& tdSrdS = tdPrdP;
-    add_own_part(stage, tPrP, tdSrdS, tdKrdK, tdVrdV);
+    add_own_part(step, stage, tPrP, tdSrdS, tdKrdK, tdVrdV);
     add_other_parts(stage, tdKrdK, tdVrdV);
   }
 
@@ -214,6 +227,7 @@ struct BackwardKernel {
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     CUTE_STATIC_ASSERT_V(size<0>(rS) == size<0>(sLse));
     CUTE_STATIC_ASSERT_V(size<1>(rS) == size<1>(sLse));
+    auto const terms = terms_of(step, tSrS);
     constexpr int kQueries = decltype(size<1>(rS))::value;
     constexpr int kBlocks = kHeadDimV / 16;
     product.add_to(tdPrdP, [&](int k) {
@@ -222,12 +236,28 @@ struct BackwardKernel {
         if (query * kBlocks / kQueries != k) {
           continue;  // its turn comes after another K block
         }
-        scores.begin(rS(_, query), sLse(0, query));
+        scores.begin(rS(_, query), sLse(0, query), terms.of_query(query));
       }
     });
     if constexpr (!Scores::kMasksFirst) {
       mask(step, tSrS);
     }
+  }
+
+  //   tSrS  (MMA, MMA_N, MMA_M)
+  template <class ScoresT>
+  CUTE_DEVICE auto score_tile(Step const& step, ScoresT& tSrS, QueryPacking const& packing) const {
+    return make_score_tile_of_transpose<kTileM, kTileN>(typename Traits::TiledMmaS{},
+                                                        opaque(thread), tSrS, sequence, packing,
+                                                        step.m_block * kTileM, n_begin);
+  }
+
+  // The terms of the modifiers for a step, for scores.begin() and scores.finish().
+  template <class ScoresT>
+  CUTE_DEVICE auto terms_of(Step const& step, ScoresT& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    return Scores::terms(Scores::of_head(params, tile.batch, step.head),
+                         [&] { return score_tile(step, tSrS, packing); });
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
@@ -236,9 +266,7 @@ struct BackwardKernel {
   CUTE_DEVICE void mask(Step const& step, ScoresT& tSrS) const {
     if (tiles.masked(step.m_block)) {
       QueryPacking const packing = unpacked_queries();
-      auto const tile = make_score_tile_of_transpose<kTileM, kTileN>(
-          typename Traits::TiledMmaS{}, opaque(thread), tSrS, sequence, packing,
-          step.m_block * kTileM, n_begin);
+      auto const tile = score_tile(step, tSrS, packing);
       mask_scores_by_side(tile);
       if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
         mask_missing_queries(tile);
@@ -261,8 +289,8 @@ struct BackwardKernel {
   //   tPrP    (MMA, MMA_N, MMA_M)  what scores.begin() left, becomes P^T
   //   tdSrdS  (MMA, MMA_N, MMA_M)  dP^T + delta, becomes dS^T
   template <class ScoresT, class GradK, class GradV>
-  CUTE_DEVICE void add_own_part(int stage, ScoresT& tPrP, ScoresT& tdSrdS, GradK& tdKrdK,
-                                GradV& tdVrdV) {
+  CUTE_DEVICE void add_own_part(Step const& step, int stage, ScoresT& tPrP, ScoresT& tdSrdS,
+                                GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
     typename Traits::TiledMmaKV mma;
     Tensor sP =  // (N, M)
@@ -286,6 +314,7 @@ struct BackwardKernel {
     CUTE_STATIC_ASSERT_V(size<2>(tdVrP) * _2{} == size<2>(tPsP));
     CUTE_STATIC_ASSERT_V(size<2>(tdKrdS) * _2{} == size<2>(tdSsdS));
     CUTE_STATIC_ASSERT_V(size<2>(tdVrP) == size<2>(sLse));
+    auto const terms = terms_of(step, tPrP);
     auto const finish_block = [&](int k) {
       Tensor p = operand_rows(tdVrP(_, _, k));    // (KEYS, QUERIES)
       Tensor ds = operand_rows(tdKrdS(_, _, k));  // (KEYS, QUERIES)
@@ -294,7 +323,8 @@ struct BackwardKernel {
       CUTE_STATIC_ASSERT_V(size<1>(p) == size<1>(lse));
       CUTE_UNROLL
       for (int query = 0; query < size<1>(p); ++query) {
-        scores.finish(p(_, query), ds(_, query), lse(0, query));
+        scores.finish(p(_, query), ds(_, query), lse(0, query),
+                      terms.of_query(k * size<1>(p) + query));
       }
       Tensor ds16 = tdKrdS16(_, _, k);                         // (MMA, MMA_N)
       auto p16 = make_tensor<Element>(shape(tdVrP(_, _, k)));  // (MMA, MMA_N)

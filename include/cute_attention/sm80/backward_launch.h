@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32)
   using Kernel = BackwardKernel<Row>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
-  Kernel(params, shared, schedule.tile(int(blockIdx.x))).run();
+  Kernel(params, shared, schedule.tile(int(blockIdx.x)), schedule.parts).run();
 }
 
 template <class Row>
@@ -30,22 +30,26 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32)
 
 template <class Row>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32)
-    backward_finish(CUTE_GRID_CONSTANT BackwardParams const params) {
+    backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
+                    CUTE_GRID_CONSTANT PartSums const sums) {
   using Finish = BackwardFinish<Row>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  Finish::run(params, reinterpret_cast<typename Finish::Element*>(shared_memory),
-              last_first(params, Row::kConfig.tile_m));
+  Finish::run(params, sums, reinterpret_cast<typename Finish::Element*>(shared_memory));
 }
 
 template <class Row>
 struct BackwardLaunch {
   using Traits = BackwardTraits<Row>;
+  using Sums = typename BackwardFinish<Row>::Sums;
   static constexpr int kThreads = Traits::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
 
   // A WorkspaceFunction (kernel_library.h).
-  static void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
-    *sizes = grad_workspace(*params, Traits::kTileM, Traits::kHeadDim);
+  static void workspace(BackwardParams const* params, DeviceInfo const* device,
+                        BackwardWorkspace* sizes) {
+    *sizes = grad_workspace(*params,
+                            {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
+                            parts(*params, *device));
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
@@ -58,11 +62,14 @@ struct BackwardLaunch {
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
+    PartSums const sums = Sums::part_sums(
+        backward_params,
+        backward_params.grad_kv_parts == nullptr ? 1 : parts(backward_params, *context->device));
     // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
     // that is read or written once.
-    GradSchedule const schedule = make_grad_schedule(
-        backward_params, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
-        int64_t(context->device->multiprocessors) * (8 / Row::kConfig.warps));
+    GradSchedule const schedule =
+        make_grad_schedule(backward_params, Traits::kTileM, Traits::kTileN,
+                           context->device->l2_bytes / 2, ctas(*context->device), sums.parts);
     cudaError_t const error =
         allow_shared_memory<&backward<Row>>(kSharedMemoryBytes, context->device->ordinal);
     if (error != cudaSuccess) {
@@ -72,14 +79,25 @@ struct BackwardLaunch {
       backward_prepare<Row><<<unsigned(m_tiles), kThreads, 0, stream>>>(backward_params);
     }
     if (n_tiles > 0) {
-      backward<Row>
-          <<<unsigned(n_tiles), kThreads, kSharedMemoryBytes, stream>>>(backward_params, schedule);
+      backward<Row><<<unsigned(n_tiles * sums.parts), kThreads, kSharedMemoryBytes, stream>>>(
+          backward_params, schedule);
     }
     if (m_tiles > 0) {
       backward_finish<Row>
-          <<<unsigned(m_tiles), kThreads, Traits::kSmemBytesGradQ, stream>>>(backward_params);
+          <<<unsigned(sums.ctas + m_tiles), kThreads, Traits::kSmemBytesGradQ, stream>>>(
+              backward_params, sums);
     }
     return cudaGetLastError();
+  }
+
+ private:
+  // How many CTAs of the backward kernel run at the same time.
+  static int64_t ctas(DeviceInfo const& device) {
+    return int64_t(device.multiprocessors) * (8 / Row::kConfig.warps);
+  }
+  // Into how many parts the steps of a block of keys are divided.
+  static int32_t parts(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_parts(params, Traits::kTileM, Traits::kTileN, ctas(device));
   }
 };
 

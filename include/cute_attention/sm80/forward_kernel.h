@@ -33,7 +33,7 @@ struct ForwardKernel {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  using Modifier = ScoreModifier<Row::kKey.score_mod>;
+  using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
@@ -78,7 +78,7 @@ struct ForwardKernel {
         partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_DV)
     clear(tOrO);
     OnlineSoftmax<2 * decltype(size<1>(tOrO))::value, kSharesKeys ? 0 : 14> softmax(
-        Modifier::exponent_scale(params));
+        Modifiers::exponent_scale(params));
     KvTiles const tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
     if (tiles.begin < tiles.end) {
       compute(mma, tiles, tOrO, softmax);
@@ -103,8 +103,13 @@ struct ForwardKernel {
                  shared.v.data(), thread);
     // Rows of the tile where the walk begins, the only one that may reach past the sequence's end.
     int const last_rows = sequence.seqlen_k - (tiles.end - 1) * kTileN;
-    Modifier const modifier(params);
+    Modifiers const modifiers(params);
     typename Softmax::Rows factors;  // (ROWS)
+    typename Modifiers::Terms::template OfRows<decltype(size(factors))::value> terms;
+    if constexpr (Modifiers::kHasTerm) {
+      terms.load(
+          params, work.batch, [&](int) { return work.head; }, Modifiers::exponent_scale(params));
+    }
 
     load_q();
     load_k<true>(walk_k, last_rows);
@@ -121,7 +126,7 @@ struct ForwardKernel {
           partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
       gemm_smem(mma, q, k, tSrS);
-      take_probabilities(mma, modifier, n_block, masked, tSrS, tOrO, softmax, factors);
+      take_probabilities(mma, modifiers, terms, n_block, masked, tSrS, tOrO, softmax, factors);
       auto& tPrP = tSrS;  // (MMA, MMA_M, MMA_N): the scores have become probabilities in place
       if constexpr (kSharesKeys) {
         place_of_p.store(convert<Element>(tPrP));
@@ -182,29 +187,28 @@ struct ForwardKernel {
   // the softmax has changed a row's reference.
   //   tSrS     (MMA, MMA_M, MMA_N)    tOrO  (MMA, MMA_M, MMA_DV)
   //   factors  (ROWS)  room for the factors by which O is multiplied
-  template <class TiledMma, class Scores, class Output, class Softmax>
-  CUTE_DEVICE void take_probabilities(TiledMma const& mma, Modifier const& modifier, int n_block,
-                                      bool masked, Scores& tSrS, Output& tOrO, Softmax& softmax,
+  //   terms    what the modifiers know of the rows
+  template <class TiledMma, class Terms, class Scores, class Output, class Softmax>
+  CUTE_DEVICE void take_probabilities(TiledMma const& mma, Modifiers const& modifiers,
+                                      Terms const& terms, int n_block, bool masked, Scores& tSrS,
+                                      Output& tOrO, Softmax& softmax,
                                       typename Softmax::Rows& factors) {
     using namespace cute;
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     CUTE_STATIC_ASSERT_V(size<0>(rS) == size<0>(rO));
     CUTE_STATIC_ASSERT_V(size<0>(rS) == size(factors));
-    modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(modifier, rS, masked,
-                                               [&] { mask(mma, tSrS, n_block * kTileN); });
+    QueryPacking const packing = unpacked_queries();
+    auto const score_tile = [&] {
+      return make_score_tile<kTileM, kTileN>(mma, opaque(thread), tSrS, sequence, packing, m_begin,
+                                             n_block * kTileN);
+    };
+    modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(
+        modifiers, rS, masked, [&] { mask_scores(score_tile()); },
+        [&] { Modifiers::Terms::add(score_tile(), terms); });
     if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
       scale_rows(rO, factors);
     }
-  }
-
-  // Hides the scores of keys that a query does not see.
-  //   tSrS  (MMA, MMA_M, MMA_N)  scores of the tile whose first key is n_begin
-  template <class TiledMma, class Scores>
-  CUTE_DEVICE void mask(TiledMma const& mma, Scores& tSrS, int n_begin) {
-    QueryPacking const packing = unpacked_queries();
-    mask_scores(make_score_tile<kTileM, kTileN>(mma, opaque(thread), tSrS, sequence, packing,
-                                                m_begin, n_begin));
   }
 
   // Combines one number for each row (ROWS) with those of the warps that have the same queries.

@@ -20,10 +20,10 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
-#include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/score_tile.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/gemm.h"
@@ -36,7 +36,8 @@ struct BackwardCompute {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  using Scores = BackwardScores<Row::kKey.score_mod>;
+  using Scores = BackwardScores<Row::kKey.score_mods>;
+  using Sums = KeyGradientSums<Traits, Traits::kFinishThreads>;
   using QueryRing = Ring<Traits::kStages>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
@@ -88,20 +89,25 @@ struct BackwardCompute {
         break;
       }
       compute_keys(work);
-      store(work);
+      if (arguments.schedule.parts == 1) {
+        store(work);
+      } else if (work.steps.count > 0) {
+        using MmaK = typename Traits::MmaK;
+        using MmaV = typename Traits::MmaV;
+        Sums::template store<MmaK, MmaV>(arguments.params, work.sequence, work.tile, thread, tdKrdK,
+                                         tdVrdV);
+      }
       __syncwarp();  // all lanes have read the work
       arrive(shared.work_empty[buffer_of<kWorkSlots>(number).stage]);
     }
   }
 
  private:
-  // Computes dK and dV of a block of keys, and what it adds to dQ.
+  // Computes dK and dV of a part of a block of keys, and what it adds to dQ.
   CUTE_DEVICE void compute_keys(BackwardWork const& work) {
     cute::clear(tdKrdK);
     cute::clear(tdVrdV);
-    int const count =
-        BackwardSteps<Element, kTileM>(arguments.params, work.tile, work.sequence, work.tiles)
-            .count();
+    int const count = work.steps.count;
     if (count == 0) {
       return;
     }
@@ -127,12 +133,6 @@ struct BackwardCompute {
     ++grads_before;
   }
 
-  // The buffer of number `number` among those that take the kStages buffers of a ring one after the
-  // other, and the parity of its phase.
-  template <int kStages>
-  CUTE_DEVICE static Ring<kStages> buffer_of(int32_t number) {
-    return {uint32_t(number) % kStages, uint32_t(number) / kStages % 2};
-  }
   CUTE_DEVICE static QueryRing queries_of(int32_t number) {
     return buffer_of<Traits::kStages>(number);
   }
@@ -271,17 +271,18 @@ struct BackwardCompute {
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
     if constexpr (Scores::kMasksFirst) {
-      mask(work, shared.m_block[ring.stage], tSrS);
+      mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
+    auto const terms = terms_of(work, shared.stages[ring.stage], tSrS);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
       if (kGradQFirst && query > 0 && query % kLseAhead == 0) {
         sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
       }
-      scores.begin(rS(_, query), sLse(0, query));
+      scores.begin(rS(_, query), sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst) {
-      mask(work, shared.m_block[ring.stage], tSrS);
+      mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
@@ -293,7 +294,7 @@ struct BackwardCompute {
     warpgroup_fence_operand(tdPrdP);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
-      scores.finish(rS(_, query), rdP(_, query), sLse(0, query));
+      scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
     }
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
     convert_into(tSrS, tdVrP);
@@ -319,13 +320,25 @@ struct BackwardCompute {
     ++grads_before;
   }
 
+  CUTE_DEVICE auto score_tile(BackwardWork const& work, int m_block, FragmentS& tSrS,
+                              QueryPacking const& packing) const {
+    return make_score_tile_of_transpose<kTileM, kTileN>(
+        typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, m_block * kTileM,
+        work.tile.n_block * kTileN);
+  }
+
+  // The terms of the modifiers for a step, for scores.begin() and scores.finish().
+  template <class Stage>
+  CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
+  }
+
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
   CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) {
     if (work.tiles.masked(m_block)) {
       QueryPacking const packing = unpacked_queries();
-      auto const scores_of_tile = make_score_tile_of_transpose<kTileM, kTileN>(
-          typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, m_block * kTileM,
-          work.tile.n_block * kTileN);
+      auto const scores_of_tile = score_tile(work, m_block, tSrS, packing);
       mask_scores_by_side(scores_of_tile);
       if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
         mask_missing_queries(scores_of_tile);

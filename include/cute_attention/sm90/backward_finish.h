@@ -1,5 +1,6 @@
 // sm90/backward_finish.h: the kernel that runs after the backward kernel: it writes dQ from its
-// sums, scaled and rounded, and the gradient of the sinks.
+// sums, scaled and rounded, and the gradient of the sinks; and dK and dV of blocks of keys that
+// were computed in parts.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
@@ -7,21 +8,27 @@
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/row_store.h"
 
 namespace cute_attention::sm90 {
 
-// Each warpgroup of a CTA takes the part of dQ that one warpgroup of the backward kernel computed.
 template <class Row>
 struct BackwardFinish {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr int kThreads = Traits::kConsumers * kWarpgroupThreads;
+  static constexpr int kThreads = Traits::kFinishThreads;
+  using Sums = KeyGradientSums<Traits, kThreads>;
 
-  CUTE_DEVICE static void run(BackwardParams const& params, float* smem, WorkTile const& work) {
+  CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums, float* smem) {
+    if (int(blockIdx.x) < sums.ctas) {
+      Sums::add_up(params, sums.parts, int(blockIdx.x));
+      return;
+    }
+    WorkTile const work = last_first(params, kTileM);
     finish_backward<kTileM, kThreads>(params, work, smem,
                                       [&](Sequence const& sequence, int m_block) {
                                         finish_queries(params, work, sequence, m_block);

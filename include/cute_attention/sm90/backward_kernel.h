@@ -46,9 +46,7 @@ struct BackwardKernel {
   }
 
   CUTE_DEVICE static void run(BackwardArguments const& arguments, SharedMemory& shared) {
-    int const thread = int(threadIdx.x);
-    int const warp = warp_uniform(thread / 32);
-    if (thread == 0) {
+    if (threadIdx.x == 0) {
       cute::prefetch_tma_descriptor(&arguments.map_q);
       cute::prefetch_tma_descriptor(&arguments.map_grad_o);
       cute::prefetch_tma_descriptor(&arguments.map_k);
@@ -57,8 +55,10 @@ struct BackwardKernel {
     }
     __syncthreads();  // the barriers are there
 
-    if (warp < kWarpgroupWarps) {
+    // Each role asks for its number anew: kept from here on, it would be spilled.
+    if (warp_of_cta() < kWarpgroupWarps) {
       cutlass::arch::warpgroup_reg_dealloc<Traits::Registers::kProducer>();
+      int const warp = warp_of_cta();
       if (warp == 0) {
         BackwardLoad<Traits>(arguments, shared).run();
       } else if (warp <= Traits::kConsumers) {
@@ -66,8 +66,8 @@ struct BackwardKernel {
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::Registers::kConsumer>();
-      BackwardCompute<Row>(arguments, shared, warp / kWarpgroupWarps - 1,
-                           thread - kWarpgroupThreads)
+      BackwardCompute<Row>(arguments, shared, warp_of_cta() / kWarpgroupWarps - 1,
+                           int(threadIdx.x) - kWarpgroupThreads)
           .run();
     }
   }

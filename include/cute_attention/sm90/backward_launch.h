@@ -51,9 +51,10 @@ __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
 
 template <class Row>
 __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
-    backward_finish(CUTE_GRID_CONSTANT BackwardParams const params) {
+    backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
+                    CUTE_GRID_CONSTANT PartSums const sums) {
   extern __shared__ float shared_numbers[];
-  BackwardFinish<Row>::run(params, shared_numbers, last_first(params, Row::kConfig.tile_m));
+  BackwardFinish<Row>::run(params, sums, shared_numbers);
 }
 
 // For rows whose accumulators hold dK and dV of 64 keys beside a part of dQ.
@@ -62,12 +63,16 @@ struct BackwardWithSums {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kThreads = Traits::kThreads;
+  using Sums = typename BackwardFinish<Row>::Sums;
   static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
 
   // A WorkspaceFunction (kernel_library.h).
-  static void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
-    *sizes = grad_workspace(*params, Traits::kTileM, Traits::kHeadDim);
+  static void workspace(BackwardParams const* params, DeviceInfo const* device,
+                        BackwardWorkspace* sizes) {
+    *sizes = grad_workspace(*params,
+                            {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
+                            parts(*params, *device));
     sizes->delta += 1;  // next_tile()
   }
 
@@ -82,11 +87,13 @@ struct BackwardWithSums {
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
+    PartSums const sums =
+        Sums::part_sums(p, p.grad_kv_parts == nullptr ? 1 : parts(p, *context->device));
     // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
     // that is read or written once.
     arguments.schedule =
         make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
-                           context->device->multiprocessors);
+                           context->device->multiprocessors, sums.parts);
     arguments.next_tile = next_tile(p);
     cudaError_t error = make_backward_maps<Traits>(arguments);
     if (error != cudaSuccess) {
@@ -105,20 +112,25 @@ struct BackwardWithSums {
       }
     }
     if (n_tiles > 0) {
-      int32_t const ctas = min_of(int32_t(n_tiles), context->device->multiprocessors);
+      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, context->device->multiprocessors);
       backward<Row><<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
     }
     if (m_tiles > 0) {
-      backward_finish<Row>
-          <<<unsigned(m_tiles), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(p);
+      backward_finish<Row><<<unsigned(sums.ctas + m_tiles), kFinishThreads,
+                             kFinishThreads / 32 * sizeof(float), stream>>>(p, sums);
     }
     return cudaGetLastError();
   }
+
+ private:
+  // Into how many parts the steps of a block of keys are divided. The grid is persistent.
+  static int32_t parts(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_parts(params, Traits::kTileM, Traits::kTileN, device.multiprocessors);
+  }
 };
 
-// Above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64 keys.
 template <class Row>
-using BackwardLaunch =
-    std::conditional_t<(Row::kKey.head_dim > 128), BackwardWithoutSums<Row>, BackwardWithSums<Row>>;
+using BackwardLaunch = std::conditional_t<sums_grad_q(Row::kKey), BackwardWithSums<Row>,
+                                          BackwardWithoutSums<Row>>;
 
 }  // namespace cute_attention::sm90

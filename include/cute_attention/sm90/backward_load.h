@@ -4,6 +4,7 @@
 
 #include <cute/arch/copy_sm80.hpp>
 
+#include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
@@ -66,14 +67,15 @@ struct BackwardLoad {
 
   CUTE_DEVICE int32_t next_index() const {
     int32_t taken = 0;
-    if (threadIdx.x % 32 == 0) {
+    if (lane_of_warp() == 0) {
       taken = atomicAdd(arguments.next_tile, 1);
     }
     return (in_order() ? 0 : int32_t(gridDim.x)) + warp_uniform(taken);
   }
 
-  // Block number `index`, or the end. The blocks of packed sequences are counted on the device, one
-  // sequence after the other: those that shorter sequences do not have are not counted.
+  // Part number `index` of all blocks, or the end. The blocks of packed sequences are counted on
+  // the device, one sequence after the other: those that shorter sequences do not have are not
+  // counted.
   CUTE_DEVICE BackwardWork work_from(int32_t index) {
     BackwardParams const& params = arguments.params;
     BackwardWork next;
@@ -84,15 +86,20 @@ struct BackwardLoad {
         next.sequence = load_sequence(params, next.tile.batch);
       }
     } else {
-      PackedBlock const block = blocks.find(index / params.heads_kv);
+      int32_t const parts = arguments.schedule.parts;
+      int32_t const of_a_block = params.heads_kv * parts;
+      PackedBlock const block = blocks.find(index / of_a_block);
       if (block.batch < params.batch) {
         next.sequence = load_sequence(params, block.batch);
         int32_t const n_blocks = ceil_div(next.sequence.seqlen_k, kTileN);
-        next.tile = {n_blocks - 1 - block.after, index % params.heads_kv, block.batch};
+        next.tile = {n_blocks - 1 - block.after, index % of_a_block / parts, block.batch,
+                     index % parts};
       }
     }
     if (!next.is_end()) {
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
+      next.steps = steps_of_part(next.tiles, next.tile, params.heads / params.heads_kv,
+                                 arguments.schedule.parts);
     }
     return next;
   }
@@ -100,7 +107,7 @@ struct BackwardLoad {
   // The first queries are loaded before K and V: their buffers are free sooner.
   CUTE_DEVICE void load_work() {
     BackwardSteps<Element, kTileM> const steps(arguments.params, work->tile, work->sequence,
-                                               work->tiles);
+                                               work->tiles, work->steps);
     int const count = steps.count();
     if (count == 0) {
       return;
@@ -134,16 +141,18 @@ struct BackwardLoad {
 
   CUTE_DEVICE void load_keys() {
     Barrier::wait(&shared.key_empty, ring_keys.parity ^ 1);
-    load_rows_of_keys<Traits::kHeadDim>(arguments.map_k, shared.k.data(), shared.key_full);
+    load_rows_of_keys<Traits::kHeadDim, Traits::kBoxColsK>(arguments.map_k, shared.k.data(),
+                                                           shared.key_full);
   }
   CUTE_DEVICE void load_values() {
     Barrier::wait(&shared.value_empty, ring_keys.parity ^ 1);
-    load_rows_of_keys<Traits::kHeadDimV>(arguments.map_v, shared.v.data(), shared.value_full);
+    load_rows_of_keys<Traits::kHeadDimV, kBoxCols<Traits::kHeadDimV>>(
+        arguments.map_v, shared.v.data(), shared.value_full);
   }
-  template <int kCols>
+  template <int kCols, int kBox>
   CUTE_DEVICE void load_rows_of_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {
     int32_t const n_begin = work->tile.n_block * kTileN;
-    mended.load<kTileN, kCols>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
+    mended.load<kTileN, kCols, kBox>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
                         arguments.params.cu_seqlens_k != nullptr, buffer, full);
   }
 
@@ -151,7 +160,9 @@ struct BackwardLoad {
     Barrier::wait(&shared.query_empty[ring.stage], ring.parity ^ 1);
     uint64_t& full = shared.query_full[ring.stage];
     if (leader) {
-      shared.m_block[ring.stage] = step.m_block;
+      shared.stages[ring.stage] = {BackwardScores<Traits::kKey.score_mods>::of_head(
+                                       arguments.params, work->tile.batch, step.head),
+                                   step.m_block};
     }
     load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
                  work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);
@@ -173,7 +184,7 @@ struct BackwardLoad {
 
   // Loads one number for each query of a tile; zeros for those past the sequence's end.
   CUTE_DEVICE void load_numbers(float const* source, int32_t rows, float* target, uint64_t& full) {
-    int const lane = int(threadIdx.x) % 32;
+    int const lane = lane_of_warp();
     CUTE_UNROLL
     for (int i = lane; i < kTileM; i += 32) {
       bool const inside = i < rows;

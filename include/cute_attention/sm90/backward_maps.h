@@ -32,7 +32,7 @@ cudaError_t make_backward_maps(BackwardArguments& arguments) {
        {kColsV, 1, Traits::kTileM}},
       {&arguments.map_k,
        {p.k, batch, rows_k, p.heads_kv, p.head_dim, p.k_stride},
-       {kCols, 1, Traits::kTileN}},
+       {Traits::kBoxColsK, 1, Traits::kTileN}},
       {&arguments.map_v,
        {p.v, batch, rows_k, p.heads_kv, p.head_dim_v, p.v_stride},
        {kColsV, 1, Traits::kTileN}},

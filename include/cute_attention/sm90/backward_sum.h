@@ -43,8 +43,8 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     if (work.is_end()) {
       break;
     }
-    BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(params, work.tile,
-                                                                        work.sequence, work.tiles);
+    BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(
+        params, work.tile, work.sequence, work.tiles, work.steps);
     int remaining = steps.count();
     if (remaining > 0) {  // dQ of a step that does not exist (backward_compute.h)
       Barrier::wait(&shared.grad_q_full[part], ring.parity);

@@ -8,8 +8,9 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
-#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/m_tiles.h"
+#include "cute_attention/core/score_mod.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/smem_tiles.h"
@@ -28,12 +29,13 @@ struct BackwardArguments {
   CUtensorMap map_v;       // boxes of tile_n rows
 };
 
-// A block of keys, and the tiles of queries that it needs, in shared memory. The load warp writes
-// it, and all other warps read it.
+// A part of the steps of a block of keys, in shared memory. The load warp writes it, and all other
+// warps read it.
 struct BackwardWork {
   GradTile tile;
   Sequence sequence;
-  MTiles tiles;
+  MTiles tiles;     // that the block needs
+  StepRange steps;  // of the part
 
   CUTE_DEVICE bool is_end() const { return tile.n_block < 0; }  // there are no more blocks
 };
@@ -46,6 +48,19 @@ constexpr int kWorkSlots = 2;
 // grad_q_traits.h).
 constexpr int kStepRows = 64;
 
+// Whether one kernel of a row computes dK and dV and adds dQ to sums in global memory
+// (backward_kernel.h). If not, one kernel computes dK and dV, and another dQ (grad_kv_kernel.h,
+// grad_q_kernel.h): above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64
+// keys beside scores and dQ.
+constexpr bool sums_grad_q(KernelKey const& key) { return key.head_dim <= 128; }
+
+// The queries of a stage, in shared memory: their tile, and what the modifiers need to know of
+// their head.
+template <class OfHead>
+struct BackwardStage : OfHead {
+  int32_t m_block;
+};
+
 template <class Row>
 struct BackwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
@@ -56,6 +71,9 @@ struct BackwardTraits {
   static constexpr int kHeadDim = kKey.head_dim;
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kThreads = kConfig.warps * 32;
+  // In backward_finish each warpgroup takes the part of dQ that one of the backward kernel
+  // computed.
+  static constexpr int kFinishThreads = kConfig.tile_n / kWarpgroupM * kWarpgroupThreads;
   using Element = ElementOf<kKey.dtype>;
 
   // One warpgroup loads, the others own 64 keys each.
@@ -72,8 +90,10 @@ struct BackwardTraits {
   static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
   static constexpr int kColPartsQ = kConsumers / kRowPartsQ;
   static constexpr int kColsQ = kHeadDim / kColPartsQ;
-  static_assert(kRowPartsQ * kColPartsQ == kConsumers && kColsQ % kBoxCols<kHeadDim> == 0,
-                "every warpgroup has a part of dQ, of whole blocks of columns");
+  // The columns of a block of K in shared memory: a part has whole blocks.
+  static constexpr int kBoxColsK = kBoxCols<kColsQ>;
+  static_assert(kRowPartsQ * kColPartsQ == kConsumers && kColPartsQ * kColsQ == kHeadDim,
+                "every warpgroup has a part of dQ");
   // The part of a warpgroup: which 64 queries, and which kColsQ columns.
   CUTE_HOST_DEVICE static constexpr int row_part_q(int warpgroup) { return warpgroup % kRowPartsQ; }
   CUTE_HOST_DEVICE static constexpr int col_part_q(int warpgroup) { return warpgroup / kRowPartsQ; }
@@ -83,7 +103,7 @@ struct BackwardTraits {
   // floats of a thread in both rows. Measured on an H200, full and causal, 16k tokens: at head dim
   // 64 550 and 545 instead of 505 and 508 TFLOP/s; at 128 ptxas spills and lets no two products
   // overlap (C7512), 434 and 426 instead of 619 and 615.
-  static constexpr bool kGradQFirst = kHeadDim <= 64 && kKey.score_mod == ScoreMod::None;
+  static constexpr bool kGradQFirst = kHeadDim <= 96 && kKey.score_mods == score_mods::None;
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
@@ -115,8 +135,8 @@ struct BackwardTraits {
   // Buffers of dS. The step that writes one reads the other, of the step before.
   static constexpr int kStagesS = 2;
 
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1>;                   // (N, D, 1)
-  using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, 1>;        // (D, N, 1)
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1, kBoxColsK>;            // (N, D, 1)
+  using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, 1, kBoxColsK>;  // (D, N, 1)
   using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
   using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)
@@ -147,7 +167,7 @@ struct BackwardTraits {
     alignas(128) float delta[kStages][kTileM];
 
     BackwardWork works[kWorkSlots];
-    int32_t m_block[kStages];  // of the queries of a stage
+    BackwardStage<typename ScoreModifiers<kKey.score_mods>::Terms::OfHead> stages[kStages];
 
     // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.

@@ -8,6 +8,7 @@
 
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/backward_maps.h"
@@ -60,13 +61,22 @@ __global__ void __launch_bounds__(PrepareWithoutSums<Row>::kThreads)
   BackwardPrepare<PrepareWithoutSums<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
 }
 
+// dK and dV of blocks of keys that were computed in parts.
+template <class Row>
+using PartsOf = KeyGradientSums<GradKvTraits<Row>, GradKvTraits<Row>::kSumThreads>;
+template <class Row>
+__global__ void __launch_bounds__(GradKvTraits<Row>::kSumThreads)
+    grad_kv_sum(CUTE_GRID_CONSTANT BackwardParams const params, int32_t parts) {
+  PartsOf<Row>::add_up(params, parts, int32_t(blockIdx.x));
+}
+
 // The gradient of the sink of each head, one CTA a head.
 constexpr int kSinkThreads = 256;
 template <class Row>
 __global__ void __launch_bounds__(kSinkThreads)
     grad_sink(CUTE_GRID_CONSTANT BackwardParams const params) {
-  __shared__ float partial[kSinkThreads / 32];
-  write_sink_gradient<kSinkThreads>(params, int32_t(blockIdx.x), partial);
+  extern __shared__ float shared_numbers[];
+  write_sink_gradient<kSinkThreads>(params, int32_t(blockIdx.x), shared_numbers);
 }
 
 template <class Row>
@@ -79,16 +89,22 @@ struct BackwardWithoutSums {
   static constexpr int kSharedMemoryBytes = max_of(kBytesKv, kBytesQ);
 
   // A WorkspaceFunction (kernel_library.h).
-  static void workspace(BackwardParams const* params, BackwardWorkspace* sizes) {
-    *sizes = {2 * lse_size(*params) + kCounters, 0, 0};
+  static void workspace(BackwardParams const* params, DeviceInfo const* device,
+                        BackwardWorkspace* sizes) {
+    GradShape const shape{TraitsKv::kTileM, TraitsKv::kTileN, TraitsKv::kHeadDim,
+                          TraitsKv::kHeadDimV};
+    *sizes = grad_workspace(*params, shape, parts(*params, *device));
+    sizes->delta += kCounters;
+    sizes->grad_q_sum = 0;
+    sizes->grad_q_turn = 0;
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
   static int32_t launch(void const* params, LaunchContext const* context) {
     BackwardArguments arguments;
     arguments.params = *static_cast<BackwardParams const*>(params);
-    BackwardParams& p = arguments.params;
-    p.grad_q_turn = nullptr;  // nobody waits for a turn
+    arguments.params.grad_q_turn = nullptr;  // nobody waits for a turn
+    BackwardParams const& p = arguments.params;
     auto const stream = static_cast<cudaStream_t>(context->stream);
     int64_t const m_tiles = work_tiles(p, TraitsQ::kTileM);
     int64_t const n_tiles = tile_count(p.seqlen_k, TraitsKv::kTileN, p.heads_kv, p.batch);
@@ -96,9 +112,12 @@ struct BackwardWithoutSums {
       return cudaErrorInvalidConfiguration;
     }
     int32_t const multiprocessors = context->device->multiprocessors;
+    PartSums const sums = PartsOf<Row>::part_sums(
+        p, p.grad_kv_parts == nullptr ? 1 : parts(p, *context->device));
     // Queries may take half of the L2 cache, as where dQ is summed.
-    arguments.schedule = make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN,
-                                            context->device->l2_bytes / 2, multiprocessors);
+    arguments.schedule =
+        make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN, context->device->l2_bytes / 2,
+                           multiprocessors, sums.parts);
     arguments.next_tile = counters(p);
     cudaError_t error = make_backward_maps<TraitsKv>(arguments);
     if (error != cudaSuccess) {
@@ -122,17 +141,27 @@ struct BackwardWithoutSums {
       }
     }
     if (n_tiles > 0) {
-      int32_t const ctas = int32_t(n_tiles < multiprocessors ? n_tiles : multiprocessors);
+      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, multiprocessors);
       grad_kv<Row><<<unsigned(ctas), kThreads, kBytesKv, stream>>>(arguments);
     }
+    if (sums.ctas > 0) {
+      grad_kv_sum<Row><<<unsigned(sums.ctas), TraitsKv::kSumThreads, 0, stream>>>(p, sums.parts);
+    }
     if (m_tiles > 0) {
-      int32_t const ctas = int32_t(m_tiles < multiprocessors ? m_tiles : multiprocessors);
+      int32_t const ctas = min_of(int32_t(m_tiles), multiprocessors);
       grad_q<Row><<<unsigned(ctas), TraitsQ::kThreads, kBytesQ, stream>>>(arguments);
     }
     if (p.grad_sink != nullptr) {
-      grad_sink<Row><<<unsigned(p.heads), kSinkThreads, 0, stream>>>(p);
+      grad_sink<Row><<<unsigned(p.heads), kSinkThreads, kSinkThreads / 32 * sizeof(float), stream>>>(
+          p);
     }
     return cudaGetLastError();
+  }
+
+ private:
+  // Into how many parts the steps of a block of keys are divided. The grid is persistent.
+  static int32_t parts(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_parts(params, TraitsKv::kTileM, TraitsKv::kTileN, device.multiprocessors);
   }
 };
 

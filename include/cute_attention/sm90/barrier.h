@@ -6,6 +6,8 @@
 
 #include <cute/config.hpp>
 
+#include "cute_attention/core/warp.h"
+
 namespace cute_attention::sm90 {
 
 // An mbarrier in shared memory (PTX ISA, "Parallel Synchronization: mbarrier"). It counts arrivals
@@ -37,7 +39,7 @@ CUTE_DEVICE Ring<kStages> buffer_of(int32_t number) {
 
 // One lane arrives for its warp, which has synchronised where other lanes' work matters.
 CUTE_DEVICE void arrive_by_warp(uint64_t& barrier) {
-  if (threadIdx.x % 32 == 0) {
+  if (lane_of_warp() == 0) {
     Barrier::arrive(&barrier);
   }
 }

@@ -138,26 +138,10 @@ struct ForwardCompute {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return scores.m_offset(); }
 
-  // The KV tiles that this warpgroup's own queries visit, a part of those of the tile.
-  CUTE_DEVICE KvTiles own_kv_tiles(ForwardTile const& tile) const {
-    QueryPacking const& packing = arguments.packing;
-    return kv_tiles(tile.sequence, tile.m_begin + packing.query(m_offset()),
-                    packing.queries(kWarpgroupM), kTileN);
-  }
-
-  // The KV tile that this warpgroup visits first: the last one, or, if only other warpgroups'
-  // queries see keys of the last one, the last but one.
-  CUTE_DEVICE static int32_t first_block(ForwardTile const& tile, KvTiles const& own) {
-    int32_t const last = tile.kv.end - 1;
-    return own.end <= last && last > tile.kv.begin ? last - 1 : last;
-  }
-
   // If only other warpgroups need the last KV tile, releases its K unread; skip_hidden_values()
-  // does so with its V, a turn later. No more than one KV tile is skipped: the last V of the tile
-  // before is still unread here, and waiting for a second V, for which there may be no buffer,
-  // would never end.
+  // does so with its V, a turn later.
   CUTE_DEVICE void skip_hidden_keys(ForwardTile const& tile) {
-    if (first_block(tile, own_kv_tiles(tile)) < tile.kv.end - 1) {
+    if (tile.walks[warpgroup].end < tile.kv.end) {
       wait_for_keys();
       release(shared.key_empty[ring_k.stage]);
       ring_k.advance();
@@ -176,17 +160,15 @@ struct ForwardCompute {
   // Visits all KV tiles but the first, whose P there is already.
   CUTE_DEVICE void walk_kv_tiles() {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
-    KvTiles const own = own_kv_tiles(tile);
-    int32_t const begin = tile.kv.begin;
-    int32_t const first = first_block(tile, own);
-    if (first < tile.kv.end - 1) {
+    KvTiles const walk = tile.walks[warpgroup];
+    if (walk.end < tile.kv.end) {
       skip_hidden_values();
     }
-    for (int32_t n_block = first - 1; n_block >= begin; --n_block) {
-      if (own.masked(n_block)) {
-        step<true>(n_block, n_block == begin);
+    for (int32_t n_block = walk.end - 2; n_block >= walk.begin; --n_block) {
+      if (walk.masked(n_block)) {
+        step<true>(n_block, n_block == walk.begin);
       } else {
-        step<false>(n_block, n_block == begin);
+        step<false>(n_block, n_block == walk.begin);
       }
     }
   }
@@ -293,10 +275,10 @@ struct ForwardCompute {
   // Computes P of a tile's first KV tile. S must be there.
   CUTE_DEVICE void first_probabilities() {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
-    KvTiles const own = own_kv_tiles(tile);
-    int32_t const n_block = first_block(tile, own);
-    release_scores(n_block == tile.kv.begin);
-    scores.first(tile, n_block, !own.masked(n_block));
+    KvTiles const walk = tile.walks[warpgroup];
+    int32_t const n_block = walk.end - 1;
+    release_scores(n_block == walk.begin);
+    scores.first(tile, n_block, !walk.masked(n_block));
     convert_into(scores.accumulator, tOrP);
     wait_for_values();
   }
@@ -339,9 +321,10 @@ struct ForwardCompute {
     wait_for_keys();
     start_scores();
     pass_turn();
+    Ending const ending = end_softmax();
     cute::warpgroup_wait<1>();
     release_output(v);
-    store();
+    store(ending);
     release_tile();
     cute::clear(tOrO);
     cute::warpgroup_wait<0>();
@@ -353,20 +336,34 @@ struct ForwardCompute {
     take_turn();
     start_output(v);
     pass_turn();
+    Ending const ending = end_softmax();
     cute::warpgroup_wait<0>();
     release_output(v);
-    store();
+    store(ending);
   }
 
-  CUTE_DEVICE void store() {
-    auto rO = output();
-    typename Softmax::Rows lse;
+  // What the softmax of a tile of queries ends with.
+  struct Ending {
+    typename Softmax::Rows factors;  // (ROWS) normalise O
+    typename Softmax::Rows lse;      // (ROWS)
+  };
+
+  // Ends the softmax of the tile's rows, and joins their sinks. It needs no O: called while the
+  // tensor cores compute the last one, it takes no time of its own.
+  CUTE_DEVICE Ending end_softmax() {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
-    auto factors = scores.softmax.finish(lse, Scores::alone());
-    join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread), factors,
-               lse);
-    scale_rows(rO, factors);
-    store_tile<Element>(arguments, tile, m_offset(), thread, rO, lse);
+    Ending ending;
+    ending.factors = scores.softmax.finish(ending.lse, Scores::alone());
+    join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread),
+               ending.factors, ending.lse);
+    return ending;
+  }
+
+  CUTE_DEVICE void store(Ending const& ending) {
+    auto rO = output();
+    scale_rows(rO, ending.factors);
+    store_tile<Element>(arguments, shared.tiles[ring_tile.stage], m_offset(), thread, rO,
+                        ending.lse);
   }
 };
 

@@ -6,6 +6,7 @@
 #include "cute_attention/core/packed_blocks.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/forward_tile.h"
+#include "cute_attention/sm90/warpgroup.h"
 
 namespace cute_attention::sm90 {
 
@@ -39,6 +40,12 @@ struct TileWalk {
       tile.sequence = load_sequence(params, tile.work.batch);
       tile.m_begin = tile.work.m_block * queries;
       tile.kv = kv_tiles(tile.sequence, tile.m_begin, queries, kTileN);
+      CUTE_UNROLL
+      for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
+        int32_t const first = tile.m_begin + packing.query(warpgroup * kWarpgroupM);
+        KvTiles const own = kv_tiles(tile.sequence, first, packing.queries(kWarpgroupM), kTileN);
+        tile.walks[warpgroup] = visited_tiles(tile.kv, own);
+      }
     }
     return tile;
   }

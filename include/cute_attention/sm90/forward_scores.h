@@ -21,9 +21,9 @@ struct ForwardScores {
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
   using Softmax = OnlineSoftmax<2>;
   using Rows = typename Softmax::Rows;
-  using Modifier = ScoreModifier<Row::kKey.score_mod>;
-  // How many scores share a quotient (score_mod.h): fewer where the output leaves few registers.
-  static constexpr int kModifierGroup = Traits::kHeadDimV > 128 ? 1 : 4;
+  using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
+  // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
+  static constexpr int kMapGroup = Traits::kHeadDimV > 128 ? 1 : 4;
 
   ForwardArguments const& arguments;
   int const warpgroup;  // of the consumers
@@ -31,20 +31,26 @@ struct ForwardScores {
 
   FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() turn into P in place
   Softmax softmax;
+  typename Modifiers::Terms::template OfRows<2> terms;
 
   CUTE_DEVICE ForwardScores(ForwardArguments const& arguments, int warpgroup, int thread)
       : arguments(arguments),
         warpgroup(warpgroup),
         thread(thread),
-        softmax(Modifier::exponent_scale(arguments.params)) {}
+        softmax(Modifiers::exponent_scale(arguments.params)) {}
 
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
 
   // Turns S of the first KV tile of a walk into P. `full`: every query sees every key of it.
   CUTE_DEVICE void first(ForwardTile const& tile, int32_t n_block, bool full) {
+    if constexpr (Modifiers::kHasTerm) {
+      terms.load(arguments.params, tile.work.batch,
+                 heads_of_thread(arguments, tile, m_offset(), thread),
+                 Modifiers::exponent_scale(arguments.params));
+    }
     modify_and_mask(tile, n_block, !full);
-    softmax = Softmax(Modifier::exponent_scale(arguments.params));
+    softmax = Softmax(Modifiers::exponent_scale(arguments.params));
     Rows factors;
     softmax.template take<true, Traits::kSumChains>(view(), factors, alone());
   }
@@ -72,15 +78,17 @@ struct ForwardScores {
 
   CUTE_DEVICE void modify_and_mask(ForwardTile const& tile, int32_t n_block, bool masked) {
     auto rS = view();
-    cute_attention::modify_and_mask<kModifierGroup>(Modifier(arguments.params), rS, masked,
-                                                    [&] { mask(tile, n_block); });
+    cute_attention::modify_and_mask<kMapGroup>(
+        Modifiers(arguments.params), rS, masked,
+        [&] { mask_scores_by_side(score_tile(tile, n_block)); },
+        [&] { Modifiers::Terms::add(score_tile(tile, n_block), terms); });
   }
 
-  CUTE_DEVICE void mask(ForwardTile const& tile, int32_t n_block) {
+  CUTE_DEVICE auto score_tile(ForwardTile const& tile, int32_t n_block) {
     QueryPacking const& packing = arguments.packing;
-    mask_scores_by_side(make_score_tile<kWarpgroupM, kTileN>(
+    return make_score_tile<kWarpgroupM, kTileN>(
         typename Traits::MmaQK{}, opaque(thread), accumulator, tile.sequence, packing,
-        tile.m_begin + packing.query(m_offset()), n_block * kTileN));
+        tile.m_begin + packing.query(m_offset()), n_block * kTileN);
   }
 };
 

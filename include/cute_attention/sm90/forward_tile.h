@@ -26,6 +26,9 @@ struct ForwardArguments {
   CUtensorMap map_v;
 };
 
+// The most warpgroups that compute.
+constexpr int kMostConsumers = 3;
+
 // A tile of queries and the KV tiles it needs, in shared memory. The scheduler warp writes it
 // (forward_schedule.h), the load warp and the consumers read it.
 struct ForwardTile {
@@ -34,6 +37,7 @@ struct ForwardTile {
   Sequence sequence;
   int32_t m_begin;  // its first query
   KvTiles kv;
+  KvTiles walks[kMostConsumers];  // of them those that each warpgroup visits
 
   CUTE_DEVICE bool sees_keys() const { return kv.begin < kv.end; }
   CUTE_DEVICE bool is_end() const { return m_begin < 0; }  // there are no more tiles

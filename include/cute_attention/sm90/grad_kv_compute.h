@@ -13,10 +13,10 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/backward_scores.h"
-#include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/score_tile.h"
 #include "cute_attention/sm90/gemm.h"
 #include "cute_attention/sm90/grad_kv_traits.h"
@@ -25,12 +25,14 @@
 namespace cute_attention::sm90 {
 
 // What both warpgroups do alike: they take one block of keys after the other, and count steps.
-//   Compute  GradVCompute or GradKCompute: clear(), begin_keys(), step(work, stage), end_keys(), store(work)
+//   Compute  GradVCompute or GradKCompute: clear(), begin_keys(), step(), end_keys(), store() and
+//            store_part()
 template <class Row, class Compute>
 struct GradKvConsumer {
   using Traits = GradKvTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
+  using Sums = KeyGradientSums<Traits, Traits::kSumThreads>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
 
@@ -56,9 +58,7 @@ struct GradKvConsumer {
         break;
       }
       compute.clear();
-      int remaining =
-          BackwardSteps<Element, kTileM>(arguments.params, work.tile, work.sequence, work.tiles)
-              .count();
+      int remaining = work.steps.count;
       if (remaining > 0) {
         compute.begin_keys(uint32_t(blocks) % 2);
         do {
@@ -68,7 +68,11 @@ struct GradKvConsumer {
         compute.end_keys();
         ++blocks;
       }
-      compute.store(work);
+      if (arguments.schedule.parts == 1) {
+        compute.store(work);
+      } else if (work.steps.count > 0) {
+        compute.store_part(work);
+      }
       __syncwarp();  // all lanes have read the work
       arrive_by_warp(shared.work_empty[slot.stage]);
     }
@@ -113,9 +117,9 @@ struct GradKvConsumer {
         make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
   }
 
-  // The vectors of this thread in a buffer of factors.
-  CUTE_DEVICE float4* factors(uint32_t stage) const {
-    return reinterpret_cast<float4*>(shared.factor[stage]) + thread;
+  // Vector v of this thread in a buffer of factors.
+  CUTE_DEVICE float4& factors(uint32_t stage, int v) const {
+    return reinterpret_cast<float4*>(shared.factor[stage])[Traits::factor_vector(v, thread)];
   }
   static constexpr int kFactorVectors = kTileM * kTileN / kWarpgroupThreads / 4;
 
@@ -142,7 +146,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   using Base::shared;
   using Base::steps;
   using Base::thread;
-  using Scores = BackwardScores<Row::kKey.score_mod>;
+  using Scores = BackwardScores<Row::kKey.score_mods>;
   using FragmentV = typename Base::template Fragment<typename Traits::MmaV, Traits::kHeadDimV>;
 
   Scores const scores;
@@ -175,16 +179,17 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     if constexpr (Scores::kMasksFirst) {
-      mask(work, shared.m_block[ring.stage], tSrS);
+      mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
+    auto const terms = terms_of(work, shared.stages[ring.stage], tSrS);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
-      scores.begin(rS(_, query), sLse(0, query));
+      scores.begin(rS(_, query), sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst) {
-      mask(work, shared.m_block[ring.stage], tSrS);
+      mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
-    write_factors(tSrS, rS, sLse);
+    write_factors(rS, sLse, terms);
     __syncwarp();  // all lanes have read the LSE
     arrive_by_warp(shared.query_empty[ring.stage]);
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
@@ -204,41 +209,59 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     store_rows(tdVrdV, this->first_key(params.grad_v, params.grad_v_stride, work),
                params.grad_v_stride.row, Base::keys_left(work), params.head_dim_v, thread);
   }
+  CUTE_DEVICE void store_part(BackwardWork const& work) {
+    Base::Sums::template store_grad_v<typename Traits::MmaV>(arguments.params, work.sequence,
+                                                             work.tile, thread, tdVrdV);
+  }
 
  private:
   // Makes scores probabilities, and hands what dP + delta is multiplied with to the other warpgroup.
   //   rS, sLse  (KEYS, QUERIES)
-  template <class Probabilities, class Lse>
-  CUTE_DEVICE void write_factors(FragmentS& tSrS, Probabilities& rS, Lse const& sLse) {
+  template <class Probabilities, class Lse, class Terms>
+  CUTE_DEVICE void write_factors(Probabilities& rS, Lse const& sLse, Terms const& terms) {
     using namespace cute;
     auto const ring = buffer_of<Traits::kStagesFactor>(steps);
     FragmentS tSrF;  // (MMA, MMA_N, MMA_M)
     Tensor rF = make_tensor(tSrF.data(), rows_and_columns(tSrF.layout()));  // (KEYS, QUERIES)
     CUTE_UNROLL
-    for (int i = 0; i < size(rS); ++i) {
-      rF(i) = scores.factor(rS(i), sLse(i));
+    for (int query = 0; query < size<1>(rS); ++query) {
+      CUTE_UNROLL
+      for (int key = 0; key < size<0>(rS); ++key) {
+        rF(key, query) =
+            scores.factor(rS(key, query), sLse(0, query), terms.of_query(query), key);
+      }
     }
     Barrier::wait(&shared.factor_empty[ring.stage], ring.parity ^ 1);
-    float4* const target = this->factors(ring.stage);
     CUTE_UNROLL
     for (int v = 0; v < Base::kFactorVectors; ++v) {
-      target[v * kWarpgroupThreads] =
+      this->factors(ring.stage, v) =
           make_float4(tSrF(4 * v), tSrF(4 * v + 1), tSrF(4 * v + 2), tSrF(4 * v + 3));
     }
     __syncwarp();
     arrive_by_warp(shared.factor_full[ring.stage]);
   }
 
+  CUTE_DEVICE auto score_tile(BackwardWork const& work, int m_block, FragmentS& tSrS,
+                              QueryPacking const& packing) const {
+    return make_score_tile_of_transpose<Traits::kTileM, Traits::kTileN>(
+        typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing,
+        m_block * Traits::kTileM, work.tile.n_block * Traits::kTileN);
+  }
+
+  // The terms of the modifiers for a step, for scores.begin() and scores.factor().
+  template <class Stage>
+  CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
+  }
+
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
-  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) {
-    constexpr int kTileM = Traits::kTileM;
+  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) const {
     if (work.tiles.masked(m_block)) {
       QueryPacking const packing = unpacked_queries();
-      auto const tile = make_score_tile_of_transpose<kTileM, Traits::kTileN>(
-          typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, m_block * kTileM,
-          work.tile.n_block * Traits::kTileN);
+      auto const tile = score_tile(work, m_block, tSrS, packing);
       mask_scores_by_side(tile);
-      if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
+      if ((m_block + 1) * Traits::kTileM > work.sequence.seqlen_q) {
         mask_missing_queries(tile);
       }
     }
@@ -314,16 +337,19 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
     store_rows(tdKrdK, this->first_key(params.grad_k, params.grad_k_stride, work),
                params.grad_k_stride.row, Base::keys_left(work), params.head_dim, thread);
   }
+  CUTE_DEVICE void store_part(BackwardWork const& work) {
+    Base::Sums::template store_grad_k<typename Traits::MmaK>(arguments.params, work.sequence,
+                                                             work.tile, thread, tdKrdK);
+  }
 
  private:
   // Makes dP + delta dS.
   CUTE_DEVICE void multiply_by_factors(FragmentS& tdPrdP) {
     auto const ring = buffer_of<Traits::kStagesFactor>(steps);
     Barrier::wait(&shared.factor_full[ring.stage], ring.parity);
-    float4 const* const source = this->factors(ring.stage);
     CUTE_UNROLL
     for (int v = 0; v < Base::kFactorVectors; ++v) {
-      float4 const factor = source[v * kWarpgroupThreads];
+      float4 const factor = this->factors(ring.stage, v);
       tdPrdP(4 * v) *= factor.x;
       tdPrdP(4 * v + 1) *= factor.y;
       tdPrdP(4 * v + 2) *= factor.z;

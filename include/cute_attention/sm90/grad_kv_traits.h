@@ -28,6 +28,7 @@ struct GradKvTraits {
   static constexpr int kOfV = 0;
   static constexpr int kOfK = 1;
   using Registers = WarpgroupRegisters<kConsumers>;
+  static constexpr int kSumThreads = 256;  // of a CTA that adds up the parts of blocks of keys
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and two consumers");
   static_assert(kTileN == kWarpgroupM, "a warpgroup's accumulators have all keys of the CTA");
@@ -50,6 +51,7 @@ struct GradKvTraits {
   using MmaV = MmaOfGradient<kHeadDimV>;
   using MmaK = MmaOfGradient<kHeadDim>;
 
+  static constexpr int kBoxColsK = kBoxCols<kHeadDim>;
   using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1>;                   // (N, D, 1)
   using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
@@ -66,6 +68,11 @@ struct GradKvTraits {
 
   // Buffers of factors: the warpgroup of dV may be one step ahead.
   static constexpr int kStagesFactor = 2;
+  // Which vector of four floats of a buffer is vector v of a thread's factors, in the order of its
+  // accumulator. A warp writes and reads whole rows of banks.
+  CUTE_HOST_DEVICE static constexpr int factor_vector(int v, int thread) {
+    return v * kWarpgroupThreads + thread;
+  }
 
   struct SharedMemory {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
@@ -79,7 +86,7 @@ struct GradKvTraits {
     alignas(128) float delta[kStages][kTileM];
 
     BackwardWork works[kWorkSlots];
-    int32_t m_block[kStages];  // of the queries of a stage
+    BackwardStage<typename ScoreModifiers<kKey.score_mods>::Terms::OfHead> stages[kStages];
 
     // As in backward_traits.h.
     uint64_t work_full[kWorkSlots];          // 1 arrival

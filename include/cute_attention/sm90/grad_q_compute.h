@@ -25,7 +25,7 @@ struct GradQCompute {
   using Traits = GradQTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  using Scores = BackwardScores<Row::kKey.score_mod>;
+  using Scores = BackwardScores<Row::kKey.score_mods>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
@@ -161,9 +161,10 @@ struct GradQCompute {
     if constexpr (Scores::kMasksFirst) {
       mask(work, n_block, tSrS);
     }
+    auto const terms = terms_of(work, n_block, tSrS);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      scores.begin(rS(row, _), lse[row]);
+      scores.begin(rS(row, _), lse[row], terms.of_query(row));
     }
     if constexpr (!Scores::kMasksFirst) {
       mask(work, n_block, tSrS);
@@ -177,19 +178,31 @@ struct GradQCompute {
       for (int col = 0; col < size<1>(rdP); ++col) {
         rdP(row, col) += delta[row];
       }
-      scores.finish(rS(row, _), rdP(row, _), lse[row]);
+      scores.finish(rS(row, _), rdP(row, _), lse[row], terms.of_query(row));
     }
     convert_into(tdPrdP, tdQrdS);
     start_grad_q(tdQrdS, ring_k.stage);
   }
 
+  CUTE_DEVICE auto score_tile(GradQWork const& work, int32_t n_block, FragmentS& tSrS,
+                              QueryPacking const& packing) const {
+    return make_score_tile<kWarpgroupM, kTileN>(typename Traits::MmaS{}, opaque(thread), tSrS,
+                                                work.sequence, packing, first_query(work),
+                                                n_block * kTileN);
+  }
+
+  // The terms of the modifiers for a step, for scores.begin() and scores.finish().
+  CUTE_DEVICE auto terms_of(GradQWork const& work, int32_t n_block, FragmentS& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    return Scores::terms(Scores::of_head(arguments.params, work.tile.batch, work.tile.head),
+                         [&] { return score_tile(work, n_block, tSrS, packing); });
+  }
+
   // Sets hidden scores to -infinity.
-  CUTE_DEVICE void mask(GradQWork const& work, int32_t n_block, FragmentS& tSrS) {
+  CUTE_DEVICE void mask(GradQWork const& work, int32_t n_block, FragmentS& tSrS) const {
     if (work.kv.masked(n_block)) {
       QueryPacking const packing = unpacked_queries();
-      mask_scores_by_side(make_score_tile<kWarpgroupM, kTileN>(
-          typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, first_query(work),
-          n_block * kTileN));
+      mask_scores_by_side(score_tile(work, n_block, tSrS, packing));
     }
   }
 

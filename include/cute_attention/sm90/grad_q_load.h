@@ -61,7 +61,7 @@ struct GradQLoad {
   // The first tile of a CTA is the one of its own number.
   CUTE_DEVICE int32_t next_index() const {
     int32_t taken = 0;
-    if (threadIdx.x % 32 == 0) {
+    if (lane_of_warp() == 0) {
       taken = atomicAdd(arguments.next_tile + 1, 1);
     }
     return int32_t(gridDim.x) + warp_uniform(taken);

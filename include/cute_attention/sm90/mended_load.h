@@ -16,20 +16,20 @@ struct MendedLoad {
   bool const leader;  // one lane talks to the TMA unit and to the barriers
   Ring<1> ring{};
 
-  template <int kRows, int kCols, class Element>
+  template <int kRows, int kCols, int kBox = kBoxCols<kCols>, class Element>
   CUTE_DEVICE void load(CUtensorMap const& map, TileOrigin const& origin, int32_t row, int32_t rows,
                         bool packed, Element* buffer, uint64_t& full) {
     bool const mend = packed && rows < kRows;
     uint64_t& arrived = mend ? landed : full;
     if (leader) {
       Barrier::arrive_and_expect_tx(&arrived, kRows * kCols * int(sizeof(Element)));
-      load_boxes<kRows, kCols>(map, origin, row, buffer, arrived,
-                               cute::TMA::CacheHintSm90::EVICT_LAST);
+      load_boxes<kRows, kCols, kBox>(map, origin, row, buffer, arrived,
+                                     cute::TMA::CacheHintSm90::EVICT_LAST);
     }
     if (mend) {
       Barrier::wait(&landed, ring.parity);
       ring.advance();
-      clear_rows<kRows, kCols>(buffer, rows);
+      clear_rows<kRows, kCols, kBox>(buffer, rows);
       cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
       __syncwarp();
       if (leader) {

@@ -53,10 +53,9 @@ CUTE_DEVICE void store_row(Values const& values, Element* row, bool inside, int3
                            int thread) {
   using namespace cute;
   constexpr int kBlocks = decltype(size(values))::value / 2;  // of 8 columns
-  static_assert(kBlocks % 4 == 0, "four threads exchange whole groups of blocks");
   int const t = thread % kThreadsPerRow;
   CUTE_UNROLL
-  for (int block = 0; block < kBlocks; block += 4) {
+  for (int block = 0; block + 4 <= kBlocks; block += 4) {
     Columns32 own;
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -67,6 +66,14 @@ CUTE_DEVICE void store_row(Values const& values, Element* row, bool inside, int3
     if (inside && col < cols) {
       *reinterpret_cast<uint4*>(row + col) =
           uint4{whole.block[0], whole.block[1], whole.block[2], whole.block[3]};
+    }
+  }
+  // Blocks that are too few for an exchange: each thread stores its own two columns.
+  CUTE_UNROLL
+  for (int block = kBlocks / 4 * 4; block < kBlocks; ++block) {
+    if (inside && 8 * block < cols) {
+      *reinterpret_cast<uint32_t*>(row + 8 * block + 2 * t) =
+          pack<Element>(values(2 * block), values(2 * block + 1));
     }
   }
 }

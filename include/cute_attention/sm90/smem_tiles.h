@@ -9,28 +9,30 @@
 
 namespace cute_attention::sm90 {
 
-// 8 rows of kBoxCols, row-major and swizzled, as WGMMA reads them (PTX ISA, "Asynchronous Warpgroup
-// Level Matrix Shared Memory Layout"): as they are, or as their transpose.
-template <class Element, int kCols>
+// 8 rows of kBox columns, row-major and swizzled, as WGMMA reads them (PTX ISA, "Asynchronous
+// Warpgroup Level Matrix Shared Memory Layout"): as they are, or as their transpose.
+template <class Element, int kBox>
 using SwizzledAtom =
-    std::conditional_t<kBoxCols<kCols> == 64, cute::GMMA::Layout_K_SW128_Atom<Element>,
-                       cute::GMMA::Layout_K_SW64_Atom<Element>>;
-template <class Element, int kCols>
+    std::conditional_t<kBox == 64, cute::GMMA::Layout_K_SW128_Atom<Element>,
+                       std::conditional_t<kBox == 32, cute::GMMA::Layout_K_SW64_Atom<Element>,
+                                          cute::GMMA::Layout_K_SW32_Atom<Element>>>;
+template <class Element, int kBox>
 using SwizzledAtomTransposed =
-    std::conditional_t<kBoxCols<kCols> == 64, cute::GMMA::Layout_MN_SW128_Atom<Element>,
-                       cute::GMMA::Layout_MN_SW64_Atom<Element>>;
+    std::conditional_t<kBox == 64, cute::GMMA::Layout_MN_SW128_Atom<Element>,
+                       std::conditional_t<kBox == 32, cute::GMMA::Layout_MN_SW64_Atom<Element>,
+                                          cute::GMMA::Layout_MN_SW32_Atom<Element>>>;
 
-// kStages tiles of kRows x kCols: a block column of kBoxCols, all its rows, then the next: what a
-// TMA box fills.
-template <class Element, int kRows, int kCols, int kStages>
+// kStages tiles of kRows x kCols: a block of kBox columns, all its rows, then the next: what a TMA
+// box fills.
+template <class Element, int kRows, int kCols, int kStages, int kBox = kBoxCols<kCols>>
 using SmemTiles = decltype(cute::tile_to_shape(
-    SwizzledAtom<Element, kCols>{},
+    SwizzledAtom<Element, kBox>{},
     cute::Shape<cute::Int<kRows>, cute::Int<kCols>, cute::Int<kStages>>{}));
 
 // The same memory read as transposes, (kCols, kRows, kStages).
-template <class Element, int kRows, int kCols, int kStages>
+template <class Element, int kRows, int kCols, int kStages, int kBox = kBoxCols<kCols>>
 using SmemTilesTransposed = decltype(cute::tile_to_shape(
-    SwizzledAtomTransposed<Element, kCols>{},
+    SwizzledAtomTransposed<Element, kBox>{},
     cute::Shape<cute::Int<kCols>, cute::Int<kRows>, cute::Int<kStages>>{},
     cute::Step<cute::_2, cute::_1, cute::_3>{}));
 

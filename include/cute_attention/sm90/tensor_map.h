@@ -47,7 +47,7 @@ struct Box {
 
 // Describes boxes of `view` to the TMA unit (CUDA Driver API, "Tensor Map Object Management"),
 // whose heads come in groups of `group`. A box arrives in shared memory with cols fastest, then
-// heads, then rows, swizzled within 64 or 32 columns; what lies outside the view, or in a box past
+// heads, then rows, swizzled within its columns; what lies outside the view, or in a box past
 // the end of a group, is filled with zeros. Coordinates are (col, head of the group, row, group,
 // batch).
 template <class Element>
@@ -72,13 +72,15 @@ cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t gr
   cuuint32_t const sizes[] = {cuuint32_t(box.cols), cuuint32_t(box.heads), cuuint32_t(box.rows), 1,
                               1};
   cuuint32_t const element_strides[] = {1, 1, 1, 1, 1};
+  CUtensorMapSwizzle const swizzles[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
+                                         CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B};
   CUresult const result = encode(
       map,
       std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
       5, const_cast<void*>(view.data), extents, strides, sizes, element_strides,
       CU_TENSOR_MAP_INTERLEAVE_NONE,
-      box_swizzle_bits(box.cols) == 3 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      swizzles[box_swizzle_bits(box.cols)],
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return static_cast<cudaError_t>(result);  // errors of both have the same numbers
 }

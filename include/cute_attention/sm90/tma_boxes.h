@@ -4,20 +4,23 @@
 
 namespace cute_attention::sm90 {
 
-// Columns of a swizzled block and of a TMA box: 64 elements (128 bytes, all 32 banks) where the
-// head dim allows, else 32.
+// Columns of a swizzled block and of a TMA box: 64 elements (128 bytes, all 32 banks) where whole
+// boxes fill kCols columns, else 32, else 16.
 template <int kCols>
-constexpr int kBoxCols = kCols % 64 == 0 ? 64 : 32;
+constexpr int kBoxCols = kCols % 64 == 0 ? 64 : kCols % 32 == 0 ? 32 : 16;
 
-// The swizzle of a box of 16-bit elements, in bits of Swizzle<bits, 3, 3>: 128 bytes or 64.
-constexpr int box_swizzle_bits(int box_cols) { return box_cols == 64 ? 3 : 2; }
+// The swizzle of a box of 16-bit elements, in bits of Swizzle<bits, 3, 3>: 128 bytes, 64 or 32.
+constexpr int box_swizzle_bits(int box_cols) {
+  return box_cols == 64 ? 3 : box_cols == 32 ? 2 : 1;
+}
 
-// A tile of kTileRows x kTileCols: boxes of all rows, one block of columns after the other, each
-// row-major and swizzled within its rows.
-template <int kTileRows, int kTileCols>
+// A tile of kTileRows x kTileCols: boxes of all rows, one block of kBox columns after the other,
+// each row-major and swizzled within its rows.
+template <int kTileRows, int kTileCols, int kBox = kBoxCols<kTileCols>>
 struct TmaBoxes {
+  static_assert(kTileCols % kBox == 0, "whole boxes");
   static constexpr int kRows = kTileRows;
-  static constexpr int kCols = kBoxCols<kTileCols>;
+  static constexpr int kCols = kBox;
   static constexpr int kCount = kTileCols / kCols;
   static constexpr int kSwizzleBits = box_swizzle_bits(kCols);
 

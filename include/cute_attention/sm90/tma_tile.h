@@ -18,11 +18,13 @@ struct TileOrigin {
 
 // Starts the copies of a tile of kRows x kCols whose first row is `row` rows after the origin, box
 // by box. One thread calls it, after it has told `full` how many bytes to expect.
-template <int kRows, int kCols, class Element>
+template <int kRows, int kCols, int kBox = kBoxCols<kCols>, class Element>
 CUTE_DEVICE void load_boxes(CUtensorMap const& map, TileOrigin const& origin, int32_t row,
                             Element* buffer, uint64_t& full, cute::TMA::CacheHintSm90 hint) {
-  using Boxes = TmaBoxes<kRows, kCols>;
-  CUTE_UNROLL
+  using Boxes = TmaBoxes<kRows, kCols, kBox>;
+  // A producer thread has few registers: many boxes are not issued all at once.
+  constexpr int kUnroll = Boxes::kCount <= 4 ? Boxes::kCount : 1;
+#pragma unroll kUnroll
   for (int box = 0; box < Boxes::kCount; ++box) {
     cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(hint), buffer + Boxes::offset(box),
                                  Boxes::col(box), origin.head_of_group, origin.row + row,
@@ -33,14 +35,14 @@ CUTE_DEVICE void load_boxes(CUtensorMap const& map, TileOrigin const& origin, in
 // Sets the rows of a tile of kRows x kCols from `rows` on to zero. Swizzling moves 16-byte vectors
 // only within their row of a box, so that whole rows can be cleared as if nothing were swizzled.
 // The threads of a warp call it together.
-template <int kRows, int kCols, class Element>
+template <int kRows, int kCols, int kBox = kBoxCols<kCols>, class Element>
 CUTE_DEVICE void clear_rows(Element* buffer, int32_t rows) {
-  using Boxes = TmaBoxes<kRows, kCols>;
+  using Boxes = TmaBoxes<kRows, kCols, kBox>;
   constexpr int kVectors = Boxes::kCols * int(sizeof(Element)) / 16;  // of a row of a box
   CUTE_UNROLL
   for (int index = 0; index < Boxes::kCount; ++index) {
     auto* const box = reinterpret_cast<uint4*>(buffer + Boxes::offset(index));
-    for (int i = rows * kVectors + int(threadIdx.x) % 32; i < kRows * kVectors; i += 32) {
+    for (int i = rows * kVectors + lane_of_warp(); i < kRows * kVectors; i += 32) {
       box[i] = uint4{};
     }
   }

@@ -75,6 +75,7 @@ def exact(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Exact:
     """The formula's output, LSE and gradients in float64, from inputs that are rounded already, and
     the size of each."""
@@ -95,6 +96,12 @@ def exact(
     if softcap:
         bent = torch.tanh(scores / softcap)
         scores, bend = softcap * bent, 1 - bent.square()
+    biases = torch.zeros((), dtype=scores.dtype, device=scores.device)
+    if alibi_slopes is not None:
+        positions = torch.arange(q.shape[2], device=q.device) + (k.shape[2] - q.shape[2])
+        distances = (positions[:, None] - torch.arange(k.shape[2], device=q.device)).abs()
+        biases = -alibi_slopes.double()[..., None, None] * distances
+        scores = scores + biases
     sees = visible(q.shape[2], k.shape[2], causal, window).to(q.device)
     scores = scores.masked_fill(~sees, -torch.inf)
     lse = scores.logsumexp(-1)
@@ -110,7 +117,8 @@ def exact(
 
     # Sizes. Numbers below the smallest normal one of the dtype have absolute errors; what
     # underflows altogether has none.
-    score_error = SCORE_ULPS * eps32 / eps * lse.nan_to_num(0.0, 0.0, 0.0).abs()[..., None]
+    score_size = lse.nan_to_num(0.0, 0.0, 0.0).abs()[..., None] + biases.abs()
+    score_error = SCORE_ULPS * eps32 / eps * score_size
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
     p2 = ((p * factor + floor) * counts).square()
@@ -119,9 +127,11 @@ def exact(
     ds2 = ((ds_size + floor) * counts).square()
     # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
     terms = scale * (q.square() @ k.square().mT).sqrt()
-    lse_size = lse.abs().clamp_min(1.0) + (p * bend * terms).nan_to_num(0.0).sum(-1)
+    lse_size = lse.abs().clamp_min(1.0) + (p * (bend * terms + biases.abs())).nan_to_num(0.0).sum(
+        -1
+    )
     del terms
-    out_size = (p2 @ v.square()).sqrt() + factor * out.abs()
+    out_size = (p2 @ v.square()).sqrt() + factor.amax(-1, keepdim=True) * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
     slipped = p * bend  # the factor by which an error of delta goes into dS
     dq_size = scale * (ds2 @ k.square()).sqrt() + dq.abs()

@@ -25,6 +25,8 @@ examples:
   python -m cute_attention layouts show sm80_fwd_bf16_d128 --out pictures
   python -m cute_attention layouts diff sm80_fwd_bf16_d128 sm80_fwd_bf16_d64
   python -m cute_attention layouts explain sm80_fwd_bf16_d128 --row 5 --col 40
+  # one of the two kernels of a row; ROW means both
+  python -m cute_attention layouts show sm90_bwd_bf16_d256/grad_kv
 
 A tutorial: docs/changing_a_layout.md. What the rules mean: docs/layouts.md
 """

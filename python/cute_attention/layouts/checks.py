@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attention.layouts import hardware
+from cute_attention.layouts.handed import check_handed
 from cute_attention.layouts.limits import check_limits
 from cute_attention.layouts.model import ELEMENT_BYTES, Array, Kernel
 from cute_attention.layouts.multiply import check_product
@@ -36,6 +37,7 @@ def check(kernel: Kernel) -> list[Result]:
         *_check_boxes(kernel),
         *check_numbers(kernel),
         *check_staged(kernel),
+        *check_handed(kernel),
         *(check_product(trace, product) for product in kernel.products),
         *check_limits(kernel),
     ]
@@ -176,7 +178,7 @@ def _sectors(kernel: Kernel, copy: TileCopy) -> Result:
 
 def _check_boxes(kernel: Kernel) -> Iterator[Result]:
     """The rules `copied once` and `swizzle` for TMA: boxes fill each tile once, each element goes
-    where the layout has it, and a descriptor can describe the box."""
+    where the layout has it, a descriptor can describe the box, and the tensor map describes it."""
     for exported in kernel.copies:
         if exported["kind"] != "boxes":
             continue
@@ -194,11 +196,14 @@ def _check_boxes(kernel: Kernel) -> Iterator[Result]:
         starts = [box["address"] * ELEMENT_BYTES for box in exported["boxes"]]
         aligned = all(start % max(8 * span, 128) == 0 for start in starts)
         matches = tuple(tile.swizzle) == (exported["swizzle_bits"], 3, 3)
-        ok = rows <= 256 and cols * ELEMENT_BYTES == span and aligned and matches
+        mapped = exported["map"] == [rows, cols, exported["swizzle_bits"]]
+        ok = rows <= 256 and cols * ELEMENT_BYTES == span and aligned and matches and mapped
         number = (
             f"box {rows} x {cols} ({cols * ELEMENT_BYTES} bytes a row), swizzle span {span} bytes, "
             f"layout swizzle {tuple(tile.swizzle)}, boxes at {starts}"
         )
+        if not mapped:
+            number += f", the tensor map has boxes {exported['map'][0]} x {exported['map'][1]}"
         yield Result("swizzle", name, ok, number)
 
 
@@ -230,16 +235,17 @@ def as_json(reports: Iterable[Report]) -> list[dict[str, object]]:
 
 
 def report(reports: Sequence[Report], verbose: bool) -> str:
-    """All results as text. Proofs that hold are listed with `verbose` alone."""
+    """All results as text. Proofs that hold are listed with `verbose`, or if all are of one row."""
+    rows = {report.kernel.row.name for report in reports}
     lines = []
     for each in reports:
         verdict = f"{len(each.violations)} VIOLATED" if each.violations else "ok"
         lines.append(f"{each.kernel.name}: {len(each.results)} proofs, {verdict}")
         for result in each.results:
-            if verbose or not result.ok:
+            if verbose or len(rows) == 1 or not result.ok:
                 mark = "ok      " if result.ok else "VIOLATED"
                 lines.append(f"  {mark} {result.rule:<12} {result.subject}: {result.number}")
     count = sum(len(each.results) for each in reports)
     bad = sum(len(each.violations) for each in reports)
-    lines.append(f"{len(reports)} rows, {count} proofs, {bad} violated")
+    lines.append(f"{len(rows)} rows, {count} proofs, {bad} violated")
     return "\n".join(lines)

@@ -16,9 +16,9 @@ from cute_attention.layouts.trace import operand_copies, tile_copies
 def metrics(kernel: Kernel) -> dict[str, str]:
     """The numbers that two kernels are compared by, each with its name."""
     found = {
-        "tile (queries x keys)": f"{kernel.row.tile_m} x {kernel.row.tile_n}",
+        "tile (queries x keys)": " x ".join(map(str, kernel.tile)),
         "head dim (q and k, v)": f"{kernel.row.head_dim}, {kernel.row.head_dim_v}",
-        "stages": str(kernel.row.stages),
+        "stages": "-" if kernel.part else str(kernel.row.stages),
         "warps": str(kernel.row.warps),
         "shared memory, bytes": str(kernel.plan["bytes"]),
         "CTAs on an SM": str(occupancy(kernel).ctas),
@@ -72,4 +72,4 @@ def picture(first: Kernel, second: Kernel, folder: Path) -> Path:
             shape = " x ".join(map(str, tile.address.shape))
             axes.set_title(f"{kernel.name}\n{tensor} ({shape})  {tile.notation}", fontsize=7)
         bank_legend(line[1])
-    return save(created, folder, f"{first.name}_against_{second.name}")[1]
+    return save(created, folder, f"{first.file_name}_against_{second.file_name}")[1]

@@ -30,29 +30,28 @@ from cute_attention.native.rows import TableRow
 
 @dataclass(frozen=True)
 class Family:
-    """The kernels of one architecture and direction, which one adapter describes."""
+    """The rows of one architecture and direction, whose kernels one adapter describes."""
 
-    adapter: str  # a template over traits, in src/layouts
-    traits: str  # a template over rows
+    kernels: str  # a template over rows, in src/layouts: the kernels of a row
     seconds: float  # to compile one more shape, on one core of an AMD EPYC
 
 
 FAMILIES = {
-    ("sm80", "forward"): Family("Sm80Forward", "sm80::ForwardTraits", 1.8),
-    ("sm80", "backward"): Family("Sm80Backward", "sm80::BackwardTraits", 3.2),
-    ("sm90", "forward"): Family("Sm90Forward", "sm90::ForwardTraits", 2.7),
-    ("sm90", "backward"): Family("Sm90Backward", "sm90::BackwardTraits", 4.2),
+    ("sm80", "forward"): Family("Sm80ForwardKernels", 1.8),
+    ("sm80", "backward"): Family("Sm80BackwardKernels", 3.2),
+    ("sm90", "forward"): Family("Sm90ForwardKernels", 2.7),
+    ("sm90", "backward"): Family("Sm90BackwardKernels", 4.2),
 }
 _NAMES = {"fp16": "Float16", "bf16": "BFloat16"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """A row whose layouts are wanted. The row may be edited, and the traits and headers may be
+    """A row whose layouts are wanted. The row may be edited, and the kernels and headers may be
     others than the project's."""
 
     row: TableRow
-    traits: str = ""  # a template over rows, declared in `preamble`; default: the kernel's own
+    kernels: str = ""  # a template over rows, declared in `preamble`; default: that of the family
     preamble: str = ""
     include: Path | None = None  # searched before the project's headers
 
@@ -60,10 +59,10 @@ class Request:
         """The adapter's header, without its folder and ending."""
         return f"{self.row.arch}_{self.row.direction}"
 
-    def description(self, tag: str) -> str:
-        """The C++ type that describes the layouts of the row `tag`."""
+    def kernels_of(self, tag: str) -> str:
+        """The C++ type that lists the kernels of the row `tag`."""
         family = FAMILIES[self.row.arch, self.row.direction]
-        return f"layouts::{family.adapter}<{self.traits or family.traits}<{tag}>>"
+        return f"{self.kernels or 'layouts::' + family.kernels}<{tag}>"
 
     def shape(self) -> tuple[object, ...]:
         """Requests with the same shape have the same layouts: dtype, mask and score modifier change
@@ -71,7 +70,7 @@ class Request:
         layouts once."""
         row = self.row
         tile = (row.tile_m, row.tile_n, row.stages, row.warps)
-        return (*self._headers(), row.head_dim, row.head_dim_v, *tile, self.traits)
+        return (*self._headers(), row.head_dim, row.head_dim_v, *tile, self.kernels)
 
     def _headers(self) -> tuple[str, str]:
         return self.adapter(), str(self.include or "")
@@ -204,7 +203,7 @@ def cache_folder() -> Path:
 
 
 def _cached(request: Request) -> Path:
-    text = repr(dataclasses.replace(request.row, name="")) + request.traits + request.preamble
+    text = repr(dataclasses.replace(request.row, name="")) + request.kernels + request.preamble
     state = hashlib.sha256((text + _sources_hash(request.include)).encode())
     return cache_folder() / f"{state.hexdigest()[:32]}.json"
 
@@ -213,7 +212,7 @@ def _tag(index: int, row: TableRow) -> str:
     key = (
         f"Arch::{row.arch.capitalize()}, Direction::{row.direction.capitalize()}, "
         f"DType::{_NAMES[row.dtype]}, {row.head_dim}, {row.head_dim_v}, "
-        f"ScoreMod::{row.score_mod.capitalize()}"
+        + (" | ".join(f"score_mods::{name.capitalize()}" for name in row.score_mods) or "0u")
     )
     config = f"{row.tile_m}, {row.tile_n}, {row.stages}, {row.warps}"
     return (
@@ -234,8 +233,8 @@ def _program(requests: Sequence[Request]) -> str:
     lines.append("}  // namespace cute_attention\n")
     lines.append("using namespace cute_attention;\nint main(int, char** arguments) {\n")
     for index, request in enumerate(requests):
-        description = request.description(f"Row{index}")
-        lines.append(f'  layouts::export_row<{description}>(arguments[1], "{index}");\n')
+        kernels = request.kernels_of(f"Row{index}")
+        lines.append(f'  layouts::export_row<{kernels}>(arguments[1], "{index}");\n')
     lines.append("}\n")
     return "".join(lines)
 
@@ -283,8 +282,8 @@ def _build_each(requests: Sequence[Request]) -> None:
         raise LayoutError(f"{requests[0].row.name} does not compile: {refused}")
 
 
-def export(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """The layouts of each request, in order, as the C++ program wrote them."""
+def export(requests: Iterable[Request]) -> list[list[dict[str, Any]]]:
+    """The layouts of the kernels of each request, in order, as the C++ program wrote them."""
     wanted = list(requests)
     for request in wanted:
         if not described(request.row):

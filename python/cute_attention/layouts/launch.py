@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cute_attention import attention
+from cute_attention.arguments import TABLE
 from cute_attention.layouts.export import find_row
 from cute_attention.native import binding, core
 from cute_attention.native.rows import TableRow
@@ -41,7 +42,8 @@ def is_chosen(row: TableRow) -> bool | None:
         heads_kv=HEADS,
         head_dim=row.head_dim,
         head_dim_v=row.head_dim_v,
-        softcap=SOFTCAP if row.score_mod == "softcap" else 0.0,
+        softcap=SOFTCAP if "softcap" in row.score_mods else 0.0,
+        features=TABLE["alibi_slopes"].bit if "alibi" in row.score_mods else 0,
     )
     candidates = core.explain(problem, torch.cuda.current_device())
     own = [candidate for candidate in candidates if candidate.name == row.name]
@@ -58,15 +60,18 @@ def launch(row: TableRow) -> None:
     q = random(TILES_M * row.tile_m, row.head_dim)
     k = random(TILES_N * row.tile_n, row.head_dim)
     v = random(TILES_N * row.tile_n, row.head_dim_v)
-    softcap = SOFTCAP if row.score_mod == "softcap" else None
+    softcap = SOFTCAP if "softcap" in row.score_mods else 0.0
+    slopes = torch.rand(HEADS, device="cuda") if "alibi" in row.score_mods else None
     if row.direction == "forward":
-        attention(q, k, v, softcap=softcap, backend=row.arch)
+        attention(q, k, v, softcap=softcap, alibi_slopes=slopes, backend=row.arch)
     else:
-        _launch_backward(row, (q, k, v), softcap or 0.0)
+        _launch_backward(row, (q, k, v), softcap, slopes)
     torch.cuda.synchronize()
 
 
-def _launch_backward(row: TableRow, tensors: tuple[Tensor, Tensor, Tensor], softcap: float) -> None:
+def _launch_backward(
+    row: TableRow, tensors: tuple[Tensor, Tensor, Tensor], softcap: float, slopes: Tensor | None
+) -> None:
     """Calls the backward with a random output and LSE, so that no forward kernel runs."""
     if unbound := binding.binding_error():
         raise RuntimeError(unbound)
@@ -74,7 +79,8 @@ def _launch_backward(row: TableRow, tensors: tuple[Tensor, Tensor, Tensor], soft
     out = torch.randn(*q.shape[:3], v.shape[-1], device="cuda", dtype=q.dtype)
     lse = torch.randn(q.shape[0], HEADS, q.shape[1], device="cuda")
     options = (row.arch, row.head_dim**-0.5, -1, -1, softcap)
-    KERNELS.backward(torch.randn_like(out), None, out, lse, False, *tensors, *options)
+    gradient = torch.randn_like(out)
+    KERNELS.backward(gradient, None, out, lse, False, *tensors, *options, alibi_slopes=slopes)
 
 
 def _only(names: Sequence[str]) -> str:

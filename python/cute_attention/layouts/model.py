@@ -129,9 +129,11 @@ def mma_elements(exported: dict[str, Any], operand: str) -> Array:
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity
 class Kernel:
-    """Everything exported about one row."""
+    """Everything exported about one kernel of a row."""
 
     row: TableRow
+    part: str  # its name among the kernels of the row, "" for the only one
+    tile: tuple[int, int]  # queries and keys
     plan: dict[str, Any]
     roles: list[dict[str, Any]]
     copies: list[dict[str, Any]]
@@ -139,8 +141,14 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """The row's name, for an edited row with the changes."""
-        return self.row.name
+        """The row's name, for an edited row with the changes, and which of its kernels it is:
+        "sm90_bwd_bf16_d256/grad_kv"."""
+        return f"{self.row.name}/{self.part}" if self.part else self.row.name
+
+    @property
+    def file_name(self) -> str:
+        """What the names of files about the kernel begin with."""
+        return self.name.replace("/", "_")
 
     @property
     def threads(self) -> int:
@@ -164,15 +172,18 @@ class Kernel:
 
 
 def kernels(requests: Iterable[Request]) -> list[Kernel]:
-    """The exported layouts of each request."""
+    """The exported layouts of all kernels of all requests."""
     wanted = list(requests)
     return [
         Kernel(
             request.row,
-            exported["plan"],
-            exported["roles"],
-            exported["copies"],
-            exported["products"],
+            kernel["name"],
+            (kernel["tile"][0], kernel["tile"][1]),
+            kernel["plan"],
+            kernel["roles"],
+            kernel["copies"],
+            kernel["products"],
         )
         for request, exported in zip(wanted, export(wanted), strict=True)
+        for kernel in exported
     ]

@@ -47,24 +47,28 @@ class Comparison:
     agrees: bool
 
 
-# Copies that run once for each tile of queries or of keys. All others run for each tile of scores.
-_ONCE_A_TILE = {"o": TILES_M, "grad_q": TILES_M, "grad_k": TILES_N, "grad_v": TILES_N}
+def _tiles(kernel: Kernel) -> tuple[int, int]:
+    """How many tiles of queries, and how many of keys, the call of launch.py has for a kernel. The
+    tiles of one of several kernels of a row may be others than those of the row."""
+    m, n = kernel.tile
+    return TILES_M * kernel.row.tile_m // m, TILES_N * kernel.row.tile_n // n
 
 
 def _times(kernel: Kernel, copy: TileCopy) -> int:
     """How often the call of launch.py runs a copy of a tile."""
-    each = HEADS * TILES_M * TILES_N
-    return (
-        each
-        if copy.kind == "operand"
-        else HEADS * _ONCE_A_TILE.get(copy.tile.tensor, each // HEADS)
-    )
+    m, n = _tiles(kernel)
+    # Copies that run once for each tile of queries or of keys. All others run for each tile of
+    # scores.
+    once_a_tile = {"o": m, "grad_q": m, "grad_k": n, "grad_v": n}
+    return HEADS * (m * n if copy.kind == "operand" else once_a_tile.get(copy.tile.tensor, m * n))
 
 
 def predicted(kernel: Kernel) -> dict[str, int]:
-    """The counters of one launch that follow from the layouts, summed over all kernels of the row.
-    They do not count what cp.async and TMA write."""
+    """The counters of one launch of a kernel that follow from its layouts. The counters of a row
+    without a named kernel are those of all its kernels. They do not count what cp.async and TMA
+    write."""
     counts = dict.fromkeys(METRICS, 0)
+    tiles_m, tiles_n = _tiles(kernel)
     for copy in [*tile_copies(kernel), *operand_copies(kernel)]:
         passes = bank_phases(copy)
         times = _times(kernel, copy)
@@ -76,10 +80,10 @@ def predicted(kernel: Kernel) -> dict[str, int]:
             side = "store" if copy.kind == "accumulator" else "load"
             counts[f"{side} wavefronts"] += times * int(passes.sum())
     for numbers in row_numbers(kernel):
-        times = HEADS * TILES_M * TILES_N
+        times = HEADS * tiles_m * tiles_n
         counts["load wavefronts"] += times * int(number_passes(numbers).sum())
     for exchange in row_exchanges(kernel):
-        times = HEADS * TILES_M * 2  # the maxima of the first tile, the sums of all
+        times = HEADS * tiles_m * 2  # the maxima of the first tile, the sums of all
         counts["store wavefronts"] += times * int(exchange.store_passes.sum())
         counts["load wavefronts"] += times * int(exchange.load_passes.sum())
     counts["WGMMA wavefronts"] = _descriptor_wavefronts(kernel)
@@ -91,8 +95,9 @@ def _descriptor_wavefronts(kernel: Kernel) -> int:
     reads its part of A and its part of B. For each block of keys a product that is one
     step late is computed once more than there are tiles of queries."""
     total = 0
+    tiles_m, tiles_n = _tiles(kernel)
     for product in kernel.products:
-        times = HEADS * TILES_N * (TILES_M + product.get("late", False))
+        times = HEADS * tiles_n * (tiles_m + product.get("late", False))
         for operand in (product.get("a", {}), product.get("b", {})):
             if operand.get("from") == "descriptors":
                 warpgroups = accumulator_elements(product).shape[0] // WARPGROUP
@@ -139,31 +144,35 @@ def command(names: Sequence[str], ncu: str = "ncu") -> list[str]:
 
 
 def measure(names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The counters of each row, measured on this GPU."""
-    result = subprocess.run(command(names, find_ncu()), capture_output=True, text=True)
+    """The counters of each kernel, ROW or ROW/KERNEL, measured on this GPU."""
+    rows = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    result = subprocess.run(command(rows, find_ncu()), capture_output=True, text=True)
     if result.returncode != 0 or "==ERROR==" in result.stdout + result.stderr:
         raise LayoutError(f"check --ncu: {(result.stdout + result.stderr)[-1500:]}")
     return parse(result.stdout, names)
 
 
-def _is_row(kernel: str, row: str) -> bool:
-    """Whether a kernel's mangled name holds that of the row: the length of the name and the
-    name."""
-    return re.search(rf"(\b|{len(row)}){row}(E|\b)", kernel) is not None
+def _is_kernel(function: str, name: str) -> bool:
+    """Whether a function's mangled name is that of a kernel of the row ROW, or of ROW/KERNEL. It
+    holds the row's name after its length; the function is a template, and the kernel's name is that
+    of the template."""
+    row, _, part = name.partition("/")
+    of_row = re.search(rf"(\b|{len(row)}){row}(E|\b)", function) is not None
+    return of_row and f"{len(part)}{part}I" in function if part else of_row
 
 
 def parse(output: str, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Counters by row, from the CSV that ncu prints, summed over the row's kernels; those of other
-    kernels are left out."""
+    """Counters by name, ROW or ROW/KERNEL, from the CSV that ncu prints. Those of ROW are summed
+    over the row's kernels; those of other kernels are left out."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     columns = {metric: name for name, metric in METRICS.items()} | {COLLISIONS: "collisions"}
     found: dict[str, dict[str, float]] = {}
     for line in csv.DictReader(lines):
-        kernel = line["Kernel Name"]
-        row = next((name for name in names if _is_row(kernel, name)), None)
+        function = line["Kernel Name"]
+        kernel = next((name for name in names if _is_kernel(function, name)), None)
         value = line["Metric Value"].replace(",", "")
-        if row and line["Metric Name"] in columns and re.fullmatch(r"[0-9.]+", value):
-            counters, column = found.setdefault(row, {}), columns[line["Metric Name"]]
+        if kernel and line["Metric Name"] in columns and re.fullmatch(r"[0-9.]+", value):
+            counters, column = found.setdefault(kernel, {}), columns[line["Metric Name"]]
             counters[column] = counters.get(column, 0.0) + float(value)
     return found
 

@@ -1,17 +1,18 @@
-"""Shared memory with one number for each query, such as its LSE. All threads that hold scores of
-the query read it, or the warps that do exchange it."""
+"""One number for each query, such as its LSE: in shared memory, where all threads that hold scores
+of the query read it, exchanged by the warps that do, or in registers of each of these threads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cute_attention.layouts import hardware
 from cute_attention.layouts.model import Array, Kernel, table
 from cute_attention.layouts.result import Result
-from cute_attention.layouts.trace import accumulator_elements
+from cute_attention.layouts.trace import accumulator, accumulator_elements
 
 NUMBER_BYTES = 4
 
@@ -31,15 +32,21 @@ class RowNumbers:
         return each.reshape(each.shape[0], -1, 2)
 
 
+def _in_order(product: dict[str, Any]) -> Array:
+    """The elements of a product's accumulator in CuTe's order, [thread, element]."""
+    elements = accumulator_elements(product).transpose(0, 3, 2, 1)
+    return elements.reshape(elements.shape[0], -1)
+
+
 def row_numbers(kernel: Kernel) -> list[RowNumbers]:
     """All of a kernel."""
     found = []
     for exported in kernel.copies:
         if exported["kind"] == "numbers":
             product = kernel.product(exported["accumulator"])
-            elements = accumulator_elements(product)
-            elements = elements.reshape(elements.shape[0], -1)
-            address = table(exported["layout"]).reshape(-1, order="F")[elements]
+            elements = _in_order(product)
+            taken = _in_order(kernel.product(exported["partition"]))
+            address = table(exported["layout"]).reshape(-1, order="F")[taken]
             name = f"{exported['tensor']}: shared -> registers ({product['formula']})"
             found.append(RowNumbers(name, address, elements // product["tile"][0]))
     return found
@@ -110,9 +117,27 @@ def _check_exchanges(kernel: Kernel) -> Iterator[Result]:
         yield Result("banks", exchange.name, conflicts == 0, text, conflicts)
 
 
+def _check_held(kernel: Kernel) -> Iterator[Result]:
+    """The rule `fragments` of numbers in registers: a thread has those of the rows of its
+    accumulator."""
+    for exported in kernel.copies:
+        if exported["kind"] == "held":
+            product = kernel.product(exported["accumulator"])
+            registers = table(exported["registers"])  # [row of a thread, column of a thread]
+            registers = registers.reshape(registers.shape[0], -1)
+            held = accumulator(product)
+            rows = held[:, registers] % product["tile"][0]  # [thread, row, column]
+            right = int((rows == np.array(exported["rows"])[:, :, None]).sum())
+            ok = right == held.size == rows.size and np.unique(registers).size == held.shape[1]
+            name = f"{exported['tensor']}: in registers ({product['formula']})"
+            text = f"{right} of {held.size} elements get the number of their query"
+            yield Result("fragments", name, ok, text)
+
+
 def check_numbers(kernel: Kernel) -> Iterator[Result]:
     """The rules `fragments`, `vectors` and `banks` of the numbers of queries."""
     yield from _check_exchanges(kernel)
+    yield from _check_held(kernel)
     for numbers in row_numbers(kernel):
         right = int((numbers.address == numbers.column).sum())
         total = numbers.address.size

@@ -81,9 +81,11 @@ def _proofs(kernel: Kernel) -> str:
 def page(kernel: Kernel, pictures: Sequence[Picture]) -> str:
     """The HTML of the page."""
     row = kernel.row
+    m, n = kernel.tile
+    stages = "" if kernel.part else f"{row.stages} stages, "  # those of a part are its own
     summary = (
         f"{row.arch} {row.direction}, {row.dtype}, head dim {row.head_dim}/{row.head_dim_v}, "
-        f"tile {row.tile_m} x {row.tile_n}, {row.stages} stages, {row.warps} warps, "
+        f"tile {m} x {n}, {stages}{row.warps} warps, "
         f"{kernel.plan['bytes']} bytes of shared memory"
     )
     roles = "; ".join(f"{role['name']}: {role['threads']} threads" for role in kernel.roles)

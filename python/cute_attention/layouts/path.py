@@ -73,7 +73,8 @@ def _checked(kernel: Kernel, element: Element) -> None:
 
 def _global(kernel: Kernel, element: Element) -> str:
     name = _GLOBAL.get(element.tensor, element.tensor + "[..., {row}, {col}]")
-    place = name.format(m=kernel.row.tile_m, n=kernel.row.tile_n, row=element.row, col=element.col)
+    m, n = kernel.tile
+    place = name.format(m=m, n=n, row=element.row, col=element.col)
     sector = element.col * ELEMENT_BYTES // hardware.SECTOR_BYTES
     return f"{place}, in 32-byte sector {sector} of its row"
 
@@ -192,12 +193,17 @@ def _added(kernel: Kernel, number: int) -> Iterator[str]:
     )
 
 
+def keeps_its_sums(product: dict[str, Any]) -> bool:
+    """Whether the accumulator of a product that leaves a kernel has the sums of all its steps."""
+    return " += " in product["formula"]
+
+
 def _written(kernel: Kernel, tensor: str, row: int, col: int) -> Iterator[str]:
     """The steps of an element of an output."""
     name = _SUMS[tensor]
     number = row + kernel.product(name)["tile"][0] * col
     yield f"{name}[{row}, {col}] is summed in {_accumulated(kernel, name, row, col)}"
-    if tensor == "grad_q":
+    if not keeps_its_sums(kernel.product(name)):
         yield from _added(kernel, number)
     wrote = False
     for copy in tile_copies(kernel):
@@ -251,8 +257,9 @@ def steps(kernel: Kernel, element: Element) -> Iterator[str]:
     yield _lies(kernel, element)
     yield from _multiplied(kernel, trace_of(kernel), element)
     if kernel.row.direction == "backward":
-        if element.tensor in _GRADIENTS:
-            yield from _written(kernel, _GRADIENTS[element.tensor], element.row, element.col)
+        gradient = _GRADIENTS.get(element.tensor, "")
+        if _SUMS.get(gradient) in [product["name"] for product in kernel.products]:
+            yield from _written(kernel, gradient, element.row, element.col)
         return
     if element.tensor in ("q", "k"):
         at = (element.row, 0) if element.tensor == "q" else (0, element.row)
@@ -327,5 +334,5 @@ def pictures(kernel: Kernel, element: Element, folder: Path) -> list[Path]:
     created.suptitle(
         f"{kernel.name}: {element.tensor} tile, row {element.row}, column {element.col}", fontsize=9
     )
-    name = f"{kernel.name}_path_{element.tensor}_{element.row}_{element.col}"
+    name = f"{kernel.file_name}_path_{element.tensor}_{element.row}_{element.col}"
     return save(created, folder, name)

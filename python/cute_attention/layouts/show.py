@@ -23,13 +23,13 @@ def _draw(index: int) -> list[Path]:
 def show(kernel: Kernel, folder: Path, jobs: int | None = None) -> list[Path]:
     """Writes the pictures and the page; returns the files, the page last."""
     wanted = sketches(kernel)
-    _work[:] = [(sketch, folder, f"{kernel.name}_{sketch.name}") for sketch in wanted]
+    _work[:] = [(sketch, folder, f"{kernel.file_name}_{sketch.name}") for sketch in wanted]
     saved = list(_saved(jobs or min(os.cpu_count() or 1, 8)))
     drawn = [
         Picture(sketch.name, sketch.title, files[0].read_text())
         for sketch, files in zip(wanted, saved, strict=True)
     ]
-    html = folder / f"{kernel.name}.html"
+    html = folder / f"{kernel.file_name}.html"
     html.write_text(page(kernel, drawn))
     return [*(file for files in saved for file in files), html]
 

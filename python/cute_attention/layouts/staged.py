@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,25 @@ from cute_attention.layouts.result import Result
 from cute_attention.layouts.trace import accumulator
 
 NUMBER_BYTES = 4
+
+
+def vectors_of(product: dict[str, Any], numbers: int) -> Array:
+    """The elements of a product's accumulator in vectors of so many registers, in their order:
+    [thread, vector, number]."""
+    fragment = table(product["c"]["registers"]).reshape(-1, order="F")
+    elements = accumulator(product)[:, fragment]
+    return elements.reshape(elements.shape[0], -1, numbers)
+
+
+def vector_passes(vectors: Array, size: int) -> Array:
+    """The passes over the banks of each phase in which threads move vectors of `size` bytes, [warp,
+    instruction, phase]. vectors: [thread, instruction], counted in vectors."""
+    first = vectors.reshape(-1, hardware.WARP, vectors.shape[1]) * size
+    first = first.transpose(0, 2, 1)  # [warp, instruction, lane]
+    phases = hardware.phases("vector", size)
+    return np.stack(
+        [hardware.wavefronts(first[..., list(lanes)], size) for lanes in phases], axis=-1
+    )
 
 
 @dataclass(frozen=True)
@@ -34,13 +54,7 @@ class StagedSums:
     @property
     def passes(self) -> Array:
         """The passes over the banks of each phase of each store, [warp, instruction, phase]."""
-        size = self.numbers * NUMBER_BYTES
-        first = self.vectors.reshape(-1, hardware.WARP, self.vectors.shape[1]) * size
-        first = first.transpose(0, 2, 1)  # [warp, instruction, lane]
-        phases = hardware.phases("vector", size)
-        return np.stack(
-            [hardware.wavefronts(first[..., list(lanes)], size) for lanes in phases], axis=-1
-        )
+        return vector_passes(self.vectors, self.numbers * NUMBER_BYTES)
 
 
 def staged_sums(kernel: Kernel) -> list[StagedSums]:
@@ -49,9 +63,7 @@ def staged_sums(kernel: Kernel) -> list[StagedSums]:
     for exported in kernel.copies:
         if exported["kind"] == "staged":
             product = kernel.product(exported["accumulator"])
-            fragment = table(product["c"]["registers"]).reshape(-1, order="F")
-            elements = accumulator(product)[:, fragment]
-            elements = elements.reshape(elements.shape[0], -1, exported["numbers"])
+            elements = vectors_of(product, exported["numbers"])
             vectors = np.array(exported["vectors"], np.int64)
             name = f"{exported['tensor']}: registers -> shared, to be added"
             found.append(StagedSums(name, exported["tensor"], product["name"], elements, vectors))

@@ -156,7 +156,8 @@ def kernels() -> list[Row]:
     """The rows of all loaded kernel libraries."""
     if not available():
         return []
-    return [Row(**entry) for entry in _read(core().cute_attention_kernels_json)]
+    entries = _read(core().cute_attention_kernels_json)
+    return [Row(**{**entry, "score_mods": tuple(entry["score_mods"])}) for entry in entries]
 
 
 def devices() -> list[Device]:

@@ -29,7 +29,7 @@ class Columns:
     dtype: str
     head_dim: int
     head_dim_v: int
-    score_mod: str
+    score_mods: tuple[str, ...]  # in the order in which they are applied
     tile_m: int
     tile_n: int
     stages: int
@@ -48,8 +48,7 @@ class TableRow(Columns):
         if self.head_dim_v != self.head_dim:
             head_dims += f"x{self.head_dim_v}"
         parts = [self.arch, _PASSES[self.direction], self.dtype, head_dims]
-        parts += [] if self.score_mod == "none" else [self.score_mod]
-        return "_".join(parts)
+        return "_".join([*parts, *self.score_mods])
 
 
 def tables_folder() -> Path:
@@ -62,12 +61,17 @@ def tables_folder() -> Path:
     raise FileNotFoundError("cute_attention: the kernel tables are not installed with this package")
 
 
+def _modifiers(column: str) -> tuple[str, ...]:
+    """The modifiers of the column score_mods: `Softcap|Alibi`, or None."""
+    return tuple(name.lower() for name in column.split("|") if name != "None")
+
+
 def parse(text: str) -> list[TableRow]:
     """The rows of one table."""
     rows = []
     for match in _ROW.finditer(text):
         columns = [column.strip() for column in match[2].split(",")]
-        name, arch, dtype, head_dim, head_dim_v, score_mod, *how = columns
+        name, arch, dtype, head_dim, head_dim_v, score_mods, *how = columns
         tile_m, tile_n, stages, warps, ptxas = how
         rows.append(
             TableRow(
@@ -77,7 +81,7 @@ def parse(text: str) -> list[TableRow]:
                 _DTYPES[dtype],
                 int(head_dim),
                 int(head_dim_v),
-                score_mod.lower(),
+                _modifiers(score_mods),
                 int(tile_m),
                 int(tile_n),
                 int(stages),
@@ -97,18 +101,18 @@ def table() -> tuple[TableRow, ...]:
 
 def support_matrix(rows: Iterable[TableRow]) -> str:
     """What the rows serve, as a Markdown table."""
-    lines: dict[tuple[str, str, int, int, str], list[str]] = {}
+    lines: dict[tuple[str, str, int, int, tuple[str, ...]], list[str]] = {}
     for row in rows:
-        key = (row.arch, row.direction, row.head_dim, row.head_dim_v, row.score_mod)
+        key = (row.arch, row.direction, row.head_dim, row.head_dim_v, row.score_mods)
         dtypes = lines.setdefault(key, [])
         if row.dtype not in dtypes:
             dtypes.append(row.dtype)
-    text = "| kernels for | pass | head_dim, head_dim_v up to | dtype | softcap |\n"
-    text += "|---|---|---|---|---|\n"
-    for (arch, direction, head_dim, head_dim_v, score_mod), dtypes in lines.items():
-        softcap = "yes" if score_mod == "softcap" else "no"
+    text = "| kernels for | pass | head_dim, head_dim_v up to | dtype | softcap | ALiBi |\n"
+    text += "|---|---|---|---|---|---|\n"
+    for (arch, direction, head_dim, head_dim_v, score_mods), dtypes in lines.items():
+        softcap, alibi = ("yes" if name in score_mods else "no" for name in ("softcap", "alibi"))
         text += (
             f"| {_ARCHITECTURES[arch]} | {direction} | {head_dim}, {head_dim_v} "
-            f"| {', '.join(dtypes)} | {softcap} |\n"
+            f"| {', '.join(dtypes)} | {softcap} | {alibi} |\n"
         )
     return text

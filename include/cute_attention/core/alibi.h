@@ -1,0 +1,98 @@
+// core/alibi.h: ALiBi (Press, Smith and Lewis, "Train Short, Test Long", 2022): adds
+// -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j. Each head has a slope.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_attention/config.h"
+#include "cute_attention/core/score_tile.h"
+#include "cute_attention/params.h"
+
+namespace cute_attention {
+
+template <class Params>
+CUTE_DEVICE float alibi_slope(Params const& params, int32_t batch, int32_t head) {
+  AlibiSlopes const& slopes = params.alibi_slopes;
+  return slopes.data[batch * slopes.batch_stride + head * slopes.head_stride];
+}
+
+// A modifier of scores (score_mod.h).
+struct AlibiTerm {
+  static constexpr uint32_t kBit = score_mods::Alibi;
+  static constexpr bool kIsMap = false;
+
+  template <class Params>
+  CUTE_DEVICE AlibiTerm(Params const&, float) {}
+
+  template <class Params>
+  CUTE_DEVICE static float unit_after(Params const&, float unit) {
+    return unit;
+  }
+
+  // The slopes of a thread's rows, in a unit of scores.
+  template <int kRows>
+  struct OfRows {
+    float slopes[kRows];
+
+    // head(row) has row `row`.
+    template <class Params, class Head>
+    CUTE_DEVICE void load(Params const& params, int32_t batch, Head const& head, float unit) {
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        slopes[row] = alibi_slope(params, batch, head(row)) / unit;
+      }
+    }
+  };
+
+  // Adds its terms to the scores of a tile: a subtraction and an FFMA a score, which takes the
+  // magnitude of an operand for nothing.
+  template <class Tile>
+  CUTE_DEVICE static void add(Tile const& tile, OfRows<Tile::kRows> const& rows) {
+    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+    CUTE_UNROLL
+    for (int row = 0; row < Tile::kRows; ++row) {
+      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; ++col) {
+        float const distance = fabsf(to_first - float(tile.keys_behind_first(row, col)));
+        tile.scores(row, col) = fmaf(-rows.slopes[row], distance, tile.scores(row, col));
+      }
+    }
+  }
+
+  // What a step of the backward needs to know of the head of its queries.
+  struct OfHead {
+    float slope;
+  };
+  template <class Params>
+  CUTE_DEVICE static OfHead of_head(Params const& params, int32_t batch, int32_t head) {
+    return {alibi_slope(params, batch, head)};
+  }
+
+  // What it adds, in base 2, to the exponents of a thread's scores in one step of the backward.
+  template <class Tile>
+  struct OfStep {
+    decltype(Tile::coords) coords;  // (ROWS, COLS)
+    float slope_log2;
+    float difference;  // of the positions of the thread's first query and its first key
+
+    CUTE_DEVICE OfStep(Tile const& tile, OfHead const& head)
+        : coords(tile.coords),
+          slope_log2(head.slope * float(M_LOG2E)),
+          difference(float(tile.query(0) + tile.sequence.seqlen_k - tile.sequence.seqlen_q -
+                           tile.first_key(0))) {}
+
+    // For the thread's query `row`, a function that returns the term of its key `col`. How far both
+    // lie behind the first ones are constants of the compiler.
+    CUTE_DEVICE auto of_query(int row) const {
+      using namespace cute;
+      int const query = int(get<0>(coords(row, 0))) - int(get<0>(coords(0, 0)));
+      return [this, query](int col) {
+        int const key = int(get<1>(coords(0, col))) - int(get<1>(coords(0, 0)));
+        return -slope_log2 * fabsf(difference + float(query - key));
+      };
+    }
+  };
+};
+
+}  // namespace cute_attention

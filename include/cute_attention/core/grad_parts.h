@@ -1,0 +1,177 @@
+// core/grad_parts.h: the backward pass where there are few blocks of keys. A CTA computes dK and dV
+// of a block of keys in one step for each tile of queries of each query head of the group. If there
+// are fewer blocks than CTAs that can run, the steps of each block are divided into parts. Each
+// part is computed by another CTA, which writes its own sums of dK and dV to the workspace; the
+// kernel after the backward adds them up (core/part_sums.h).
+#pragma once
+
+#include <cute/config.hpp>
+#include <initializer_list>
+
+#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/m_tiles.h"
+#include "cute_attention/core/sequence.h"
+#include "cute_attention/params.h"
+
+namespace cute_attention {
+
+// The steps of one part: which is the first one, and how many there are. Their order is that of
+// core/backward_steps.h.
+struct StepRange {
+  int32_t head;     // query head of the first step
+  int32_t m_block;  // tile of queries of the first step
+  int32_t count;    // may be 0: then the others mean nothing
+};
+
+// How many steps the longest part has, of a block of keys that needs `tiles` tiles of queries of
+// each of `group` query heads. Parts begin with a head where that makes the longest at most a
+// sixteenth longer. Under a causal mask the blocks of a sequence need different numbers of tiles.
+// If a part began within a head, its first tile would be one that another part of the block before
+// has last; where dQ is summed in a fixed order, it would wait for all of that part. In a
+// simulation of 71 heads over one KV head, 16 blocks of 2048 tokens and 4 parts, the backward then
+// takes 979 steps instead of 421.
+CUTE_HOST_DEVICE constexpr int32_t longest_part(int32_t tiles, int32_t group, int32_t parts) {
+  int32_t const heads = ceil_div(group, parts);
+  return 16 * int64_t(heads) * parts <= 17 * int64_t(group) ? heads * tiles
+                                                            : ceil_div(tiles * group, parts);
+}
+
+// How many of the parts have steps. These are the first ones; only their sums are written.
+CUTE_HOST_DEVICE constexpr int32_t parts_with_steps(int32_t tiles, int32_t group, int32_t parts) {
+  return tiles == 0 || group == 0 ? 0 : (tiles * group - 1) / longest_part(tiles, group, parts) + 1;
+}
+
+// The steps of part `tile.part` of `parts` of a block of keys that needs the tiles of queries
+// `tiles`, each of them of all `group` query heads.
+CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile const& tile,
+                                                   int32_t group, int32_t parts) {
+  int32_t const steps = tiles.count() * group;
+  int32_t const longest = longest_part(tiles.count(), group, parts);
+  int32_t const begin = tile.part * longest;
+  if (begin >= steps) {
+    return {0, 0, 0};
+  }
+  return {tile.head_kv * group + begin / tiles.count(), tiles.end - 1 - begin % tiles.count(),
+          min_of(longest, steps - begin)};
+}
+
+// The numbers of steps of blocks of keys that stand for all blocks, in descending order, in a dense
+// call, or in a packed one whose sequences all have the greatest length. Under a mask the blocks
+// differ, but slowly from one to the next.
+struct BlockSteps {
+  static constexpr int32_t kSamples = 16;
+  int32_t samples = 0;
+  int64_t steps[kSamples] = {};
+
+  constexpr void insert(int64_t value) {
+    int32_t place = samples++;
+    for (; place > 0 && steps[place - 1] < value; --place) {
+      steps[place] = steps[place - 1];
+    }
+    steps[place] = value;
+  }
+};
+constexpr BlockSteps sample_steps(BackwardParams const& params, int32_t tile_m, int32_t tile_n) {
+  Sequence const sequence = make_sequence(params.seqlen_q, params.seqlen_k, 0, 0,
+                                          params.window_left, params.window_right);
+  int64_t const group = params.heads / params.heads_kv;
+  int32_t const n_blocks = ceil_div(params.seqlen_k, tile_n);
+  int32_t const samples = min_of(n_blocks, BlockSteps::kSamples);
+  BlockSteps found;
+  for (int32_t i = 0; i < samples; ++i) {
+    int32_t const n_block = int32_t(int64_t(2 * i + 1) * n_blocks / (2 * samples));
+    found.insert(m_tiles(sequence, n_block * tile_n, tile_n, tile_m).count() * group);
+  }
+  return found;
+}
+
+// Estimates how long the backward takes, in steps, where each of `blocks` blocks of keys is divided
+// into `parts` parts, and `ctas` CTAs run at the same time. A part takes `overhead` steps more than
+// it has. The longest parts come first, and a CTA takes the next part when it is free. Then the
+// backward takes about as long as the largest of these lower bounds: the average time of a CTA;
+// and, for each k, k times the part of number (k - 1) * ctas + 1, counted from the longest, since
+// some CTA has k of the parts up to it. Where parts differ, CTAs do not end at the same time: half
+// of what the longest part has more than the average is added. Measured on an H200, causal: with
+// 71 heads of 64 over one KV head, batch 4, 2048 tokens, 8 parts take 931 us and 4 parts 1237 us; at
+// head dim 128, 64 heads over 8, 2048 tokens, 4 parts take 464 us and 2 parts 535 us.
+constexpr int64_t estimate_steps(BlockSteps const& of_blocks, int64_t blocks, int64_t parts,
+                                 int64_t ctas, int64_t overhead) {
+  auto const time_of_part = [&](int32_t sample) {
+    int64_t const steps = of_blocks.steps[sample];
+    return steps == 0 ? 0 : (steps + parts - 1) / parts + overhead;
+  };
+  int64_t const all_parts = blocks * parts;
+  int64_t sum = 0, longest = 0;
+  for (int32_t i = 0; i < of_blocks.samples; ++i) {
+    sum += time_of_part(i);
+  }
+  for (int64_t k = 1; (k - 1) * ctas < all_parts; ++k) {
+    int64_t const time = k * time_of_part(int32_t((k - 1) * ctas * of_blocks.samples / all_parts));
+    longest = time > longest ? time : longest;
+  }
+  int64_t const average = sum * all_parts / (of_blocks.samples * ctas);
+  int64_t const unevenness = (time_of_part(0) - sum / of_blocks.samples) / 2;
+  return (longest > average ? longest : average) + unevenness;
+}
+
+// How many blocks of keys there are in all heads and sequences. The device alone knows the lengths
+// of packed sequences. A KV head of theirs has at least as many blocks as one sequence of all rows
+// would have, and a block for each sequence that is not empty. The larger of the two numbers is
+// taken: there are at most twice as many blocks.
+constexpr int64_t count_key_blocks(BackwardParams const& params, int32_t tile_n) {
+  int64_t const blocks = tile_count(params.seqlen_k, tile_n, params.heads_kv, params.batch);
+  int64_t const of_total = (params.total_k + tile_n - 1) / tile_n;
+  int64_t const packed = params.heads_kv * (of_total > params.batch ? of_total : params.batch);
+  return params.cu_seqlens_k != nullptr && packed < blocks ? packed : blocks;
+}
+
+// The number of parts into which the steps of every block of keys are divided, in a launch of which
+// `ctas` CTAs run at the same time: the number with which the backward is estimated to take the
+// least time, and 1 unless another one saves a tenth of it. It depends on nothing but sizes and the
+// mask, so that the function that says how large the workspace must be, and the launch, find the
+// same number. It is right for packed sequences of all lengths, since each block divides the steps
+// that it has.
+//
+// There are at most kRounds parts for each CTA that runs at the same time. This bounds the
+// workspace: on a GPU with 132 SMs by 70 MB, and twice as much for packed sequences.
+constexpr int32_t grad_parts(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
+                             int64_t ctas) {
+  constexpr int64_t kRounds = 4;
+  constexpr int64_t kMostParts = 1024;
+  constexpr int64_t kFewestSteps = 2;  // of the longest part
+  // What a part takes beside its steps: to load K, V and the first queries, and to add the last dQ;
+  // to write its sums of dK and dV; to add them up later.
+  constexpr int64_t kBlockSteps = 2;
+  constexpr int64_t kPartSteps = 2;
+  constexpr int64_t kSumSteps = 1;
+  int64_t const tiles = tile_count(params.seqlen_k, tile_n, params.heads_kv, params.batch);
+  int64_t const blocks = count_key_blocks(params, tile_n);
+  // Kernels count parts, and the CTAs that add them up or finish dQ, in 32 bits.
+  bool const countable =
+      tiles <= kMaxTiles / kMostParts &&
+      tile_count(params.seqlen_q, tile_m, params.heads, params.batch) <= kMaxTiles / 2;
+  if (blocks == 0 || blocks >= 2 * ctas || !countable) {
+    return 1;
+  }
+  BlockSteps const steps = sample_steps(params, tile_m, tile_n);
+  int32_t const group = params.heads / params.heads_kv;
+  int64_t best = 1, least = estimate_steps(steps, blocks, 1, ctas, kBlockSteps) * 9 / 10;
+  for (int64_t round = 1; round <= kRounds; ++round) {
+    int64_t parts = round * ctas / blocks;
+    for (int64_t const bound : {steps.steps[0] / kFewestSteps, kMostParts}) {
+      parts = parts < bound ? parts : bound;
+    }
+    if (parts > 1) {
+      parts = parts_with_steps(int32_t(steps.steps[0] / group), group, int32_t(parts));
+      int64_t const time = estimate_steps(steps, blocks, parts, ctas, kBlockSteps + kPartSteps) +
+                           kSumSteps * (1 + blocks * parts / ctas);
+      if (time < least) {
+        best = parts;
+        least = time;
+      }
+    }
+  }
+  return int32_t(best);
+}
+
+}  // namespace cute_attention

@@ -1,0 +1,120 @@
+"""ALiBi on every row that computes it, on a GPU: what the tests of all rows leave out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_attention import BackendError, attention, attention_varlen
+from cute_attention.native import rows
+from cute_attention.semantics.formula import attention_reference
+from every_row import (
+    ALL,
+    DTYPES,
+    backend_of,
+    fixture_of,
+    options_of,
+    skip_unless_it_is_chosen,
+)
+from test_kernels import plain_pytorch
+from tolerances import assert_as_accurate, assert_close, assert_same_bits
+
+pytestmark = pytest.mark.gpu
+
+row = fixture_of([row for row in ALL if "alibi" in row.score_mods], skip_unless_it_is_chosen)
+NAMES = ("out", "lse", "dq", "dk", "dv")
+
+
+def inputs_of(
+    row: rows.TableRow, batch: int, seqlens: tuple[int, int], heads: tuple[int, int]
+) -> list[Tensor]:
+    """q, k, v and the gradient of the output."""
+    shapes = (
+        (batch, seqlens[0], heads[0], row.head_dim),
+        (batch, seqlens[1], heads[1], row.head_dim),
+        (batch, seqlens[1], heads[1], row.head_dim_v),
+        (batch, seqlens[0], heads[0], row.head_dim_v),
+    )
+    return [torch.randn(shape, device="cuda").to(DTYPES[row.dtype]) for shape in shapes]
+
+
+def results(function: Any, tensors: list[Tensor], **options: Any) -> dict[str, Tensor]:
+    """Output, LSE, and the gradients of q, k and v."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
+    out, lse = function(*leaves, return_lse=True, **options)
+    grads = torch.autograd.grad(out, leaves, tensors[3].to(out.dtype))
+    return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=True))
+
+
+def assert_exact(row: rows.TableRow, tensors: list[Tensor], options: dict[str, Any]) -> None:
+    def plain(*leaves: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        return plain_pytorch(*leaves, options)
+
+    found = results(attention, tensors, backend=backend_of(row), **options)
+    expected = results(attention_reference, [t.double() for t in tensors], **options)
+    pytorch = results(plain, tensors)
+    assert_close(found["lse"], expected["lse"].float(), "large_scores", name="lse")
+    for name in ("out", "dq", "dk", "dv"):
+        assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=["full", "causal"])
+def test_slopes_of_each_sequence(row: rows.TableRow, options: dict[str, Any]) -> None:
+    """Slopes [batch, heads], of strides that no contiguous tensor has, dense and packed."""
+    tensors = inputs_of(row, 3, (150, 203), (6, 2))
+    slopes = (torch.rand(6, 2, 3, device="cuda")[:, 1].t() / 4).bfloat16().float()
+    options = {**options_of(row, options, 6), "alibi_slopes": slopes}
+    assert_exact(row, tensors, options)
+    dense = results(attention, tensors, backend=backend_of(row), deterministic=True, **options)
+    cu = [torch.arange(0, 3 * n + 1, n, device="cuda").int() for n in (150, 203)]
+
+    def packed(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Any:
+        return attention_varlen(q, k, v, *cu, 150, 203, **more)
+
+    flat = [tensor.flatten(0, 1) for tensor in tensors]
+    found = results(packed, flat, backend=backend_of(row), deterministic=True, **options)
+    for name in ("out", "dq", "dk", "dv"):
+        assert_same_bits(found[name].view_as(dense[name]), dense[name], name)
+
+
+def test_one_slope_for_all_heads(row: rows.TableRow) -> None:
+    """A slope that is expanded over the heads has a stride of 0."""
+    tensors = inputs_of(row, 2, (70, 130), (4, 4))
+    slope = torch.full((1,), 0.125, device="cuda")
+    options = options_of(row, {"backend": backend_of(row), "deterministic": True}, 4)
+    expected = results(attention, tensors, **{**options, "alibi_slopes": slope.repeat(4)})
+    found = results(attention, tensors, **{**options, "alibi_slopes": slope.expand(4)})
+    for name in NAMES:
+        assert_same_bits(found[name], expected[name], name)
+
+
+@pytest.mark.parametrize("magnitude", [2.0**-14, 2.0**-7, 0.5, 16.0])
+def test_distances_in_long_sequences(row: rows.TableRow, magnitude: float) -> None:
+    """The last queries of a long sequence: slope times position is far larger than any score, and
+    its rounding must not reach the scores."""
+    tensors = inputs_of(row, 1, (100, 70_000), (2, 1))
+    slopes = torch.tensor([magnitude, magnitude / 2], device="cuda")
+    options = options_of(row, {"causal": True}, 2)
+    assert_exact(row, tensors, {**options, "alibi_slopes": slopes})
+
+
+def test_slopes_that_require_a_gradient_are_refused(row: rows.TableRow) -> None:
+    q, k, v, _ = inputs_of(row, 1, (20, 20), (2, 2))
+    options = options_of(row, {"backend": row.arch}, 2)
+    options["alibi_slopes"] = options["alibi_slopes"].requires_grad_()
+    with pytest.raises(ValueError, match="alibi_slopes requires a gradient"):
+        attention(q, k, v, **options)
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_larger_head_dims_are_refused(arch: str) -> None:
+    """No row of head dim 256 computes ALiBi, and the error says of each what it lacks."""
+    if not any(row.arch == arch for row in ALL):
+        pytest.skip(f"no row of {arch}")
+    q = torch.randn(1, 20, 2, 256, device="cuda", dtype=torch.bfloat16)
+    reasons = "it does not serve alibi_slopes|head_dim 256 is above the row's 128"
+    with pytest.raises(BackendError, match=reasons):
+        attention(q, q, q, alibi_slopes=torch.rand(2, device="cuda"), backend=arch)
