@@ -20,7 +20,7 @@ from every_row import (
     skip_unless_it_is_chosen,
 )
 from test_kernels import plain_pytorch
-from tolerances import assert_as_accurate, assert_close, assert_same_bits
+from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +49,12 @@ def results(function: Any, tensors: list[Tensor], **options: Any) -> dict[str, T
     return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=True))
 
 
-def assert_exact(row: rows.TableRow, tensors: list[Tensor], options: dict[str, Any]) -> None:
+def assert_exact(
+    row: rows.TableRow,
+    tensors: list[Tensor],
+    options: dict[str, Any],
+    factor: float = ACCURACY_FACTOR,
+) -> None:
     def plain(*leaves: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
         return plain_pytorch(*leaves, options)
 
@@ -58,7 +63,7 @@ def assert_exact(row: rows.TableRow, tensors: list[Tensor], options: dict[str, A
     pytorch = results(plain, tensors)
     assert_close(found["lse"], expected["lse"].float(), "large_scores", name="lse")
     for name in ("out", "dq", "dk", "dv"):
-        assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name)
+        assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name, factor)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=["full", "causal"])
@@ -94,11 +99,14 @@ def test_one_slope_for_all_heads(row: rows.TableRow) -> None:
 @pytest.mark.parametrize("magnitude", [2.0**-14, 2.0**-7, 0.5, 16.0])
 def test_distances_in_long_sequences(row: rows.TableRow, magnitude: float) -> None:
     """The last queries of a long sequence: slope times position is far larger than any score, and
-    its rounding must not reach the scores."""
+    its rounding must not reach the scores. With a slope of 16 a query sees next to nothing but its
+    own key, and dS is what two nearly equal terms leave, one of them from the output rounded to 16
+    bits: there the gradients have twice the room."""
     tensors = inputs_of(row, 1, (100, 70_000), (2, 1))
     slopes = torch.tensor([magnitude, magnitude / 2], device="cuda")
     options = options_of(row, {"causal": True}, 2)
-    assert_exact(row, tensors, {**options, "alibi_slopes": slopes})
+    factor = ACCURACY_FACTOR * (2 if magnitude > 1 else 1)
+    assert_exact(row, tensors, {**options, "alibi_slopes": slopes}, factor)
 
 
 def test_slopes_that_require_a_gradient_are_refused(row: rows.TableRow) -> None:

@@ -310,6 +310,7 @@ def test_packed_sequences_on_two_streams_and_in_a_graph(row: rows.TableRow) -> N
     """Calls that run at the same time share no workspace, so all get the same bits. So does a
     replayed call."""
     calls = []
+    options = options_for(row, CAUSAL, 8)  # not while a graph is captured: slopes are tensors
     for seed in (0, 1):
         torch.manual_seed(seed)
         lengths = torch.randint(1, 600, (40,), device="cuda")
@@ -322,7 +323,7 @@ def test_packed_sequences_on_two_streams_and_in_a_graph(row: rows.TableRow) -> N
         calls.append((q, k, v, cu, cu, longest, longest))
 
     def run(call: tuple[Any, ...]) -> Tensor:
-        return attention_varlen(*call, backend=row.arch, **options_for(row, CAUSAL, 8))
+        return attention_varlen(*call, backend=row.arch, **options)
 
     alone = [run(call) for call in calls]
     streams = [torch.cuda.Stream() for _ in calls]
