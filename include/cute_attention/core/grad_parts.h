@@ -92,8 +92,8 @@ constexpr BlockSteps sample_steps(BackwardParams const& params, int32_t tile_m, 
 // and, for each k, k times the part of number (k - 1) * ctas + 1, counted from the longest, since
 // some CTA has k of the parts up to it. Where parts differ, CTAs do not end at the same time: half
 // of what the longest part has more than the average is added. Measured on an H200, causal: with
-// 71 heads of 64 over one KV head, batch 4, 2048 tokens, 8 parts take 931 us and 4 parts 1237 us; at
-// head dim 128, 64 heads over 8, 2048 tokens, 4 parts take 464 us and 2 parts 535 us.
+// 71 heads of 64 over one KV head, batch 4, 2048 tokens, 8 parts take 931 us and 4 parts 1237 us;
+// at head dim 128, 64 heads over 8, 2048 tokens, 4 parts take 464 us and 2 parts 535 us.
 constexpr int64_t estimate_steps(BlockSteps const& of_blocks, int64_t blocks, int64_t parts,
                                  int64_t ctas, int64_t overhead) {
   auto const time_of_part = [&](int32_t sample) {

@@ -5,8 +5,8 @@
 
 namespace cute_attention {
 
-// The number of this thread in its warp. It is read from a register of its own (PTX ISA, "%laneid"),
-// so that warps with few registers need not keep threadIdx.
+// The number of this thread in its warp. It is read from a register of its own (PTX ISA,
+// "%laneid"), so that warps with few registers need not keep threadIdx.
 CUTE_DEVICE int32_t lane_of_warp() {
   int32_t lane;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));

@@ -130,7 +130,7 @@ struct BackwardWithSums {
 };
 
 template <class Row>
-using BackwardLaunch = std::conditional_t<sums_grad_q(Row::kKey), BackwardWithSums<Row>,
-                                          BackwardWithoutSums<Row>>;
+using BackwardLaunch =
+    std::conditional_t<sums_grad_q(Row::kKey), BackwardWithSums<Row>, BackwardWithoutSums<Row>>;
 
 }  // namespace cute_attention::sm90

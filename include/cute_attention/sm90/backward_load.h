@@ -24,7 +24,7 @@ struct BackwardLoad {
 
   BackwardArguments const& arguments;
   SharedMemory& shared;
-  bool const leader;                   // one lane talks to the TMA unit and to the barriers
+  bool const leader;  // one lane talks to the TMA unit and to the barriers
   MendedLoad mended;
   BackwardWork const* work = nullptr;  // what is being loaded
   PackedBlocks blocks;                 // of keys, of packed sequences
@@ -153,7 +153,7 @@ struct BackwardLoad {
   CUTE_DEVICE void load_rows_of_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {
     int32_t const n_begin = work->tile.n_block * kTileN;
     mended.load<kTileN, kCols, kBox>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
-                        arguments.params.cu_seqlens_k != nullptr, buffer, full);
+                                     arguments.params.cu_seqlens_k != nullptr, buffer, full);
   }
 
   CUTE_DEVICE void load_queries(Step const& step, int m_begin) {

@@ -135,9 +135,9 @@ struct BackwardTraits {
   // Buffers of dS. The step that writes one reads the other, of the step before.
   static constexpr int kStagesS = 2;
 
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1, kBoxColsK>;            // (N, D, 1)
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1, kBoxColsK>;             // (N, D, 1)
   using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, 1, kBoxColsK>;  // (D, N, 1)
-  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                       // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
   using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)
   using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages>;        // (M, DV, STAGE)

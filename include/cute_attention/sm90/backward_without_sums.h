@@ -112,8 +112,8 @@ struct BackwardWithoutSums {
       return cudaErrorInvalidConfiguration;
     }
     int32_t const multiprocessors = context->device->multiprocessors;
-    PartSums const sums = PartsOf<Row>::part_sums(
-        p, p.grad_kv_parts == nullptr ? 1 : parts(p, *context->device));
+    PartSums const sums =
+        PartsOf<Row>::part_sums(p, p.grad_kv_parts == nullptr ? 1 : parts(p, *context->device));
     // Queries may take half of the L2 cache, as where dQ is summed.
     arguments.schedule =
         make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN, context->device->l2_bytes / 2,
@@ -152,8 +152,8 @@ struct BackwardWithoutSums {
       grad_q<Row><<<unsigned(ctas), TraitsQ::kThreads, kBytesQ, stream>>>(arguments);
     }
     if (p.grad_sink != nullptr) {
-      grad_sink<Row><<<unsigned(p.heads), kSinkThreads, kSinkThreads / 32 * sizeof(float), stream>>>(
-          p);
+      grad_sink<Row>
+          <<<unsigned(p.heads), kSinkThreads, kSinkThreads / 32 * sizeof(float), stream>>>(p);
     }
     return cudaGetLastError();
   }

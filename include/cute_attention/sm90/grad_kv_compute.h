@@ -1,5 +1,5 @@
-// sm90/grad_kv_compute.h: what the two consumer warpgroups of the kernel for dK and dV do. In step m,
-// from left to right:
+// sm90/grad_kv_compute.h: what the two consumer warpgroups of the kernel for dK and dV do. In step
+// m, from left to right:
 //
 //   warpgroup of dV   products   S(m)          | dV(m)   S(m+1)
 //                     pointwise       P(m)     |
@@ -44,9 +44,9 @@ struct GradKvConsumer {
 
   BackwardArguments const& arguments;
   SharedMemory& shared;
-  int const thread;          // of the warpgroup
-  int32_t steps = 0;         // of all blocks before this step
-  int32_t blocks = 0;        // with steps, before this one
+  int const thread;    // of the warpgroup
+  int32_t steps = 0;   // of all blocks before this step
+  int32_t blocks = 0;  // with steps, before this one
 
   CUTE_DEVICE void run() {
     auto& compute = static_cast<Compute&>(*this);
@@ -104,8 +104,8 @@ struct GradKvConsumer {
   CUTE_DEVICE static void start_gradient(Operand const& tCrA, B& b, uint32_t stage,
                                          Gradient& tCrC) {
     using namespace cute;
-    Tensor sB = in_shared<LayoutB>(b);                              // (D, M, STAGE)
-    Tensor tCrB = Mma{}.get_slice(0).partition_fragment_B(sB);      // (MMA, MMA_D, MMA_M, STAGE)
+    Tensor sB = in_shared<LayoutB>(b);                          // (D, M, STAGE)
+    Tensor tCrB = Mma{}.get_slice(0).partition_fragment_B(sB);  // (MMA, MMA_D, MMA_M, STAGE)
     start_gemm<GMMA::ScaleOut::One>(Mma{}, tCrA, tCrB(_, _, _, stage), tCrC);
   }
 
@@ -113,8 +113,10 @@ struct GradKvConsumer {
   // S^T: (MMA, MMA_N, MMA_M).
   CUTE_DEVICE auto row_numbers(float const* numbers) const {
     using namespace cute;
-    return typename Traits::MmaS{}.get_slice(opaque(thread)).partition_C(
-        make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
+    return typename Traits::MmaS{}
+        .get_slice(opaque(thread))
+        .partition_C(
+            make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
   }
 
   // Vector v of this thread in a buffer of factors.
@@ -126,8 +128,7 @@ struct GradKvConsumer {
   // Where the rows of a block of keys begin in a gradient.
   CUTE_DEVICE Element* first_key(void* gradient, Strides const& stride,
                                  BackwardWork const& work) const {
-    return row_pointer(static_cast<Element*>(gradient), stride, work.tile.batch,
-                       work.tile.head_kv,
+    return row_pointer(static_cast<Element*>(gradient), stride, work.tile.batch, work.tile.head_kv,
                        work.sequence.row_k + int64_t(work.tile.n_block) * kTileN);
   }
   CUTE_DEVICE static int32_t keys_left(BackwardWork const& work) {
@@ -163,8 +164,8 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   // One step. dV of the step before is under way.
   CUTE_DEVICE void step(BackwardWork const& work) {
     using namespace cute;
-    FragmentS tSrS;                  // (MMA, MMA_N, MMA_M): S^T, then P^T
-    typename Base::Operand tdVrP;    // (MMA, MMA_N, MMA_M / 16)
+    FragmentS tSrS;                // (MMA, MMA_N, MMA_M): S^T, then P^T
+    typename Base::Operand tdVrP;  // (MMA, MMA_N, MMA_M / 16)
     auto const ring = buffer_of<Traits::kStages>(steps);
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     Base::template start_scores<typename Traits::MmaS, typename Traits::SmemLayoutK,
@@ -215,20 +216,20 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   }
 
  private:
-  // Makes scores probabilities, and hands what dP + delta is multiplied with to the other warpgroup.
+  // Makes scores probabilities, and hands what dP + delta is multiplied with to the other
+  // warpgroup.
   //   rS, sLse  (KEYS, QUERIES)
   template <class Probabilities, class Lse, class Terms>
   CUTE_DEVICE void write_factors(Probabilities& rS, Lse const& sLse, Terms const& terms) {
     using namespace cute;
     auto const ring = buffer_of<Traits::kStagesFactor>(steps);
-    FragmentS tSrF;  // (MMA, MMA_N, MMA_M)
+    FragmentS tSrF;                                                         // (MMA, MMA_N, MMA_M)
     Tensor rF = make_tensor(tSrF.data(), rows_and_columns(tSrF.layout()));  // (KEYS, QUERIES)
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
       CUTE_UNROLL
       for (int key = 0; key < size<0>(rS); ++key) {
-        rF(key, query) =
-            scores.factor(rS(key, query), sLse(0, query), terms.of_query(query), key);
+        rF(key, query) = scores.factor(rS(key, query), sLse(0, query), terms.of_query(query), key);
       }
     }
     Barrier::wait(&shared.factor_empty[ring.stage], ring.parity ^ 1);
@@ -299,8 +300,8 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
     auto const ring = buffer_of<Traits::kStages>(steps);
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
     Base::template start_scores<typename Traits::MmaP, typename Traits::SmemLayoutV,
-                                typename Traits::SmemLayoutGradO>(shared.v, shared.grad_o, ring.stage,
-                                                           tdPrdP);
+                                typename Traits::SmemLayoutGradO>(shared.v, shared.grad_o,
+                                                                  ring.stage, tdPrdP);
     warpgroup_wait<1>();  // dK of the step before
     if (steps > 0) {
       arrive_by_warp(shared.query_empty[buffer_of<Traits::kStages>(steps - 1).stage]);

@@ -1,5 +1,5 @@
-// sm90/grad_kv_traits.h: every layout and MMA of the kernel that computes dK and dV where no sums of
-// dQ are kept, its barriers and its shared memory, for one row of the table.
+// sm90/grad_kv_traits.h: every layout and MMA of the kernel that computes dK and dV where no sums
+// of dQ are kept, its barriers and its shared memory, for one row of the table.
 //
 // A CTA owns 64 keys. Accumulators of dK and dV together would be more than a warpgroup's registers
 // hold, so one warpgroup computes S, P and dV, and the other dP, dS and dK. As in
@@ -46,8 +46,8 @@ struct GradKvTraits {
   using MmaOfGradient = decltype(cute::make_tiled_mma(
       cute::GMMA::rs_op_selector<
           Element, Element, float,
-          cute::Shape<cute::Int<kTileN>, cute::Int<kCols>, cute::Int<kTileM>>,
-          cute::GMMA::Major::K, cute::GMMA::Major::MN>()));
+          cute::Shape<cute::Int<kTileN>, cute::Int<kCols>, cute::Int<kTileM>>, cute::GMMA::Major::K,
+          cute::GMMA::Major::MN>()));
   using MmaV = MmaOfGradient<kHeadDimV>;
   using MmaK = MmaOfGradient<kHeadDim>;
 
@@ -89,18 +89,18 @@ struct GradKvTraits {
     BackwardStage<typename ScoreModifiers<kKey.score_mods>::Terms::OfHead> stages[kStages];
 
     // As in backward_traits.h.
-    uint64_t work_full[kWorkSlots];          // 1 arrival
-    uint64_t work_empty[kWorkSlots];         // kConsumers * kWarpgroupWarps arrivals
-    uint64_t key_full;                       // 1 arrival
-    uint64_t key_empty;                      // kWarpgroupWarps arrivals
-    uint64_t value_full;                     // 1 arrival
-    uint64_t value_empty;                    // kWarpgroupWarps arrivals
-    uint64_t query_full[kStages];            // Q and the LSE: 1 + 32 arrivals
-    uint64_t query_empty[kStages];           // kConsumers * kWarpgroupWarps arrivals
-    uint64_t grad_o_full[kStages];           // dO and delta: 1 + 32 arrivals
-    uint64_t grad_o_empty[kStages];          // kConsumers * kWarpgroupWarps arrivals
-    uint64_t factor_full[kStagesFactor];     // kWarpgroupWarps arrivals
-    uint64_t factor_empty[kStagesFactor];    // kWarpgroupWarps arrivals
+    uint64_t work_full[kWorkSlots];        // 1 arrival
+    uint64_t work_empty[kWorkSlots];       // kConsumers * kWarpgroupWarps arrivals
+    uint64_t key_full;                     // 1 arrival
+    uint64_t key_empty;                    // kWarpgroupWarps arrivals
+    uint64_t value_full;                   // 1 arrival
+    uint64_t value_empty;                  // kWarpgroupWarps arrivals
+    uint64_t query_full[kStages];          // Q and the LSE: 1 + 32 arrivals
+    uint64_t query_empty[kStages];         // kConsumers * kWarpgroupWarps arrivals
+    uint64_t grad_o_full[kStages];         // dO and delta: 1 + 32 arrivals
+    uint64_t grad_o_empty[kStages];        // kConsumers * kWarpgroupWarps arrivals
+    uint64_t factor_full[kStagesFactor];   // kWarpgroupWarps arrivals
+    uint64_t factor_empty[kStagesFactor];  // kWarpgroupWarps arrivals
     uint64_t landed;  // a tile that the load warp has to mend before it is full: 1 arrival
   };
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");

@@ -43,10 +43,10 @@ struct GradQCompute {
   int const thread;     // of the warpgroup
   Scores const scores;
 
-  FragmentQ tdQrdQ;    // (MMA, MMA_M, MMA_D)
-  float lse[2];        // of the thread's two rows, times log2(e)
-  float delta[2];      // of the same rows
-  int32_t steps = 0;   // of all tiles before this step
+  FragmentQ tdQrdQ;   // (MMA, MMA_M, MMA_D)
+  float lse[2];       // of the thread's two rows, times log2(e)
+  float delta[2];     // of the same rows
+  int32_t steps = 0;  // of all tiles before this step
   Ring<1> ring_q{};
 
   CUTE_DEVICE GradQCompute(BackwardArguments const& arguments, SharedMemory& shared, int warpgroup,

@@ -22,7 +22,7 @@ struct GradQLoad {
   bool const leader;  // one lane talks to the TMA unit and to the barriers
   MendedLoad mended;
   GradQWork const* work = nullptr;  // what is being loaded
-  PackedBlocks blocks;  // of queries, of packed sequences
+  PackedBlocks blocks;              // of queries, of packed sequences
   Ring<1> ring_q{};
   Ring<Traits::kStagesK> ring_k{};
   Ring<Traits::kStagesV> ring_v{};
@@ -95,8 +95,8 @@ struct GradQLoad {
     load_keys(work->kv.end - 1);
     load_queries<Traits::kHeadDim>(arguments.map_q, shared.q.data(), shared.query_empty,
                                    shared.query_full);
-    load_queries<Traits::kHeadDimV>(arguments.map_grad_o, shared.grad_o.data(),
-                                    shared.grad_o_empty, shared.grad_o_full);
+    load_queries<Traits::kHeadDimV>(arguments.map_grad_o, shared.grad_o.data(), shared.grad_o_empty,
+                                    shared.grad_o_full);
     ring_q.advance();
     load_values(work->kv.end - 1);
     for (int32_t n_block = work->kv.end - 2; n_block >= work->kv.begin; --n_block) {
@@ -107,8 +107,8 @@ struct GradQLoad {
 
   // Loads Q or dO. Rows past the end of the sequence give rows of dQ that nobody stores.
   template <int kCols>
-  CUTE_DEVICE void load_queries(CUtensorMap const& map, Element* buffer,
-                                uint64_t& empty, uint64_t& full) {
+  CUTE_DEVICE void load_queries(CUtensorMap const& map, Element* buffer, uint64_t& empty,
+                                uint64_t& full) {
     Barrier::wait(&empty, ring_q.parity ^ 1);
     if (leader) {
       bool const packed = arguments.params.cu_seqlens_q != nullptr;
@@ -140,11 +140,10 @@ struct GradQLoad {
     ring_v.advance();
   }
   template <int kCols>
-  CUTE_DEVICE void load_rows_of_keys(int32_t n_block, CUtensorMap const& map,
-                                     Element* buffer, uint64_t& full) {
+  CUTE_DEVICE void load_rows_of_keys(int32_t n_block, CUtensorMap const& map, Element* buffer,
+                                     uint64_t& full) {
     bool const packed = arguments.params.cu_seqlens_k != nullptr;
-    int32_t const head_kv =
-        work->tile.head / (arguments.params.heads / arguments.params.heads_kv);
+    int32_t const head_kv = work->tile.head / (arguments.params.heads / arguments.params.heads_kv);
     mended.load<kTileN, kCols>(
         map, {packed ? 0 : work->tile.batch, head_kv, 0, int32_t(work->sequence.row_k)},
         n_block * kTileN, work->sequence.seqlen_k - n_block * kTileN, packed, buffer, full);

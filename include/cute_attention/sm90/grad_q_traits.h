@@ -1,8 +1,9 @@
 // sm90/grad_q_traits.h: every layout and MMA of the kernel that computes dQ where no sums of dQ are
 // kept, its barriers and its shared memory, for one row of the table.
 //
-// A CTA owns tile_m queries, 64 for each consumer warpgroup, and goes through the tiles of keys that
-// they see. It computes S and dP once more, so that nobody has to add anything in global memory.
+// A CTA owns tile_m queries, 64 for each consumer warpgroup, and goes through the tiles of keys
+// that they see. It computes S and dP once more, so that nobody has to add anything in global
+// memory.
 #pragma once
 
 #include "cute_attention/core/work_tile.h"
@@ -54,8 +55,8 @@ struct GradQTraits {
 
   static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of a warpgroup
   static constexpr int kBytesGradO = kWarpgroupM * kHeadDimV * int(sizeof(Element));  // likewise
-  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
-  static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
+  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));   // of one stage
+  static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));  // of one stage
 
   // K is read from the first product of a step to the last, and V by one: a second buffer of V, or
   // a third of K, only where there is room.
@@ -66,10 +67,10 @@ struct GradQTraits {
 
   using SmemLayoutQ = SmemTiles<Element, kWarpgroupM, kHeadDim, kConsumers>;  // (64, D, WARPGROUP)
   using SmemLayoutGradO =
-      SmemTiles<Element, kWarpgroupM, kHeadDimV, kConsumers>;                    // (64, DV, WARPGROUP)
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK>;            // (N, D, STAGE)
+      SmemTiles<Element, kWarpgroupM, kHeadDimV, kConsumers>;          // (64, DV, WARPGROUP)
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK>;  // (N, D, STAGE)
   using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, kStagesK>;  // (D, N, STAGE)
-  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, kStagesV>;           // (N, DV, STAGE)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, kStagesV>;            // (N, DV, STAGE)
 
   struct SharedMemory {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;

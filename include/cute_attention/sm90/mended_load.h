@@ -7,12 +7,12 @@
 
 namespace cute_attention::sm90 {
 
-// Loads a tile of which the first `rows` rows belong to the sequence. What TMA finds past the end of
-// a tensor are zeros. Past the end of a packed sequence it finds another's rows, which may be NaN,
-// and 0 * NaN is NaN: the load warp, whose threads call this together, overwrites them, and only
-// then tells that the tile is there.
+// Loads a tile of which the first `rows` rows belong to the sequence. What TMA finds past the end
+// of a tensor are zeros. Past the end of a packed sequence it finds another's rows, which may be
+// NaN, and 0 * NaN is NaN: the load warp, whose threads call this together, overwrites them, and
+// only then tells that the tile is there.
 struct MendedLoad {
-  uint64_t& landed;  // where such a tile lands: 1 arrival
+  uint64_t& landed;   // where such a tile lands: 1 arrival
   bool const leader;  // one lane talks to the TMA unit and to the barriers
   Ring<1> ring{};
 

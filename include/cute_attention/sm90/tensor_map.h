@@ -74,14 +74,13 @@ cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t gr
   cuuint32_t const element_strides[] = {1, 1, 1, 1, 1};
   CUtensorMapSwizzle const swizzles[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
                                          CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B};
-  CUresult const result = encode(
-      map,
-      std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      5, const_cast<void*>(view.data), extents, strides, sizes, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzles[box_swizzle_bits(box.cols)],
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUresult const result =
+      encode(map,
+             std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                      : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+             5, const_cast<void*>(view.data), extents, strides, sizes, element_strides,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzles[box_swizzle_bits(box.cols)],
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return static_cast<cudaError_t>(result);  // errors of both have the same numbers
 }
 

@@ -7,12 +7,12 @@ namespace cute_attention::sm90 {
 // Columns of a swizzled block and of a TMA box: 64 elements (128 bytes, all 32 banks) where whole
 // boxes fill kCols columns, else 32, else 16.
 template <int kCols>
-constexpr int kBoxCols = kCols % 64 == 0 ? 64 : kCols % 32 == 0 ? 32 : 16;
+constexpr int kBoxCols = kCols % 64 == 0   ? 64
+                         : kCols % 32 == 0 ? 32
+                                           : 16;
 
 // The swizzle of a box of 16-bit elements, in bits of Swizzle<bits, 3, 3>: 128 bytes, 64 or 32.
-constexpr int box_swizzle_bits(int box_cols) {
-  return box_cols == 64 ? 3 : box_cols == 32 ? 2 : 1;
-}
+constexpr int box_swizzle_bits(int box_cols) { return box_cols == 64 ? 3 : box_cols == 32 ? 2 : 1; }
 
 // A tile of kTileRows x kTileCols: boxes of all rows, one block of kBox columns after the other,
 // each row-major and swizzled within its rows.
