@@ -102,8 +102,8 @@ struct BackwardTraits {
   // (backward_compute.h). Then S, dP, dQ, dK and dV are in accumulators at the same time, 224
   // floats of a thread in both rows. Measured on an H200, full and causal, 16k tokens: at head dim
   // 64 550 and 545 instead of 505 and 508 TFLOP/s; at 128 ptxas spills and lets no two products
-  // overlap (C7512), 434 and 426 instead of 619 and 615.
-  static constexpr bool kGradQFirst = kHeadDim <= 96 && kKey.score_mods == score_mods::None;
+  // overlap (C7512), 434 and 426 instead of 619 and 615. At 96 it spills 80 bytes.
+  static constexpr bool kGradQFirst = kHeadDim <= 64 && kKey.score_mods == score_mods::None;
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
