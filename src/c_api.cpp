@@ -110,6 +110,13 @@ void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, 
   launch(row_for(Direction::Forward, launched, dtype, arch, info), &launched, info, stream);
 }
 
+BackwardWorkspace workspace_of(KernelRow const& row, BackwardParams const& p,
+                               DeviceInfo const& device) {
+  BackwardWorkspace sizes{};
+  row.workspace(&p, &device, &sizes);
+  return sizes;
+}
+
 BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32_t arch,
                                      int32_t device) {
   check_shape(p);
@@ -117,9 +124,7 @@ BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32
   DeviceInfo const& info = device_at(device);
   BackwardParams const launched = with_a_grid(p);
   KernelRow const& row = *row_for(Direction::Backward, launched, dtype, arch, info).row;
-  BackwardWorkspace sizes{};
-  row.workspace(&launched, &info, &sizes);
-  return sizes;
+  return workspace_of(row, launched, info);
 }
 
 void backward(BackwardParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
@@ -129,7 +134,11 @@ void backward(BackwardParams const& p, DType dtype, int32_t arch, int32_t device
   check_tensors(p);
   DeviceInfo const& info = device_at(device);
   BackwardParams const launched = with_a_grid(p);
-  launch(row_for(Direction::Backward, launched, dtype, arch, info), &launched, info, stream);
+  LoadedRow const& found = row_for(Direction::Backward, launched, dtype, arch, info);
+  if (p.delta == nullptr || p.grad_q_sum == nullptr) {
+    check_workspaces(p, workspace_of(*found.row, launched, info));
+  }
+  launch(found, &launched, info, stream);
 }
 
 // Runs `body` and turns what it throws into the thread's last error.

@@ -183,13 +183,19 @@ void check_tensors(BackwardParams const& params) {
   auto const presence = rows_q(params) > 0 ? Presence::Required : Presence::Optional;
   check_numbers("lse", params.lse, 4, presence);
   check_numbers("grad_lse", params.grad_lse, 4, Presence::Optional);
-  check_numbers("delta", params.delta, 4, presence);
-  check_numbers("grad_q_sum", params.grad_q_sum, 16, presence);
+  check_numbers("delta", params.delta, 4, Presence::Optional);
+  check_numbers("grad_q_sum", params.grad_q_sum, 16, Presence::Optional);
   check_numbers("grad_q_turn", params.grad_q_turn, 4, Presence::Optional);
   check_numbers("grad_kv_parts", params.grad_kv_parts, 16, Presence::Optional);
   check_numbers("grad_sink", params.grad_sink, 4, Presence::Optional);
   require(params.grad_sink == nullptr || params.sink != nullptr,
           "sink is null, expected it where grad_sink is not");
+}
+
+void check_workspaces(BackwardParams const& params, BackwardWorkspace const& sizes) {
+  require(params.delta != nullptr || sizes.delta == 0, "delta is null, expected device memory");
+  require(params.grad_q_sum != nullptr || sizes.grad_q_sum == 0,
+          "grad_q_sum is null, expected device memory");
 }
 
 }  // namespace cute_attention

@@ -5,7 +5,7 @@
 
 namespace cute_attention {
 
-// All four functions throw std::invalid_argument, whose text names the argument, says what was
+// All these functions throw std::invalid_argument, whose text names the argument, says what was
 // expected and what came.
 
 // Checks what does not depend on the tensors: sizes, masks, scale and softcap.
@@ -15,6 +15,10 @@ void check_shape(BackwardParams const& params);
 // Checks pointers and strides, after check_shape() and only for a call that has rows to write.
 void check_tensors(ForwardParams const& params);
 void check_tensors(BackwardParams const& params);
+
+// Checks that a call has the workspaces of which its row needs at least one element. The others
+// may be null, and so may those that a call can do without (BackwardParams says which).
+void check_workspaces(BackwardParams const& params, BackwardWorkspace const& sizes);
 
 // How many rows q and k have over the whole batch.
 template <class Params>

@@ -20,7 +20,7 @@ from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip
 from test_backward_kernels import BACKWARD, NAMES, check, gradients, make
 from test_kernels import CAUSAL, Case, options_for, plain_pytorch
-from test_sizes import BackwardParams, Workspace, garbage, set_tensor
+from test_sizes import AlibiSlopes, BackwardParams, Workspace, garbage, set_tensor
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,11 @@ def params_of(row: rows.TableRow, case: Case) -> BackwardParams:
     params.heads, params.heads_kv = case.heads, case.heads_kv
     params.head_dim, params.head_dim_v = row.head_dim, row.head_dim_v
     params.scale = row.head_dim**-0.5
-    params.softcap = options_for(row, {}).get("softcap", 0.0)
+    options = options_for(row, {}, case.heads)
+    params.softcap = options.get("softcap", 0.0)
+    if (slopes := options.get("alibi_slopes")) is not None:
+        params.alibi_slopes = AlibiSlopes(slopes.data_ptr(), 0, 1)
+        params.slopes = slopes  # so that it is not freed
     params.window_left = UNBOUNDED if left is None else left
     params.window_right = UNBOUNDED if right is None else right
     return params
@@ -96,7 +100,7 @@ def test_blocks_that_fill_the_gpu_are_whole(row: rows.TableRow) -> None:
 def test_deterministic_repeats_bitwise(row: rows.TableRow, name: str) -> None:
     case = CASES[name]
     inputs, grad_out = make(row, case)
-    options = options_for(row, case.options)
+    options = options_for(row, case.options, case.heads)
 
     def ours(*leaves: Tensor) -> Any:
         return attention(*leaves, backend=row.arch, return_lse=True, deterministic=True, **options)
@@ -110,7 +114,7 @@ def test_deterministic_repeats_bitwise(row: rows.TableRow, name: str) -> None:
 def test_packed_sequences(row: rows.TableRow, options: dict[str, Any]) -> None:
     """Sequences with many steps, with few, with none, and without keys or queries. Rows of no
     sequence are NaN."""
-    dtype, options = DTYPES[row.dtype], options_for(row, options)
+    dtype, options = DTYPES[row.dtype], options_for(row, options, 24)
     lengths_q, lengths_k = [700, 1, 0, 130, 64, 300], [400, 1, 77, 0, 300, 129]
     cu_q, cu_k = (
         torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
@@ -156,7 +160,9 @@ def test_packed_sequences(row: rows.TableRow, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["mqa_causal", "keys_that_no_query_sees", "77_keys"])
 def test_workspaces_full_of_nan(row: rows.TableRow, name: str) -> None:
     """What the workspaces contain does not matter. Without that of the parts, blocks are whole."""
-    case = dataclasses.replace(CASES[name], options=options_for(row, CASES[name].options))
+    case = dataclasses.replace(
+        CASES[name], options=options_for(row, CASES[name].options, CASES[name].heads)
+    )
     (q, k, v), grad_out = make(row, case)
     with torch.no_grad():
         out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **case.options)

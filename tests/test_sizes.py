@@ -33,6 +33,14 @@ class Strides(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "row", "head")]
 
 
+class AlibiSlopes(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    ]
+
+
 def fields(pointers: str, strides: str, last: str) -> list[tuple[str, type]]:
     """The members of a struct of params.h."""
     shape = [(name, ctypes.c_int32) for name in ("batch", "seqlen_q", "seqlen_k")]
@@ -46,6 +54,7 @@ def fields(pointers: str, strides: str, last: str) -> list[tuple[str, type]]:
         *((f"{name}_stride", Strides) for name in strides.split()),
         *shape,
         *((name, ctypes.c_void_p) for name in last.split()),
+        ("alibi_slopes", AlibiSlopes),
     ]
 
 
