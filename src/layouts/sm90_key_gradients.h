@@ -30,7 +30,7 @@ struct Sm90KeyGradients {
   using TileQ = RowsOfGroups<typename Traits::SmemLayoutQ, 1>;
   using TileGradO = RowsOfGroups<typename Traits::SmemLayoutGradO, 1>;
 
-  using BoxesK = sm90::TmaBoxes<kTileN, kHeadDim>;
+  using BoxesK = sm90::TmaBoxes<kTileN, kHeadDim, Traits::kBoxColsK>;
   using BoxesV = sm90::TmaBoxes<kTileN, kHeadDimV>;
   using BoxesQ = sm90::TmaBoxes<kTileM, kHeadDim>;
   using BoxesGradO = sm90::TmaBoxes<kTileM, kHeadDimV>;
