@@ -58,25 +58,25 @@ def test_each_row_has_the_kernels_and_the_shared_memory_that_its_columns_say(rep
 
 # Rows of other kernel families, whatever the tables hold.
 BACKWARD_ROW = rows.TableRow(
-    *("sm80_bwd_bf16_d128_test", "sm80", "backward", "bf16", 128, 128, "none"),
+    *("sm80_bwd_bf16_d128_test", "sm80", "backward", "bf16", 128, 128, ()),
     *(64, 128, 1, 8),
 )
 HOPPER = rows.TableRow(
-    *("sm90_fwd_bf16_d128_test", "sm90", "forward", "bf16", 128, 128, "none"),
+    *("sm90_fwd_bf16_d128_test", "sm90", "forward", "bf16", 128, 128, ()),
     *(128, 128, 2, 12),
 )
 # Of head dim 64 the warpgroups share the queries of dQ, of head dim 128 the columns.
 HOPPER_BACKWARD_64 = rows.TableRow(
-    *("sm90_bwd_bf16_d64_test", "sm90", "backward", "bf16", 64, 64, "none"),
+    *("sm90_bwd_bf16_d64_test", "sm90", "backward", "bf16", 64, 64, ()),
     *(128, 128, 2, 12),
 )
 HOPPER_BACKWARD_128 = rows.TableRow(
-    *("sm90_bwd_bf16_d128_test", "sm90", "backward", "bf16", 128, 128, "none"),
+    *("sm90_bwd_bf16_d128_test", "sm90", "backward", "bf16", 128, 128, ()),
     *(64, 128, 2, 12),
 )
 # One kernel for dK and dV, another for dQ.
 HOPPER_BACKWARD_256 = rows.TableRow(
-    *("sm90_bwd_bf16_d256_test", "sm90", "backward", "bf16", 256, 256, "none"),
+    *("sm90_bwd_bf16_d256_test", "sm90", "backward", "bf16", 256, 256, ()),
     *(128, 64, 2, 12),
 )
 # The mutations of each kernel, and the row, the traits and the adapter that they change.
