@@ -218,10 +218,12 @@ struct BackwardCompute {
     typename Traits::MmaQ mma;
     Tensor sdS = in_shared<typename Traits::SmemLayoutS>(shared.grad_s);  // (M, N, STAGE)
     Tensor sKt = in_shared<typename Traits::SmemLayoutKt>(shared.k);      // (D, N, 1)
-    Tensor sdS_part = local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
-                                 make_coord(Traits::row_part_q(warpgroup), _0{}, ring_s.stage));
-    Tensor sKt_part = local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
-                                 make_coord(Traits::col_part_q(warpgroup), _0{}, _0{}));
+    Tensor sdS_part =                                                     // (64, N)
+        local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
+                   make_coord(Traits::row_part_q(warpgroup), _0{}, ring_s.stage));
+    Tensor sKt_part =  // (COLS_Q, N)
+        local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
+                   make_coord(Traits::col_part_q(warpgroup), _0{}, _0{}));
     auto const thread_mma = mma.get_slice(0);
     Tensor tdQrdS = thread_mma.partition_fragment_A(sdS_part);  // (MMA, MMA_M, MMA_N)
     Tensor tdQrK = thread_mma.partition_fragment_B(sKt_part);   // (MMA, MMA_D, MMA_N)
