@@ -144,6 +144,8 @@ template <class Params>
 void check_optional_numbers(Params const& p) {
   check_cu_seqlens(p);
   check_numbers("sink", p.sink, 4, Presence::Optional);
+  check_numbers("dropout.seed", p.dropout.seed, 8, Presence::Optional);
+  check_range("dropout.drop_count", p.dropout.drop_count, 0, p.dropout.seed == nullptr ? 0 : 256);
   check_numbers("alibi_slopes", p.alibi_slopes.data, 4, Presence::Optional);
   if (p.alibi_slopes.data == nullptr) return;
   check_range("alibi_slopes.batch_stride", p.alibi_slopes.batch_stride, 0, kMaxSpan);

@@ -40,6 +40,8 @@ struct Inputs {
   int64_t max_seqlen_k = 0;
   OptionalTensor alibi_slopes = {};
   OptionalTensor sink = {};
+  double dropout_p = 0;
+  OptionalTensor dropout_seed = {};
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int32_t device() const { return q.device; }
@@ -79,12 +81,12 @@ Inputs inputs_of(Stack& stack) {
     in.cu_seqlens_k = stack.optional_tensor();
     in.max_seqlen_q = stack.integer();
     in.max_seqlen_k = stack.integer();
-    // Of the arguments that no kernel serves, dispatch has sent calls to another backend.
+    // Dispatch has sent calls with one to another backend.
     STD_TORCH_CHECK(!stack.optional_tensor(), "cute_attention: no kernel has a bias");
     in.alibi_slopes = stack.optional_tensor();
     in.sink = stack.optional_tensor();
-    STD_TORCH_CHECK(stack.real() == 0, "cute_attention: no kernel has dropout");
-    stack.optional_tensor();  // the seed
+    in.dropout_p = stack.real();
+    in.dropout_seed = stack.optional_tensor();
     return in;
   }
 }
@@ -121,6 +123,7 @@ Params shape_params(Inputs const& in) {
   params.window_left = window_bound(in.options.window_left);
   params.window_right = window_bound(in.options.window_right);
   params.alibi_slopes = slopes_of(in.alibi_slopes, in.q, params.batch);
+  params.dropout = dropout_of(in.dropout_p, in.dropout_seed, in.q);
   return params;
 }
 

@@ -26,6 +26,7 @@ LIMIT, SMALL_CHIP = "CUTE_ATTENTION_SHARED_MEMORY", str(99 * 1024)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ALL = rows.table()
 SOFTCAP = 30.0  # changes small scores little, and large ones much
+DROPOUT = {"dropout_p": 0.3, "dropout_seed": 1234567890123}
 # In turn for the heads: usual slopes, none, and one that favours distant keys. All are exact in 16
 # bits, so that plain PyTorch has the same.
 SLOPES = (0.5, 0.0625, 0.0, 1.0, -0.015625, 0.25)
@@ -106,6 +107,8 @@ def options_of(
         needed["softcap"] = softcap
     if "alibi" in row.score_mods:
         needed["alibi_slopes"] = slopes_of(heads)
+    if "dropout" in row.score_mods:
+        needed |= DROPOUT
     return {**needed, **options}
 
 

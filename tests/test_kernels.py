@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cute_attention import BackendError, attention, attention_varlen, explain
 from cute_attention.native import rows
+from cute_attention.semantics import dropout
 from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
 from every_row import (
     DTYPES,
@@ -118,7 +119,13 @@ def plain_pytorch(
     if (sink := options.get("sink")) is not None:
         logits = sink[None, :, None, None].to(q.dtype).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, logits], -1)
-    out = (scores.softmax(-1).nan_to_num()[..., :seqlen_k] @ v).transpose(1, 2)
+    probabilities = scores.softmax(-1).nan_to_num()[..., :seqlen_k]
+    if p := options.get("dropout_p"):
+        seed = dropout.as_seed(options["dropout_seed"], "cuda")
+        heads_of_all = (0, q.shape[0] * heads)
+        kept = dropout.keep_mask(seed, p, heads_of_all, (0, seqlen_q), (0, seqlen_k))
+        probabilities = probabilities * kept.view_as(probabilities) * dropout.keep_scale(p)
+    out = (probabilities @ v).transpose(1, 2)
     return out, scores.float().logsumexp(-1)
 
 

@@ -41,6 +41,10 @@ class AlibiSlopes(ctypes.Structure):
     ]
 
 
+class DropoutOptions(ctypes.Structure):
+    _fields_ = [("seed", ctypes.c_void_p), ("drop_count", ctypes.c_int32)]
+
+
 def fields(pointers: str, strides: str, last: str) -> list[tuple[str, type]]:
     """The members of a struct of params.h."""
     shape = [(name, ctypes.c_int32) for name in ("batch", "seqlen_q", "seqlen_k")]
@@ -55,6 +59,7 @@ def fields(pointers: str, strides: str, last: str) -> list[tuple[str, type]]:
         *shape,
         *((name, ctypes.c_void_p) for name in last.split()),
         ("alibi_slopes", AlibiSlopes),
+        ("dropout", DropoutOptions),
     ]
 
 

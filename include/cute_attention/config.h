@@ -29,12 +29,16 @@ enum Feature : uint32_t {
 // What happens to a score after the scale and before the mask: a set of modifiers, or'ed together
 // (core/score_mod.h). A modifier is named after the feature that it computes, and has its bit. The
 // kernels of a row compute the row's modifiers in every call, so the row serves no call that does
-// not ask for all of them.
+// not ask for all of them. Dropout, which acts on probabilities (core/kept_block.h), is one more.
 namespace score_mods {
 constexpr uint32_t None = 0;
 constexpr uint32_t Softcap = kSoftcap;
 constexpr uint32_t Alibi = kAlibi;
+constexpr uint32_t Dropout = kDropout;
 }  // namespace score_mods
+
+// Whether the kernels of a row drop probabilities.
+constexpr bool has_dropout(uint32_t set) { return (set & score_mods::Dropout) != 0; }
 
 // What a row computes.
 struct KernelKey {

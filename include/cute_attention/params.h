@@ -49,6 +49,14 @@ struct AlibiSlopes {
   int64_t head_stride;
 };
 
+// Dropout of probabilities: the one of a query and a key is dropped where its byte
+// (core/dropout.h) is less than drop_count, and multiplied by keep_scale() (core/keep_scale.h) where
+// it is kept.
+struct DropoutOptions {
+  uint64_t const* seed;  // on the device; null: no dropout
+  int32_t drop_count;    // round(256 * p), at most 256; 0 where there is no dropout
+};
+
 struct ForwardParams {
   void const* q;  // [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]
   void const* k;  // [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim]
@@ -96,6 +104,7 @@ struct ForwardParams {
 
   float const* sink;  // [heads]: the logit that joins the softmax of a head's rows; null: none
   AlibiSlopes alibi_slopes;
+  DropoutOptions dropout;
 };
 
 // The backward pass takes a query for one that sees no key if its LSE * log2(e) is below this: its
@@ -154,6 +163,7 @@ struct BackwardParams {
   float const* sink;  // [heads]; null where there is none: the LSE contains it
   float* grad_sink;   // [heads]; null where it is not wanted or there is no sink
   AlibiSlopes alibi_slopes;
+  DropoutOptions dropout;
 };
 
 // How many elements the workspaces of a backward call need.

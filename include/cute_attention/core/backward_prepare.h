@@ -12,6 +12,7 @@
 
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/core/work_tile.h"
@@ -34,7 +35,7 @@ CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t fir
 
 // Writes what the backward kernel starts from:
 //
-//   delta = dLSE - rowsum(dO * O), and LSE * log2(e)
+//   delta = (dLSE - rowsum(dO * O)) / keep_scale(), and LSE * log2(e)
 //   zeros for the sums of dQ and for the counters of their turns
 //   zeros for the gradients of packed rows that belong to no sequence
 //   NaN for all gradients that would need keys for which the backward kernel's grid has no CTA
@@ -98,7 +99,8 @@ struct BackwardPrepare {
         // exp2(-inf + inf) would be NaN. An LSE that is NaN compares false and stays NaN.
         float const lse_log2 = params.lse[first + query] * float(M_LOG2E);
         bool const sees_none = lse_log2 < kLowestLseLog2;
-        params.delta[first + query] = sees_none ? 0.f : grad_lse - sum;
+        params.delta[first + query] =
+            sees_none ? 0.f : (grad_lse - sum) / keep_scale(params.dropout);
         params.delta[lse_size(params) + first + query] = sees_none ? INFINITY : lse_log2;
       }
     }

@@ -38,11 +38,17 @@ CUTE_HOST_DEVICE constexpr PhiloxBits philox4x32_7(PhiloxBits counter, uint64_t 
   return counter;
 }
 
-// The random word of a query. `head_index` = batch * heads + head; queries and keys count from the
-// start of their sequence.
+// The random words of queries 4 * four to 4 * four + 3. `head_index` = batch * heads + head; queries
+// and keys count from the start of their sequence.
+CUTE_HOST_DEVICE constexpr PhiloxBits dropout_row_words(uint64_t seed, uint32_t head_index,
+                                                        uint32_t four) {
+  return philox4x32_7({{four, head_index, 0, 0}}, seed);
+}
+
+// The random word of a query.
 CUTE_HOST_DEVICE constexpr uint32_t dropout_row_word(uint64_t seed, uint32_t head_index,
                                                      uint32_t query) {
-  PhiloxBits const bits = philox4x32_7({{query / 4, head_index, 0, 0}}, seed);
+  PhiloxBits const bits = dropout_row_words(seed, head_index, query / 4);
   // Selections, since an index that only the run knows would put the words into local memory.
   uint32_t const even = query & 2 ? bits.words[2] : bits.words[0];
   uint32_t const odd = query & 2 ? bits.words[3] : bits.words[1];
@@ -88,19 +94,20 @@ CUTE_HOST_DEVICE constexpr uint32_t dropout_byte(uint32_t word, uint32_t query, 
   return word >> (8 * byte) & 0xFFu;
 }
 
-// Compares the four bytes of a word with `drop_count` = round(256 * p), which must be less than
-// 256, by one addition between two logical instructions of three operands.
+// Compares the four bytes of a word with `drop_count` = round(256 * p), at most 256, by one addition
+// between two logical instructions of three operands.
 struct KeepTest {
-  uint32_t low;   // the low seven bits of drop_count in each byte
-  uint32_t high;  // all ones if bit 7 of drop_count is 0, else 0
+  uint32_t low;   // in each byte drop_count, less 128 if it is at least that
+  uint32_t high;  // all ones if drop_count is less than 128, else 0
 
   CUTE_HOST_DEVICE constexpr explicit KeepTest(uint32_t drop_count)
-      : low((drop_count & 0x7Fu) * 0x01010101u), high(drop_count < 128 ? ~0u : 0u) {}
+      : low((drop_count < 128 ? drop_count : drop_count - 128) * 0x01010101u),
+        high(drop_count < 128 ? ~0u : 0u) {}
 
   // Bit 7 of each byte is 1 if the score is kept, 0 if it is dropped. The other bits mean nothing.
   CUTE_HOST_DEVICE constexpr uint32_t operator()(uint32_t word) const {
     // Bit 7 of a byte of `difference` says whether the low seven bits of the word's byte are at
-    // least those of drop_count. It starts as 1, so that no byte borrows from the next.
+    // least the byte of `low`. It starts as 1, so that no byte borrows from the next.
     uint32_t const difference = ((word & 0x7F7F7F7Fu) | 0x80808080u) - low;
     // A byte is at least drop_count if of the three, its own bit 7, `difference` and `high`, two
     // are 1: where drop_count < 128 either of the first two is enough, else both are needed.

@@ -8,6 +8,7 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/grad_parts.h"
+#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/load_sequence.h"
 
 namespace cute_attention {
@@ -140,7 +141,7 @@ struct KeyGradientSums {
     }
   }
 
-  // Writes kVector columns of dK, scaled, or of dV of a key.
+  // Writes kVector columns of dK or of dV of a key, scaled.
   CUTE_DEVICE static void write(BackwardParams const& params, Sequence const& sequence,
                                 GradTile const& tile, int key, int col,
                                 float const (&sum)[kVector]) {
@@ -152,7 +153,7 @@ struct KeyGradientSums {
     Element* const row = row_pointer(static_cast<Element*>(is_key ? params.grad_k : params.grad_v),
                                      is_key ? params.grad_k_stride : params.grad_v_stride,
                                      tile.batch, tile.head_kv, sequence.row_k + key);
-    float const factor = is_key ? params.scale : 1.f;
+    float const factor = is_key ? grad_qk_scale(params) : grad_v_scale(params);
     uint32_t words[kVector / 2];
     CUTE_UNROLL
     for (int i = 0; i < kVector / 2; ++i) {

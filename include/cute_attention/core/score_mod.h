@@ -117,8 +117,8 @@ struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
 // The modifiers of a row, from its set of score_mods, in the order of docs/design.md.
 template <uint32_t kScoreMods>
 struct ScoreModifiers : ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm>::List {
-  static_assert((kScoreMods & ~(SoftcapMap::kBit | AlibiTerm::kBit)) == 0,
-                "modifiers that are listed");
+  static_assert((kScoreMods & ~(SoftcapMap::kBit | AlibiTerm::kBit | score_mods::Dropout)) == 0,
+                "modifiers that are listed, and dropout, which modifies no score");
   using List = typename ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm>::List;
 
   template <class Params>

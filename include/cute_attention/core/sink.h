@@ -4,14 +4,15 @@
 //   P(i, j) = exp(S(i, j) - LSE(i))    LSE(i) = log(sum over j of exp(S(i, j)) + exp(sink))
 //
 // So the forward adds it when a row has seen all its keys, and the backward's scores know nothing
-// of it: they only read the LSE. With delta = dLSE - rowsum(dO * O) as everywhere,
+// of it: they only read the LSE. With delta as backward_prepare.h writes it,
 //
-//   dsink = sum over the rows i of its head of exp(sink - LSE(i)) * delta(i)
+//   dsink = keep_scale() * sum over the rows i of its head of exp(sink - LSE(i)) * delta(i)
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/params.h"
 
@@ -138,7 +139,7 @@ CUTE_DEVICE void write_sink_gradient(BackwardParams const& params, int32_t head,
     for (int warp = 1; warp < kThreads / 32; ++warp) {
       sum += partial[warp];
     }
-    params.grad_sink[head] = sum;
+    params.grad_sink[head] = sum * keep_scale(params.dropout);
   }
   __syncthreads();  // partial may be used again
 }

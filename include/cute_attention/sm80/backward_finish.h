@@ -7,6 +7,7 @@
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
@@ -53,7 +54,7 @@ struct BackwardFinish {
                                     thread);
     CUTE_UNROLL
     for (int i = 0; i < size(tdQrdQ); ++i) {
-      tdQrdQ(i) *= params.scale;
+      tdQrdQ(i) *= grad_qk_scale(params);
     }
     Tensor sdQ = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});  // (M, D)
     Tensor rdQ16 = convert<Element>(tdQrdQ);  // (MMA, MMA_M, MMA_D)

@@ -18,6 +18,7 @@
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/mask.h"
@@ -39,11 +40,13 @@ struct BackwardKernel {
   using Operands = BackwardOperands<Traits>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
+  using Tiles = typename Traits::Tiles;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr int kStages = Traits::kStages;
+  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
 
   using Step = BackwardStep<Element>;
   using Scores = BackwardScores<Row::kKey.score_mods>;
@@ -80,7 +83,7 @@ struct BackwardKernel {
         warp_column(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
         scores(params),
         addresses(shared, uint32_t(threadIdx.x)),
-        load(params, shared, sequence, int(threadIdx.x)) {}
+        load(params, shared, sequence, tile.batch, int(threadIdx.x)) {}
 
   CUTE_DEVICE void run() {
     using namespace cute;
@@ -194,8 +197,8 @@ struct BackwardKernel {
     using namespace cute;
     clear(tSrS);
     gemm_smem(
-        typename Traits::TiledMmaS{}, typename Operands::K(addresses.k, offsetof(SharedMemory, k)),
-        typename Operands::Q(addresses.q + stage * sizeof(shared.q[0]), offsetof(SharedMemory, q)),
+        typename Traits::TiledMmaS{}, typename Operands::K(addresses.k, offsetof(Tiles, k)),
+        typename Operands::Q(addresses.q + stage * sizeof(shared.q[0]), offsetof(Tiles, q)),
         tSrS, [&](int k) { sums.add(tdQrdQ, k, thread); });
   }
 
@@ -209,9 +212,9 @@ struct BackwardKernel {
                                    LoadNext&& load_next) {
     using namespace cute;
     auto product = smem_product<typename Traits::TiledMmaS>(
-        typename Operands::V(addresses.k, offsetof(SharedMemory, v)),
+        typename Operands::V(addresses.k, offsetof(Tiles, v)),
         typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),
-                                 offsetof(SharedMemory, grad_o)));
+                                 offsetof(Tiles, grad_o)));
     Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
     CUTE_STATIC_ASSERT_V(size(tdPrdP) == size(tdPsDelta));
     CUTE_UNROLL
@@ -321,6 +324,9 @@ struct BackwardKernel {
       Tensor lse = operand_rows(sLse(_, _, k));   // (KEYS, QUERIES)
       CUTE_STATIC_ASSERT_V(size<0>(p) == size<0>(ds));
       CUTE_STATIC_ASSERT_V(size<1>(p) == size<1>(lse));
+      if constexpr (kDrops) {
+        clear_dropped(step, stage, k, tPrP, tdKrdS(_, _, k));
+      }
       CUTE_UNROLL
       for (int query = 0; query < size<1>(p); ++query) {
         scores.finish(p(_, query), ds(_, query), lse(0, query),
@@ -330,6 +336,12 @@ struct BackwardKernel {
       auto p16 = make_tensor<Element>(shape(tdVrP(_, _, k)));  // (MMA, MMA_N)
       round_into(tdKrdS(_, _, k), ds16);
       round_into(tdVrP(_, _, k), p16);
+      if constexpr (kDrops) {
+        CUTE_UNROLL
+        for (int n = 0; n < size<1>(p16); ++n) {
+          kept_block_of(step, stage, n, k, tPrP).drop(p16(_, n));
+        }
+      }
       store_operand_block(ds16, tdSsdS, k);
       if constexpr (Traits::kWarpsM > 1) {
         store_operand_block(p16, tPsP, k);
@@ -339,6 +351,34 @@ struct BackwardKernel {
     gemm_register_a(mma, finish_block, part_of_grad_o(stage, warp_column), tdVrdV);
     gemm_register_a(
         mma, [&](int k) { return tdKrdS16(_, _, k); }, part_of_q(stage, warp_column), tdKrdK);
+  }
+
+  // Which scores of block `k` of queries and `n` of keys are kept.
+  template <class ScoresT>
+  CUTE_DEVICE auto kept_block_of(Step const& step, int stage, int n, int k, ScoresT& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    return kept_block_of_transpose(score_tile(step, tSrS, packing),
+                                   KeepTest(uint32_t(params.dropout.drop_count)),
+                                   shared.dropout[stage].words, n, k);
+  }
+
+  // Replaces dP + delta of dropped scores by delta.
+  //   tdKrdP  (MMA, MMA_N)  block `k` of queries
+  template <class ScoresT, class GradP>
+  CUTE_DEVICE void clear_dropped(Step const& step, int stage, int k, ScoresT& tSrS,
+                                 GradP&& tdKrdP) const {
+    using namespace cute;
+    Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor sDelta =                                       // (MMA, MMA_N, MMA_M / 2)
+        make_tensor(tdPsDelta.data(), as_a_operand(tdPsDelta.layout()));
+    CUTE_UNROLL
+    for (int n = 0; n < size<1>(tdKrdP); ++n) {
+      auto const kept = kept_block_of(step, stage, n, k, tSrS);
+      CUTE_UNROLL
+      for (int i = 0; i < size<0>(tdKrdP); ++i) {
+        tdKrdP(i, n) = kept.keeps(i) ? tdKrdP(i, n) : sDelta(i, n, k);
+      }
+    }
   }
 
   // dV += P^T dO and dK += dS^T Q with the parts of P^T and dS^T that the other warps with the same
@@ -370,21 +410,21 @@ struct BackwardKernel {
   // one column of the grid.
   CUTE_DEVICE auto part_of_p(int column) const {
     return
-        typename Operands::P(addresses.p + Operands::part_of_p(column), offsetof(SharedMemory, p));
+        typename Operands::P(addresses.p + Operands::part_of_p(column), offsetof(Tiles, p));
   }
   CUTE_DEVICE auto part_of_grad_s(int column) const {
     return typename Operands::P(addresses.p + Operands::part_of_p(column),
-                                offsetof(SharedMemory, grad_s));
+                                offsetof(Tiles, grad_s));
   }
   CUTE_DEVICE auto part_of_q(int stage, int column) const {
     return typename Operands::Qt(
         addresses.qt + stage * sizeof(shared.q[0]) + Operands::template part_of_t<kHeadDim>(column),
-        offsetof(SharedMemory, q));
+        offsetof(Tiles, q));
   }
   CUTE_DEVICE auto part_of_grad_o(int stage, int column) const {
     return typename Operands::GradOt(addresses.qt + stage * sizeof(shared.grad_o[0]) +
                                          Operands::template part_of_t<kHeadDimV>(column),
-                                     offsetof(SharedMemory, grad_o));
+                                     offsetof(Tiles, grad_o));
   }
 
   // dQ = dS K of this block of keys, not scaled yet; it waits in registers to be added to its sums.
@@ -399,8 +439,8 @@ struct BackwardKernel {
     }
     clear(tdQrdQ);
     gemm_smem(typename Traits::TiledMmaQ{},
-              typename Operands::Pt(addresses.pt, offsetof(SharedMemory, grad_s)),
-              typename Operands::Kt(addresses.kt, offsetof(SharedMemory, k)), tdQrdQ);
+              typename Operands::Pt(addresses.pt, offsetof(Tiles, grad_s)),
+              typename Operands::Kt(addresses.kt, offsetof(Tiles, k)), tdQrdQ);
   }
 };
 

@@ -20,15 +20,17 @@ struct BackwardLoad {
   // A copy: as a reference to another member of the kernel it would keep the compiler from holding
   // the kernel's members in registers.
   Sequence const sequence;
+  int const batch;
   int const thread;
   // The LSE for the threads that copy it, delta for all others: a thread copies one number a step.
   float const* const lse_or_delta;
 
   CUTE_DEVICE BackwardLoad(BackwardParams const& params, SharedMemory& shared,
-                           Sequence const& sequence, int thread)
+                           Sequence const& sequence, int batch, int thread)
       : params(params),
         shared(shared),
         sequence(sequence),
+        batch(batch),
         thread(thread),
         lse_or_delta(params.delta + opaque(thread < kTileM ? lse_size(params) : 0)) {}
 
@@ -73,6 +75,12 @@ struct BackwardLoad {
       float* target = thread < kTileM ? shared.lse[stage] : shared.delta[stage];
       SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(source[inside ? query : 0], target[query],
                                                    inside);
+    }
+    if constexpr (has_dropout(Traits::kKey.score_mods)) {
+      auto& dropout = shared.dropout[stage];
+      if (thread < dropout.kWriters) {
+        dropout.write(params, batch, step.head, step.m_block * kTileM, thread);
+      }
     }
     cp_async_fence();
   }

@@ -4,13 +4,14 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
 
 namespace cute_attention::sm80 {
 
-// Scales dK, rounds dK and dV, and writes both in whole 16-byte vectors. In shared memory dK takes
+// Scales and rounds dK and dV, and writes both in whole 16-byte vectors. In shared memory dK takes
 // the place of K and dV that of V.
 //   tdKrdK  (MMA, MMA_N, MMA_D)    tdVrdV  (MMA, MMA_N, MMA_DV)
 template <class Traits, class GradK, class GradV>
@@ -25,7 +26,13 @@ CUTE_DEVICE void store_key_gradients(BackwardParams const& params,
   int const n_begin = tile.n_block * kTileN;
   CUTE_UNROLL
   for (int i = 0; i < size(tdKrdK); ++i) {
-    tdKrdK(i) *= params.scale;
+    tdKrdK(i) *= grad_qk_scale(params);
+  }
+  if constexpr (has_dropout(Traits::kKey.score_mods)) {
+    CUTE_UNROLL
+    for (int i = 0; i < size(tdVrdV); ++i) {
+      tdVrdV(i) *= grad_v_scale(params);
+    }
   }
   Tensor sdK =  // (N, D)
       make_tensor(make_smem_ptr(shared.k.data()), typename Traits::SmemLayoutK{});

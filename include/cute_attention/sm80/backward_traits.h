@@ -11,6 +11,7 @@
 //   dQ        (M, D)   the warps form another grid, and read dS from shared memory
 #pragma once
 
+#include "cute_attention/core/dropout_words.h"
 #include "cute_attention/sm80/forward_traits.h"
 
 namespace cute_attention::sm80 {
@@ -112,7 +113,7 @@ struct BackwardTraits {
   using SmemCopyKt = decltype(cute::make_tiled_copy_B(LdmatrixT{}, TiledMmaQ{}));
 
   // At the end dK takes the place of K, and dV that of V.
-  struct SharedMemory {
+  struct Tiles {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 128> q[kStages];
@@ -123,6 +124,7 @@ struct BackwardTraits {
     float lse[kStages][kTileM];
     float delta[kStages][kTileM];
   };
+  struct SharedMemory : Tiles, DropoutStages<has_dropout(kKey.score_mods), kTileM, kStages> {};
   static constexpr int kSmemBytesGradQ = int(sizeof(Element)) * kTileM * kHeadDim;
 
   static_assert(kTileN % 32 == 0 && divides_tile(kConfig, kKey, kTileN / kWarpsN),

@@ -12,6 +12,8 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
+#include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
@@ -44,6 +46,13 @@ struct ForwardKernel {
   // Whether the warps that have the same queries divide the keys of a tile, and the columns of O,
   // among themselves.
   static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
+  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
+  static_assert(!kDrops || !kSharesKeys, "a warp has both keys of a class (core/dropout.h)");
+
+  static constexpr int kBlocksM = kTileM / Traits::kWarpsM / 16;  // of 16 rows of a warp
+  struct DropoutRows {
+    DropoutRow of_block[kDrops ? kBlocksM : 1];
+  };
 
   ForwardParams const& params;
   SharedMemory& shared;
@@ -111,6 +120,11 @@ struct ForwardKernel {
           params, work.batch, [&](int) { return work.head; }, Modifiers::exponent_scale(params));
     }
 
+    DropoutRows dropout_rows;  // (MMA_M)
+    if constexpr (kDrops) {
+      load_dropout_rows(mma, dropout_rows);
+    }
+
     load_q();
     load_k<true>(walk_k, last_rows);
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
@@ -135,7 +149,7 @@ struct ForwardKernel {
       if (n_block > tiles.begin) {
         load_k<false>(walk_k, last_rows);
       }
-      multiply_values(mma, p, v, tPrP, tOrO);
+      multiply_values(mma, p, v, dropout_rows, n_block, tPrP, tOrO);
     }
   }
 
@@ -231,8 +245,9 @@ struct ForwardKernel {
   //   v     (DV, N)
   //   tPrP  (MMA, MMA_M, MMA_N)    tOrO  (MMA, MMA_M, MMA_DV)
   template <class TiledMma, class OperandP, class OperandV, class Probabilities, class Output>
-  CUTE_DEVICE static void multiply_values(TiledMma const& mma, OperandP const& p, OperandV const& v,
-                                          Probabilities const& tPrP, Output& tOrO) {
+  CUTE_DEVICE void multiply_values(TiledMma const& mma, OperandP const& p, OperandV const& v,
+                                   DropoutRows const& dropout_rows, int n_block,
+                                   Probabilities& tPrP, Output& tOrO) const {
     using namespace cute;
     if constexpr (kSharesKeys) {
       gemm_smem(mma, p, v, tOrO);
@@ -241,7 +256,46 @@ struct ForwardKernel {
       Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
       CUTE_STATIC_ASSERT_V(size<1>(tOrP) == size<1>(tOrO));
       CUTE_STATIC_ASSERT_V(size<2>(tOrP) * _2{} == size<2>(rP));
+      if constexpr (kDrops) {
+        drop(mma, dropout_rows, n_block, tPrP, tOrP);
+      }
       gemm_register_a(mma, [&](int k_block) { return tOrP(_, _, k_block); }, v, tOrO);
+    }
+  }
+
+  // The random words of the thread's queries: one pair for each block of 16 rows.
+  template <class TiledMma>
+  CUTE_DEVICE void load_dropout_rows(TiledMma const& mma, DropoutRows& rows) const {
+    using namespace cute;
+    Tensor tScS = mma.get_slice(thread).partition_C(  // (MMA, MMA_M, MMA_N)
+        make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
+    Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
+    CUTE_STATIC_ASSERT_V(size<0>(cS) == Int<2 * kBlocksM>{});
+    CUTE_UNROLL
+    for (int m = 0; m < kBlocksM; ++m) {
+      rows.of_block[m] = dropout_row(*params.dropout.seed,
+                                     uint32_t(work.batch * params.heads + work.head),
+                                     uint32_t(m_begin + int(get<0>(cS(2 * m, 0)))));
+    }
+  }
+
+  // Clears dropped probabilities.
+  //   tPrP  (MMA, MMA_M, MMA_N)      whose places decide
+  //   tOrP  (MMA, MMA_M, MMA_N / 2)  the operand
+  template <class TiledMma, class Probabilities, class Operand>
+  CUTE_DEVICE void drop(TiledMma const& mma, DropoutRows const& dropout_rows, int n_block,
+                        Probabilities& tPrP, Operand& tOrP) const {
+    using namespace cute;
+    QueryPacking const packing = unpacked_queries();
+    auto const tile = make_score_tile<kTileM, kTileN>(mma, opaque(thread), tPrP, sequence, packing,
+                                                      m_begin, n_block * kTileN);
+    KeepTest const test(uint32_t(params.dropout.drop_count));
+    CUTE_UNROLL
+    for (int k = 0; k < size<2>(tOrP); ++k) {
+      CUTE_UNROLL
+      for (int m = 0; m < kBlocksM; ++m) {
+        kept_block(tile, test, dropout_rows.of_block[m], k).drop(tOrP(_, m, k));
+      }
     }
   }
 
@@ -255,6 +309,12 @@ struct ForwardKernel {
     CUTE_STATIC_ASSERT_V(size<0>(rO) == size(lse));
     auto factors = softmax.finish(lse, combine_rows(mma));  // (ROWS)
     join_sinks(params, [&](int) { return work.head; }, factors, lse);
+    if constexpr (kDrops) {
+      CUTE_UNROLL
+      for (int row = 0; row < size(factors); ++row) {
+        factors(row) *= keep_scale(params.dropout);
+      }
+    }
     scale_rows(rO, factors);
 
     Tensor rO16 = convert<Element>(tOrO);                           // (MMA, MMA_M, MMA_DV)

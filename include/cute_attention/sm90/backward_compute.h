@@ -21,6 +21,8 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/global_sum.h"
+#include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
@@ -44,6 +46,7 @@ struct BackwardCompute {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr bool kGradQFirst = Traits::kGradQFirst;
+  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
   // For how many columns of S a thread may load the LSE ahead. Without a limit ptxas loads all of
   // it first, and spills where kGradQFirst leaves few registers.
   static constexpr int kLseAhead = 16;
@@ -294,12 +297,26 @@ struct BackwardCompute {
       warpgroup_wait<0>();  // dP
     }
     warpgroup_fence_operand(tdPrdP);
-    CUTE_UNROLL
-    for (int query = 0; query < size<1>(rS); ++query) {
-      scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
+    auto const finish = [&] {
+      CUTE_UNROLL
+      for (int query = 0; query < size<1>(rS); ++query) {
+        scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
+      }
+      // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
+      convert_into(tSrS, tdVrP);
+    };
+    if constexpr (kDrops) {
+      auto const kept = kept_of(work, shared.stages[ring.stage], tSrS);
+      Tensor tdPsDelta = row_numbers(shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
+      CUTE_UNROLL
+      for (int i = 0; i < size(tdPrdP); ++i) {
+        tdPrdP(i) = kept.keeps(i) ? tdPrdP(i) : tdPsDelta(i);
+      }
+      finish();
+      kept.drop(tdVrP);
+    } else {
+      finish();
     }
-    // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
-    convert_into(tSrS, tdVrP);
     start_grad_v(tdVrP, ring);
     convert_into(tdPrdP, tdKrdS);
     if constexpr (kGradQFirst) {
@@ -334,6 +351,14 @@ struct BackwardCompute {
   CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
     QueryPacking const packing = unpacked_queries();
     return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
+  }
+
+  // Which scores of a step are kept.
+  template <class Stage>
+  CUTE_DEVICE auto kept_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    return kept_blocks_of_transpose(score_tile(work, stage.m_block, tSrS, packing),
+                                    arguments.params.dropout, stage.words);
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
@@ -382,7 +407,7 @@ struct BackwardCompute {
     arrive(shared.grad_q_full[warpgroup]);
   }
 
-  // Writes dK, scaled, and dV.
+  // Writes dK and dV, scaled.
   CUTE_DEVICE void store(BackwardWork const& work) {
     using namespace cute;
     BackwardParams const& params = arguments.params;
@@ -390,7 +415,13 @@ struct BackwardCompute {
     Tensor rdV = make_tensor(tdVrdV.data(), rows_and_columns(tdVrdV.layout()));  // (ROWS, COLS)
     CUTE_UNROLL
     for (int i = 0; i < size(rdK); ++i) {
-      rdK(i) *= params.scale;
+      rdK(i) *= grad_qk_scale(params);
+    }
+    if constexpr (kDrops) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(rdV); ++i) {
+        rdV(i) *= grad_v_scale(params);
+      }
     }
     int const lane = thread % kWarpgroupThreads;
     int const first = work.tile.n_block * kTileN + warpgroup * kWarpgroupM + row_of_thread(lane);

@@ -8,6 +8,7 @@
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/row_store.h"
@@ -51,7 +52,7 @@ struct BackwardFinish {
     Tensor rdQ = make_tensor(tdQrdQ.data(), rows_and_columns(tdQrdQ.layout()));  // (ROWS, COLS)
     CUTE_UNROLL
     for (int i = 0; i < size(rdQ); ++i) {
-      rdQ(i) *= params.scale;
+      rdQ(i) *= grad_qk_scale(params);
     }
     int const first = m_block * kTileM + Traits::row_part_q(part) * kWarpgroupM;
     int const col = Traits::col_part_q(part) * kCols;

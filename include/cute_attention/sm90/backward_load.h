@@ -159,10 +159,18 @@ struct BackwardLoad {
   CUTE_DEVICE void load_queries(Step const& step, int m_begin) {
     Barrier::wait(&shared.query_empty[ring.stage], ring.parity ^ 1);
     uint64_t& full = shared.query_full[ring.stage];
+    auto& stage = shared.stages[ring.stage];
     if (leader) {
-      shared.stages[ring.stage] = {BackwardScores<Traits::kKey.score_mods>::of_head(
-                                       arguments.params, work->tile.batch, step.head),
-                                   step.m_block};
+      using OfHead = typename std::remove_reference_t<decltype(stage)>::OfHead;
+      static_cast<OfHead&>(stage) = BackwardScores<Traits::kKey.score_mods>::of_head(
+          arguments.params, work->tile.batch, step.head);
+      stage.m_block = step.m_block;
+    }
+    if constexpr (has_dropout(Traits::kKey.score_mods)) {
+      if (int const lane = lane_of_warp(); lane < stage.kWriters) {
+        stage.write(arguments.params, work->tile.batch, step.head, m_begin, lane);
+      }
+      __syncwarp();  // all lanes have written, before the leader tells of it
     }
     load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
                  work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);

@@ -8,6 +8,7 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
+#include "cute_attention/core/dropout_words.h"
 #include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/score_mod.h"
@@ -54,10 +55,12 @@ constexpr int kStepRows = 64;
 // keys beside scores and dQ.
 constexpr bool sums_grad_q(KernelKey const& key) { return key.head_dim <= 128; }
 
-// The queries of a stage, in shared memory: their tile, and what the modifiers need to know of
-// their head.
-template <class OfHead>
-struct BackwardStage : OfHead {
+// The queries of a stage, in shared memory: their tile, what the modifiers need to know of their
+// head, and their random words.
+template <uint32_t kScoreMods, int kTileM>
+struct BackwardStage : ScoreModifiers<kScoreMods>::Terms::OfHead,
+                       DropoutWords<has_dropout(kScoreMods), kTileM> {
+  using OfHead = typename ScoreModifiers<kScoreMods>::Terms::OfHead;
   int32_t m_block;
 };
 
@@ -167,7 +170,7 @@ struct BackwardTraits {
     alignas(128) float delta[kStages][kTileM];
 
     BackwardWork works[kWorkSlots];
-    BackwardStage<typename ScoreModifiers<kKey.score_mods>::Terms::OfHead> stages[kStages];
+    BackwardStage<kKey.score_mods, kTileM> stages[kStages];
 
     // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.

@@ -280,6 +280,9 @@ struct ForwardCompute {
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
     convert_into(scores.accumulator, tOrP);
+    if constexpr (Scores::kDrops) {
+      scores.kept(tile, n_block).drop(tOrP);
+    }
     wait_for_values();
   }
 
@@ -296,14 +299,17 @@ struct ForwardCompute {
     cute::warpgroup_wait<1>();
     release_scores(last);
     typename Softmax::Rows factors;
-    bool const rescale =
-        scores.template next<kMasked>(shared.tiles[ring_tile.stage], n_block, factors);
+    ForwardTile const& tile = shared.tiles[ring_tile.stage];
+    bool const rescale = scores.template next<kMasked>(tile, n_block, factors);
     cute::warpgroup_fence_operand(scores.accumulator);
     wait_for_values();  // here, where it keeps the compiler from moving the wait for O above the
                         // exponentials
     cute::warpgroup_wait<0>();
     release_output(v);
     convert_into(scores.accumulator, tOrP);
+    if constexpr (Scores::kDrops) {
+      scores.kept(tile, n_block).drop(tOrP);
+    }
     if (__builtin_expect(rescale, false)) {
       auto rO = output();
       scale_rows(rO, factors);
@@ -356,6 +362,12 @@ struct ForwardCompute {
     ending.factors = scores.softmax.finish(ending.lse, Scores::alone());
     join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread),
                ending.factors, ending.lse);
+    if constexpr (Scores::kDrops) {
+      CUTE_UNROLL
+      for (int row = 0; row < cute::size(ending.factors); ++row) {
+        ending.factors(row) *= keep_scale(arguments.params.dropout);
+      }
+    }
     return ending;
   }
 

@@ -32,7 +32,10 @@ struct ForwardLaunch {
     if (work_tiles(arguments.params, Traits::kTileM) > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    arguments.packing = make_query_packing(arguments.params, Traits::kTileM, kWarpgroupM);
+    // With dropout the two rows of a thread must be queries of one class (core/dropout.h), which
+    // rows of several heads are not.
+    int32_t const most_heads = has_dropout(Row::kKey.score_mods) ? 1 : kWarpgroupM;
+    arguments.packing = make_query_packing(arguments.params, Traits::kTileM, most_heads);
     cudaError_t error = make_maps(arguments);
     if (error != cudaSuccess) {
       return error;

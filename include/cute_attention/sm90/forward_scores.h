@@ -1,6 +1,8 @@
 // sm90/forward_scores.h: the scores of a consumer warpgroup's 64 queries, and their softmax.
 #pragma once
 
+#include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/opaque.h"
@@ -16,6 +18,7 @@ struct ForwardScores {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kTileN = Traits::kTileN;
+  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
@@ -32,6 +35,7 @@ struct ForwardScores {
   FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() turn into P in place
   Softmax softmax;
   typename Modifiers::Terms::template OfRows<2> terms;
+  DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
 
   CUTE_DEVICE ForwardScores(ForwardArguments const& arguments, int warpgroup, int thread)
       : arguments(arguments),
@@ -49,6 +53,12 @@ struct ForwardScores {
                  heads_of_thread(arguments, tile, m_offset(), thread),
                  Modifiers::exponent_scale(arguments.params));
     }
+    if constexpr (kDrops) {
+      ForwardParams const& params = arguments.params;
+      dropout_row = cute_attention::dropout_row(
+          *params.dropout.seed, uint32_t(tile.work.batch * params.heads + tile.work.head),
+          uint32_t(tile.m_begin + m_offset() + row_of_thread(thread)));
+    }
     modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
     Rows factors;
@@ -62,6 +72,11 @@ struct ForwardScores {
   CUTE_DEVICE bool next(ForwardTile const& tile, int32_t n_block, Rows& factors) {
     modify_and_mask(tile, n_block, kMasked);
     return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone());
+  }
+
+  // Which scores of a KV tile are kept.
+  CUTE_DEVICE auto kept(ForwardTile const& tile, int32_t n_block) {
+    return kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row);
   }
 
   // For OnlineSoftmax: no other warp has keys of this warp's queries, so there is nothing to

@@ -14,6 +14,8 @@
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/global_sum.h"
+#include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
@@ -35,6 +37,7 @@ struct GradKvConsumer {
   using Sums = KeyGradientSums<Traits, Traits::kSumThreads>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
+  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
 
   template <class Mma, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
@@ -144,6 +147,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   using Element = typename Base::Element;
   using FragmentS = typename Base::FragmentS;
   using Base::arguments;
+  using Base::kDrops;
   using Base::shared;
   using Base::steps;
   using Base::thread;
@@ -190,11 +194,25 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     if constexpr (!Scores::kMasksFirst) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
-    write_factors(rS, sLse, terms);
-    __syncwarp();  // all lanes have read the LSE
-    arrive_by_warp(shared.query_empty[ring.stage]);
-    Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
-    convert_into(tSrS, tdVrP);
+    if constexpr (kDrops) {
+      auto const kept = kept_of(work, shared.stages[ring.stage], tSrS);
+      // A factor is never negative: the sign says that its score is dropped.
+      write_factors(rS, sLse, terms, [&](FragmentS& factors) {
+        CUTE_UNROLL
+        for (int i = 0; i < size(factors); ++i) {
+          factors(i) = kept.keeps(i) ? factors(i) : -factors(i);
+        }
+      });
+      release_queries(ring.stage);
+      Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
+      convert_into(tSrS, tdVrP);
+      kept.drop(tdVrP);
+    } else {
+      write_factors(rS, sLse, terms, [](FragmentS&) {});
+      release_queries(ring.stage);
+      Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
+      convert_into(tSrS, tdVrP);
+    }
     Base::template start_gradient<typename Traits::MmaV, typename Traits::SmemLayoutGradOt>(
         tdVrP, shared.grad_o, ring.stage, tdVrdV);
   }
@@ -207,6 +225,12 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
 
   CUTE_DEVICE void store(BackwardWork const& work) {
     BackwardParams const& params = arguments.params;
+    if constexpr (kDrops) {
+      CUTE_UNROLL
+      for (int i = 0; i < cute::size(tdVrdV); ++i) {
+        tdVrdV(i) *= grad_v_scale(params);
+      }
+    }
     store_rows(tdVrdV, this->first_key(params.grad_v, params.grad_v_stride, work),
                params.grad_v_stride.row, Base::keys_left(work), params.head_dim_v, thread);
   }
@@ -216,11 +240,19 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   }
 
  private:
+  // This warp has read the LSE, and what stands beside it.
+  CUTE_DEVICE void release_queries(uint32_t stage) {
+    __syncwarp();
+    arrive_by_warp(shared.query_empty[stage]);
+  }
+
   // Makes scores probabilities, and hands what dP + delta is multiplied with to the other
   // warpgroup.
-  //   rS, sLse  (KEYS, QUERIES)
-  template <class Probabilities, class Lse, class Terms>
-  CUTE_DEVICE void write_factors(Probabilities& rS, Lse const& sLse, Terms const& terms) {
+  //   rS, sLse       (KEYS, QUERIES)
+  //   mark(factors)  changes factors (MMA, MMA_N, MMA_M) before they are handed over
+  template <class Probabilities, class Lse, class Terms, class Mark>
+  CUTE_DEVICE void write_factors(Probabilities& rS, Lse const& sLse, Terms const& terms,
+                                 Mark const& mark) {
     using namespace cute;
     auto const ring = buffer_of<Traits::kStagesFactor>(steps);
     FragmentS tSrF;                                                         // (MMA, MMA_N, MMA_M)
@@ -232,6 +264,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
         rF(key, query) = scores.factor(rS(key, query), sLse(0, query), terms.of_query(query), key);
       }
     }
+    mark(tSrF);
     Barrier::wait(&shared.factor_empty[ring.stage], ring.parity ^ 1);
     CUTE_UNROLL
     for (int v = 0; v < Base::kFactorVectors; ++v) {
@@ -256,6 +289,14 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
   }
 
+  // Which scores of a step are kept.
+  template <class Stage>
+  CUTE_DEVICE auto kept_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    return kept_blocks_of_transpose(score_tile(work, stage.m_block, tSrS, packing),
+                                    arguments.params.dropout, stage.words);
+  }
+
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
   CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) const {
     if (work.tiles.masked(m_block)) {
@@ -277,6 +318,7 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
   using Element = typename Base::Element;
   using FragmentS = typename Base::FragmentS;
   using Base::arguments;
+  using Base::kDrops;
   using Base::shared;
   using Base::steps;
   using Base::thread;
@@ -308,6 +350,9 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
     }
     warpgroup_wait<0>();  // dP
     warpgroup_fence_operand(tdPrdP);
+    if constexpr (kDrops) {
+      clear_dropped(tdPrdP);
+    }
     Tensor tdPsDelta = this->row_numbers(shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
     CUTE_UNROLL
     for (int i = 0; i < size(tdPrdP); ++i) {
@@ -333,7 +378,7 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
     BackwardParams const& params = arguments.params;
     CUTE_UNROLL
     for (int i = 0; i < cute::size(tdKrdK); ++i) {
-      tdKrdK(i) *= params.scale;
+      tdKrdK(i) *= grad_qk_scale(params);
     }
     store_rows(tdKrdK, this->first_key(params.grad_k, params.grad_k_stride, work),
                params.grad_k_stride.row, Base::keys_left(work), params.head_dim, thread);
@@ -344,6 +389,29 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
   }
 
  private:
+  // Clears dP of dropped scores, whose factors have a sign.
+  CUTE_DEVICE void clear_dropped(FragmentS& tdPrdP) {
+    auto const ring = buffer_of<Traits::kStagesFactor>(steps);
+    Barrier::wait(&shared.factor_full[ring.stage], ring.parity);
+    CUTE_UNROLL
+    for (int v = 0; v < Base::kFactorVectors; ++v) {
+      float4 const factor = this->factors(ring.stage, v);
+      tdPrdP(4 * v) = signbit(factor.x) ? 0.f : tdPrdP(4 * v);
+      tdPrdP(4 * v + 1) = signbit(factor.y) ? 0.f : tdPrdP(4 * v + 1);
+      tdPrdP(4 * v + 2) = signbit(factor.z) ? 0.f : tdPrdP(4 * v + 2);
+      tdPrdP(4 * v + 3) = signbit(factor.w) ? 0.f : tdPrdP(4 * v + 3);
+    }
+  }
+
+  // A factor without the sign that says whether its score is dropped.
+  CUTE_DEVICE static float size_of(float factor) {
+    if constexpr (kDrops) {
+      return fabsf(factor);
+    } else {
+      return factor;
+    }
+  }
+
   // Makes dP + delta dS.
   CUTE_DEVICE void multiply_by_factors(FragmentS& tdPrdP) {
     auto const ring = buffer_of<Traits::kStagesFactor>(steps);
@@ -351,10 +419,10 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
     CUTE_UNROLL
     for (int v = 0; v < Base::kFactorVectors; ++v) {
       float4 const factor = this->factors(ring.stage, v);
-      tdPrdP(4 * v) *= factor.x;
-      tdPrdP(4 * v + 1) *= factor.y;
-      tdPrdP(4 * v + 2) *= factor.z;
-      tdPrdP(4 * v + 3) *= factor.w;
+      tdPrdP(4 * v) *= size_of(factor.x);
+      tdPrdP(4 * v + 1) *= size_of(factor.y);
+      tdPrdP(4 * v + 2) *= size_of(factor.z);
+      tdPrdP(4 * v + 3) *= size_of(factor.w);
     }
     __syncwarp();
     arrive_by_warp(shared.factor_empty[ring.stage]);

@@ -86,7 +86,7 @@ struct GradKvTraits {
     alignas(128) float delta[kStages][kTileM];
 
     BackwardWork works[kWorkSlots];
-    BackwardStage<typename ScoreModifiers<kKey.score_mods>::Terms::OfHead> stages[kStages];
+    BackwardStage<kKey.score_mods, kTileM> stages[kStages];
 
     // As in backward_traits.h.
     uint64_t work_full[kWorkSlots];        // 1 arrival

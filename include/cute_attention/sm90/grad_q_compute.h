@@ -11,6 +11,8 @@
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_tile.h"
@@ -29,6 +31,7 @@ struct GradQCompute {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
 
   template <class Mma, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
@@ -46,6 +49,7 @@ struct GradQCompute {
   FragmentQ tdQrdQ;   // (MMA, MMA_M, MMA_D)
   float lse[2];       // of the thread's two rows, times log2(e)
   float delta[2];     // of the same rows
+  DropoutRow dropout_row{};  // of the same rows; unused without dropout
   int32_t steps = 0;  // of all tiles before this step
   Ring<1> ring_q{};
 
@@ -95,7 +99,7 @@ struct GradQCompute {
     ring_q.advance();
   }
 
-  // The LSE and delta of this thread's rows. A row past the end of the sequence sees no key.
+  // The LSE, delta and random words of this thread's rows. A row past the end of the sequence sees no key.
   CUTE_DEVICE void load_numbers(GradQWork const& work) {
     BackwardParams const& params = arguments.params;
     int64_t const first = lse_index(params, work.sequence, work.tile.batch, work.tile.head, 0);
@@ -105,6 +109,11 @@ struct GradQCompute {
       bool const inside = query < work.sequence.seqlen_q;
       lse[row] = inside ? params.delta[lse_size(params) + first + query] : INFINITY;
       delta[row] = inside ? params.delta[first + query] : 0.f;
+    }
+    if constexpr (kDrops) {
+      dropout_row = cute_attention::dropout_row(
+          *params.dropout.seed, uint32_t(work.tile.batch * params.heads + work.tile.head),
+          uint32_t(first_query(work) + row_of_thread(thread)));
     }
   }
 
@@ -172,6 +181,15 @@ struct GradQCompute {
     warpgroup_wait<0>();  // dP
     warpgroup_fence_operand(tdPrdP);
     arrive_by_warp(shared.value_empty[ring_v.stage]);
+    if constexpr (kDrops) {
+      QueryPacking const packing = unpacked_queries();
+      auto const kept = kept_blocks(score_tile(work, n_block, tSrS, packing),
+                                    arguments.params.dropout, dropout_row);
+      CUTE_UNROLL
+      for (int i = 0; i < size(tdPrdP); ++i) {
+        tdPrdP(i) = kept.keeps(i) ? tdPrdP(i) : 0.f;
+      }
+    }
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       CUTE_UNROLL
@@ -211,7 +229,7 @@ struct GradQCompute {
     BackwardParams const& params = arguments.params;
     CUTE_UNROLL
     for (int i = 0; i < cute::size(tdQrdQ); ++i) {
-      tdQrdQ(i) *= params.scale;
+      tdQrdQ(i) *= grad_qk_scale(params);
     }
     int const first = first_query(work);
     store_rows(tdQrdQ,

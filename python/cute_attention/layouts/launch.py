@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ HEADS = 2
 TILES_M = 4
 TILES_N = 8
 SOFTCAP = 30.0
+DROPOUT_P, DROPOUT_SEED = 0.1, 1
+_FEATURES = {"alibi": "alibi_slopes", "dropout": "dropout_p"}  # arguments that ask for modifiers
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -43,7 +46,7 @@ def is_chosen(row: TableRow) -> bool | None:
         head_dim=row.head_dim,
         head_dim_v=row.head_dim_v,
         softcap=SOFTCAP if "softcap" in row.score_mods else 0.0,
-        features=TABLE["alibi_slopes"].bit if "alibi" in row.score_mods else 0,
+        features=sum(TABLE[name].bit for mod, name in _FEATURES.items() if mod in row.score_mods),
     )
     candidates = core.explain(problem, torch.cuda.current_device())
     own = [candidate for candidate in candidates if candidate.name == row.name]
@@ -61,16 +64,24 @@ def launch(row: TableRow) -> None:
     k = random(TILES_N * row.tile_n, row.head_dim)
     v = random(TILES_N * row.tile_n, row.head_dim_v)
     softcap = SOFTCAP if "softcap" in row.score_mods else 0.0
-    slopes = torch.rand(HEADS, device="cuda") if "alibi" in row.score_mods else None
+    options: dict[str, Any] = {}
+    if "alibi" in row.score_mods:
+        options["alibi_slopes"] = torch.rand(HEADS, device="cuda")
+    if "dropout" in row.score_mods:
+        seed = torch.full((1,), DROPOUT_SEED, device="cuda")
+        options |= {"dropout_p": DROPOUT_P, "dropout_seed": seed}
     if row.direction == "forward":
-        attention(q, k, v, softcap=softcap, alibi_slopes=slopes, backend=row.arch)
+        attention(q, k, v, softcap=softcap, backend=row.arch, **options)
     else:
-        _launch_backward(row, (q, k, v), softcap, slopes)
+        _launch_backward(row, (q, k, v), softcap, options)
     torch.cuda.synchronize()
 
 
 def _launch_backward(
-    row: TableRow, tensors: tuple[Tensor, Tensor, Tensor], softcap: float, slopes: Tensor | None
+    row: TableRow,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    softcap: float,
+    options: dict[str, Any],
 ) -> None:
     """Calls the backward with a random output and LSE, so that no forward kernel runs."""
     if unbound := binding.binding_error():
@@ -78,9 +89,9 @@ def _launch_backward(
     q, _, v = tensors
     out = torch.randn(*q.shape[:3], v.shape[-1], device="cuda", dtype=q.dtype)
     lse = torch.randn(q.shape[0], HEADS, q.shape[1], device="cuda")
-    options = (row.arch, row.head_dim**-0.5, -1, -1, softcap)
+    first = (row.arch, row.head_dim**-0.5, -1, -1, softcap)
     gradient = torch.randn_like(out)
-    KERNELS.backward(gradient, None, out, lse, False, *tensors, *options, alibi_slopes=slopes)
+    KERNELS.backward(gradient, None, out, lse, False, *tensors, *first, **options)
 
 
 def _only(names: Sequence[str]) -> str:

@@ -107,12 +107,12 @@ def support_matrix(rows: Iterable[TableRow]) -> str:
         dtypes = lines.setdefault(key, [])
         if row.dtype not in dtypes:
             dtypes.append(row.dtype)
-    text = "| kernels for | pass | head_dim, head_dim_v up to | dtype | softcap | ALiBi |\n"
-    text += "|---|---|---|---|---|---|\n"
+    text = "| kernels for | pass | head_dim, head_dim_v up to | dtype | softcap | ALiBi | dropout |\n"
+    text += "|---|---|---|---|---|---|---|\n"
     for (arch, direction, head_dim, head_dim_v, score_mods), dtypes in lines.items():
-        softcap, alibi = ("yes" if name in score_mods else "no" for name in ("softcap", "alibi"))
+        served = ("yes" if name in score_mods else "no" for name in ("softcap", "alibi", "dropout"))
         text += (
             f"| {_ARCHITECTURES[arch]} | {direction} | {head_dim}, {head_dim_v} "
-            f"| {', '.join(dtypes)} | {softcap} | {alibi} |\n"
+            f"| {', '.join(dtypes)} | {' | '.join(served)} |\n"
         )
     return text
