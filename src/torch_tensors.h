@@ -170,10 +170,11 @@ inline AlibiSlopes slopes_of(OptionalTensor const& slopes, TensorView const& q, 
 inline DropoutOptions dropout_of(double p, OptionalTensor const& seed, TensorView const& q) {
   if (p == 0) return {};
   STD_TORCH_CHECK(p > 0 && p <= 1, "cute_attention: dropout_p is ", p, ", expected 0 to 1");
-  STD_TORCH_CHECK(seed && seed->is_beside(q) && seed->dtype == aoti_torch_dtype_int64() &&
-                      seed->numel() == 1,
-                  "cute_attention: dropout_seed must be an int64 of one element on q's device");
-  return {static_cast<uint64_t const*>(seed->data), static_cast<int32_t>(std::floor(256 * p + 0.5))};
+  STD_TORCH_CHECK(
+      seed && seed->is_beside(q) && seed->dtype == aoti_torch_dtype_int64() && seed->numel() == 1,
+      "cute_attention: dropout_seed must be an int64 of one element on q's device");
+  return {static_cast<uint64_t const*>(seed->data),
+          static_cast<int32_t>(std::floor(256 * p + 0.5))};
 }
 
 // The dtypes, devices and shapes of q, k and v fit together.

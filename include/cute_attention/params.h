@@ -50,8 +50,8 @@ struct AlibiSlopes {
 };
 
 // Dropout of probabilities: the one of a query and a key is dropped where its byte
-// (core/dropout.h) is less than drop_count, and multiplied by keep_scale() (core/keep_scale.h) where
-// it is kept.
+// (core/dropout.h) is less than drop_count, and multiplied by keep_scale() (core/keep_scale.h)
+// where it is kept.
 struct DropoutOptions {
   uint64_t const* seed;  // on the device; null: no dropout
   int32_t drop_count;    // round(256 * p), at most 256; 0 where there is no dropout

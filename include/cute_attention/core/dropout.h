@@ -38,8 +38,8 @@ CUTE_HOST_DEVICE constexpr PhiloxBits philox4x32_7(PhiloxBits counter, uint64_t 
   return counter;
 }
 
-// The random words of queries 4 * four to 4 * four + 3. `head_index` = batch * heads + head; queries
-// and keys count from the start of their sequence.
+// The random words of queries 4 * four to 4 * four + 3. `head_index` = batch * heads + head;
+// queries and keys count from the start of their sequence.
 CUTE_HOST_DEVICE constexpr PhiloxBits dropout_row_words(uint64_t seed, uint32_t head_index,
                                                         uint32_t four) {
   return philox4x32_7({{four, head_index, 0, 0}}, seed);
@@ -94,8 +94,8 @@ CUTE_HOST_DEVICE constexpr uint32_t dropout_byte(uint32_t word, uint32_t query, 
   return word >> (8 * byte) & 0xFFu;
 }
 
-// Compares the four bytes of a word with `drop_count` = round(256 * p), at most 256, by one addition
-// between two logical instructions of three operands.
+// Compares the four bytes of a word with `drop_count` = round(256 * p), at most 256, by one
+// addition between two logical instructions of three operands.
 struct KeepTest {
   uint32_t low;   // in each byte drop_count, less 128 if it is at least that
   uint32_t high;  // all ones if drop_count is less than 128, else 0

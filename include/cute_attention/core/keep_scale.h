@@ -1,5 +1,5 @@
-// core/keep_scale.h: what dropout multiplies by where it keeps a probability, and where kernels do it:
-// once for a row of O, of dQ, dK and dV, and never for a score.
+// core/keep_scale.h: what dropout multiplies by where it keeps a probability, and where kernels do
+// it: once for a row of O, of dQ, dK and dV, and never for a score.
 //
 // With Z = 1 where a probability is kept, else 0, and c = keep_scale(),
 //

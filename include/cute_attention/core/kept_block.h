@@ -1,5 +1,5 @@
-// core/kept_block.h: which of its scores a thread keeps under dropout (core/dropout.h), in blocks of
-// 16 x 16 scores: those that are one K block of an A operand (accumulator.h).
+// core/kept_block.h: which of its scores a thread keeps under dropout (core/dropout.h), in blocks
+// of 16 x 16 scores: those that are one K block of an A operand (accumulator.h).
 //
 // A thread holds eight scores of a block, in this order:
 //
@@ -63,8 +63,8 @@ struct KeptBlock {
 template <class Tile>
 CUTE_DEVICE KeptBlock<Rows::Queries> kept_block(Tile const& tile, KeepTest const& test,
                                                 DropoutRow const& row, int k) {
-  uint32_t const column = dropout_column(uint32_t(tile.first_key(0))) +
-                          uint32_t(tile.keys_behind_first(0, 4 * k)) / 2;
+  uint32_t const column =
+      dropout_column(uint32_t(tile.first_key(0))) + uint32_t(tile.keys_behind_first(0, 4 * k)) / 2;
   return {{test(dropout_word(row, column)), test(dropout_word(row, column + 1))}};
 }
 
@@ -74,8 +74,8 @@ CUTE_DEVICE KeptBlock<Rows::Queries> kept_block(Tile const& tile, KeepTest const
 template <class Tile>
 CUTE_DEVICE KeptBlock<Rows::Keys> kept_block_of_transpose(Tile const& tile, KeepTest const& test,
                                                           uint32_t const* words, int m, int k) {
-  uint32_t const column = dropout_column(uint32_t(tile.first_key(0))) +
-                          uint32_t(tile.keys_behind_first(0, 2 * m)) / 2;
+  uint32_t const column =
+      dropout_column(uint32_t(tile.first_key(0))) + uint32_t(tile.keys_behind_first(0, 2 * m)) / 2;
   uint32_t const* const first = words + int(cute::get<0>(tile.coords(4 * k, 0)));
   return {{test(dropout_word({first[0], first[8] | 1u}, column)),
            test(dropout_word({first[1], first[9] | 1u}, column))}};
@@ -114,7 +114,8 @@ struct KeptBlocks {
 
 // Blocks of an accumulator of S (MMA, 1, MMA_N).
 template <class Tile>
-CUTE_DEVICE auto kept_blocks(Tile const& tile, DropoutOptions const& dropout, DropoutRow const& row) {
+CUTE_DEVICE auto kept_blocks(Tile const& tile, DropoutOptions const& dropout,
+                             DropoutRow const& row) {
   static_assert(Tile::kRows == 2, "one row of blocks");
   KeepTest const test(uint32_t(dropout.drop_count));
   return KeptBlocks<Rows::Queries, Tile::kRows * Tile::kCols>(

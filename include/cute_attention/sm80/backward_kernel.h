@@ -196,10 +196,9 @@ struct BackwardKernel {
   CUTE_DEVICE void multiply_keys(int stage, ScoresT& tSrS, GradQ const& tdQrdQ) {
     using namespace cute;
     clear(tSrS);
-    gemm_smem(
-        typename Traits::TiledMmaS{}, typename Operands::K(addresses.k, offsetof(Tiles, k)),
-        typename Operands::Q(addresses.q + stage * sizeof(shared.q[0]), offsetof(Tiles, q)),
-        tSrS, [&](int k) { sums.add(tdQrdQ, k, thread); });
+    gemm_smem(typename Traits::TiledMmaS{}, typename Operands::K(addresses.k, offsetof(Tiles, k)),
+              typename Operands::Q(addresses.q + stage * sizeof(shared.q[0]), offsetof(Tiles, q)),
+              tSrS, [&](int k) { sums.add(tdQrdQ, k, thread); });
   }
 
   // dP^T + delta = V dO^T + delta, in accumulators that start with delta. Between its MMAs
@@ -409,12 +408,10 @@ struct BackwardKernel {
   // The operands of dV and dK, cut along their K, the queries: the kPartM queries of the warps in
   // one column of the grid.
   CUTE_DEVICE auto part_of_p(int column) const {
-    return
-        typename Operands::P(addresses.p + Operands::part_of_p(column), offsetof(Tiles, p));
+    return typename Operands::P(addresses.p + Operands::part_of_p(column), offsetof(Tiles, p));
   }
   CUTE_DEVICE auto part_of_grad_s(int column) const {
-    return typename Operands::P(addresses.p + Operands::part_of_p(column),
-                                offsetof(Tiles, grad_s));
+    return typename Operands::P(addresses.p + Operands::part_of_p(column), offsetof(Tiles, grad_s));
   }
   CUTE_DEVICE auto part_of_q(int stage, int column) const {
     return typename Operands::Qt(

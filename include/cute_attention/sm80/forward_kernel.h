@@ -273,9 +273,9 @@ struct ForwardKernel {
     CUTE_STATIC_ASSERT_V(size<0>(cS) == Int<2 * kBlocksM>{});
     CUTE_UNROLL
     for (int m = 0; m < kBlocksM; ++m) {
-      rows.of_block[m] = dropout_row(*params.dropout.seed,
-                                     uint32_t(work.batch * params.heads + work.head),
-                                     uint32_t(m_begin + int(get<0>(cS(2 * m, 0)))));
+      rows.of_block[m] =
+          dropout_row(*params.dropout.seed, uint32_t(work.batch * params.heads + work.head),
+                      uint32_t(m_begin + int(get<0>(cS(2 * m, 0)))));
     }
   }
 

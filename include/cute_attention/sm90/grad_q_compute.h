@@ -46,11 +46,11 @@ struct GradQCompute {
   int const thread;     // of the warpgroup
   Scores const scores;
 
-  FragmentQ tdQrdQ;   // (MMA, MMA_M, MMA_D)
-  float lse[2];       // of the thread's two rows, times log2(e)
-  float delta[2];     // of the same rows
+  FragmentQ tdQrdQ;          // (MMA, MMA_M, MMA_D)
+  float lse[2];              // of the thread's two rows, times log2(e)
+  float delta[2];            // of the same rows
   DropoutRow dropout_row{};  // of the same rows; unused without dropout
-  int32_t steps = 0;  // of all tiles before this step
+  int32_t steps = 0;         // of all tiles before this step
   Ring<1> ring_q{};
 
   CUTE_DEVICE GradQCompute(BackwardArguments const& arguments, SharedMemory& shared, int warpgroup,
@@ -99,7 +99,8 @@ struct GradQCompute {
     ring_q.advance();
   }
 
-  // The LSE, delta and random words of this thread's rows. A row past the end of the sequence sees no key.
+  // The LSE, delta and random words of this thread's rows. A row past the end of the sequence sees
+  // no key.
   CUTE_DEVICE void load_numbers(GradQWork const& work) {
     BackwardParams const& params = arguments.params;
     int64_t const first = lse_index(params, work.sequence, work.tile.batch, work.tile.head, 0);
