@@ -16,11 +16,12 @@ from torch import Tensor
 from cute_attention import attention, attention_varlen
 from cute_attention.native import rows
 from cute_attention.native.core import UNBOUNDED, core
+from cute_attention.semantics import dropout
 from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip, skip_if_places_matter
 from test_backward_kernels import BACKWARD, NAMES, check, gradients, make
 from test_kernels import CAUSAL, Case, options_for, plain_pytorch
-from test_sizes import AlibiSlopes, BackwardParams, Workspace, garbage, set_tensor
+from test_sizes import AlibiSlopes, BackwardParams, DropoutOptions, Workspace, garbage, set_tensor
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
@@ -53,6 +54,9 @@ def params_of(row: rows.TableRow, case: Case) -> BackwardParams:
     if (slopes := options.get("alibi_slopes")) is not None:
         params.alibi_slopes = AlibiSlopes(slopes.data_ptr(), 0, 1)
         params.slopes = slopes  # so that it is not freed
+    if p := options.get("dropout_p"):
+        params.seed = dropout.as_seed(options["dropout_seed"], "cuda")  # likewise
+        params.dropout = DropoutOptions(params.seed.data_ptr(), dropout.drop_count(p))
     params.window_left = UNBOUNDED if left is None else left
     params.window_right = UNBOUNDED if right is None else right
     return params
