@@ -11,6 +11,7 @@
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/backward_without_sums.h"
+#include "cute_attention/sm90/dependent_launch.h"
 
 namespace cute_attention::sm90 {
 
@@ -43,6 +44,7 @@ CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
 template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
+  let_next_kernel_begin();
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     *next_tile(params) = 0;
   }
@@ -54,6 +56,7 @@ __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
                     CUTE_GRID_CONSTANT PartSums const sums) {
   extern __shared__ float shared_numbers[];
+  await_kernel_before();
   BackwardFinish<Row>::run(params, sums, shared_numbers);
 }
 
@@ -113,11 +116,18 @@ struct BackwardWithSums {
     }
     if (n_tiles > 0) {
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, context->device->multiprocessors);
-      backward<Row><<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
+      error =
+          launch_dependent(backward<Row>, ctas, kThreads, kSharedMemoryBytes, stream, arguments);
+      if (error != cudaSuccess) {
+        return error;
+      }
     }
     if (m_tiles > 0) {
-      backward_finish<Row><<<unsigned(sums.ctas + m_tiles), kFinishThreads,
-                             kFinishThreads / 32 * sizeof(float), stream>>>(p, sums);
+      error = launch_dependent(backward_finish<Row>, sums.ctas + m_tiles, kFinishThreads,
+                               kFinishThreads / 32 * int(sizeof(float)), stream, p, sums);
+      if (error != cudaSuccess) {
+        return error;
+      }
     }
     return cudaGetLastError();
   }
