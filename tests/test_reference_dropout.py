@@ -43,14 +43,26 @@ def slow_philox(counter: list[int], key: list[int]) -> list[int]:
     return [c0, c1, c2, c3]
 
 
+def slow_mix(x: int) -> int:
+    """The mixer in Python's integers."""
+    x ^= x >> 16
+    x = x * 0x21F0AAAD % 2**32
+    x ^= x >> 15
+    x = x * 0x735A2D97 % 2**32
+    return x ^ x >> 15
+
+
 def slow_byte(seed: int, batch_head: int, i: int, j: int) -> int:
     """The byte of one score, as the contract words it."""
-    words = slow_philox(
-        [8 * (i // 16) + i % 8, 4 * (j // 32) + (j % 8) // 2, batch_head, 0],
-        [seed % 2**32, (seed >> 32) % 2**32],
-    )
-    data = b"".join(word.to_bytes(4, "little") for word in words)
-    return data[8 * ((i % 16) // 8) + 2 * ((j % 32) // 8) + j % 2]
+
+    def row_word(query: int) -> int:
+        key = [seed % 2**32, (seed >> 32) % 2**32]
+        return slow_philox([query // 4, batch_head, 0, 0], key)[query % 4]
+
+    start = row_word(16 * (i // 16) + i % 8)
+    step = row_word(16 * (i // 16) + i % 8 + 8) | 1
+    word = slow_mix((start + step * (8 * (j // 16) + j % 8)) % 2**32)
+    return word.to_bytes(4, "little")[2 * ((i % 16) // 8) + (j % 16) // 8]
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN, ids=["zeros", "ones", "pi"])
@@ -96,7 +108,9 @@ def test_seeds_heads_and_positions_differ() -> None:
         (block[0], block[1]),
         (block[:, :16], block[:, 16:32]),
         (block[:, :8], block[:, 8:16]),
+        (block[:, 0::2], block[:, 1::2]),
         (block[:, :, :32], block[:, :, 32:]),
+        (block[:, :, :16], block[:, :, 16:32]),
         (block[:, :, :8], block[:, :, 8:16]),
         (block[:, :, 0::2], block[:, :, 1::2]),
     ):

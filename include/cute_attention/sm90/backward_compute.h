@@ -297,25 +297,33 @@ struct BackwardCompute {
       warpgroup_wait<0>();  // dP
     }
     warpgroup_fence_operand(tdPrdP);
-    auto const finish = [&] {
+    // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
+    if constexpr (kDrops) {
+      QueryPacking const packing = unpacked_queries();
+      auto const& stage = shared.stages[ring.stage];
+      auto const tile = score_tile(work, stage.m_block, tSrS, packing);
+      KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
+      Tensor tdPsDelta = row_numbers(shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
+      CUTE_UNROLL
+      for (int k = 0; k < size<2>(tdVrP); ++k) {  // block after block: fewer words in registers
+        auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
+        CUTE_UNROLL
+        for (int i = 8 * k; i < 8 * k + 8; ++i) {
+          tdPrdP(i) = kept.keeps(i % 8) ? tdPrdP(i) : tdPsDelta(i);
+        }
+        CUTE_UNROLL
+        for (int query = 4 * k; query < 4 * k + 4; ++query) {
+          scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
+        }
+        convert_block(tSrS, k, tdVrP);
+        kept.drop(tdVrP(_, 0, k));
+      }
+    } else {
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {
         scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
       }
-      // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
       convert_into(tSrS, tdVrP);
-    };
-    if constexpr (kDrops) {
-      auto const kept = kept_of(work, shared.stages[ring.stage], tSrS);
-      Tensor tdPsDelta = row_numbers(shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
-      CUTE_UNROLL
-      for (int i = 0; i < size(tdPrdP); ++i) {
-        tdPrdP(i) = kept.keeps(i) ? tdPrdP(i) : tdPsDelta(i);
-      }
-      finish();
-      kept.drop(tdVrP);
-    } else {
-      finish();
     }
     start_grad_v(tdVrP, ring);
     convert_into(tdPrdP, tdKrdS);
@@ -351,14 +359,6 @@ struct BackwardCompute {
   CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
     QueryPacking const packing = unpacked_queries();
     return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
-  }
-
-  // Which scores of a step are kept.
-  template <class Stage>
-  CUTE_DEVICE auto kept_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    return kept_blocks_of_transpose(score_tile(work, stage.m_block, tSrS, packing),
-                                    arguments.params.dropout, stage.words);
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.

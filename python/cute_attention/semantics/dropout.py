@@ -1,16 +1,18 @@
-"""Dropout bits: Philox4x32-7 as a pure function of (seed, batch, head, query, key).
+"""Dropout bits: a pure function of (seed, batch, head, query, key).
 
-One Philox call serves a patch of 16 queries by 32 keys per thread of an m16n8 accumulator, so a
-kernel draws 16 bytes for the 16 scores it holds in registers. With `i` the query and `j` the key,
-both counted from the start of their sequence:
+With `i` the query and `j` the key, both counted from the start of their sequence:
 
-    key      the 64-bit seed, low word first
-    counter  (8*(i//16) + i%8,  4*(j//32) + (j%8)//2,  batch*heads + head,  0)
-    byte     8*((i%16)//8) + 2*((j%32)//8) + j%2          of the 16, little-endian
+    r(i)     word i%4 of Philox4x32-7 with the seed as key and counter (i//4, batch*heads + head, 0, 0)
+    start    r(16*(i//16) + i%8)
+    step     r(16*(i//16) + i%8 + 8) | 1
+    word     mix(start + step * (8*(j//16) + j%8)  modulo 2**32)
+    byte     2*((i%16)//8) + (j%16)//8          of the word, little-endian
 
-A probability is dropped where its byte is below `k = round(256 * p)`; what is kept is multiplied by
-`256 / (256 - k)`. Nothing here depends on tile shapes, so every backend and every architecture
-draws the same bits.
+So a word decides about four scores, those of queries i and i + 8 and keys j and j + 8, and costs a
+kernel a mixer of 32-bit words instead of a call of Philox. A probability is dropped where its byte
+is below `k = round(256 * p)`; what is kept is multiplied by `256 / (256 - k)`. Nothing here depends
+on tile shapes, so every backend and every architecture draws the same bits. `docs/dropout.md` says
+why the bits are these, and how they were tested.
 """
 
 from __future__ import annotations
@@ -25,8 +27,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # Salmon et al., "Parallel random numbe
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
-_PATCH_ROWS, _PATCH_COLS = 16, 32
-_CALL_ROWS, _CALL_COLS = 8, 4  # Philox calls along each side of a patch
+_BLOCK, _HALF = 16, 8  # queries or keys of a block; the two of a class are half a block apart
 
 
 def drop_count(dropout_p: float) -> int:
@@ -75,6 +76,28 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: Tensor) -> Tens
     return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1)
 
 
+def mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words that makes a progression look random; int32, changed in place.
+
+    int32 wraps modulo 2**32 as the kernels' uint32 does, and a masked shift drops copies of the sign.
+    """
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x21F0AAAD
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x735A2D97
+    x ^= (x >> 15) & 0x1FFFF
+    return x
+
+
+def row_words(seed: Tensor, batch_heads: tuple[int, int], rows: tuple[int, int]) -> Tensor:
+    """The random word of each query, int64 `[batch_heads, rows]`; `rows` in multiples of 4."""
+    device = seed.device
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    fours = torch.arange(rows[0] // 4, rows[1] // 4, dtype=torch.int64, device=device)
+    heads = torch.arange(*batch_heads, dtype=torch.int64, device=device)
+    return philox((fours, heads[:, None], zero, zero), seed).flatten(-2)
+
+
 def random_bytes(
     seed: Tensor, batch_heads: tuple[int, int], rows: tuple[int, int], cols: tuple[int, int]
 ) -> Tensor:
@@ -86,34 +109,17 @@ def random_bytes(
         rows: range of queries, counted from the start of their sequence; any start and end.
         cols: range of keys, likewise.
     """
-    device = seed.device
-    patch_rows = (rows[0] // _PATCH_ROWS, -(-rows[1] // _PATCH_ROWS))
-    patch_cols = (cols[0] // _PATCH_COLS, -(-cols[1] // _PATCH_COLS))
-    n_rows, n_cols = patch_rows[1] - patch_rows[0], patch_cols[1] - patch_cols[0]
+    row0, col0 = rows[0] // _BLOCK * _BLOCK, cols[0] // _BLOCK * _BLOCK
+    row1, col1 = -(-rows[1] // _BLOCK) * _BLOCK, -(-cols[1] // _BLOCK) * _BLOCK
 
-    def count(first: int, last: int) -> Tensor:
-        return torch.arange(first, last, dtype=torch.int64, device=device)
+    both = row_words(seed, batch_heads, (row0, row1)).to(torch.int32)  # keeps the low 32 bits
+    start, step = both.unflatten(-1, (-1, 2, _HALF, 1)).unbind(2)  # [bh, row blocks, i%8, 1]
+    classes = torch.arange(col0 // 2, col1 // 2, dtype=torch.int32, device=seed.device)
+    words = mix(start + (step | 1) * classes)  # [bh, row blocks, i%8, col blocks * 8]
 
-    words = philox(
-        (
-            count(patch_rows[0] * _CALL_ROWS, patch_rows[1] * _CALL_ROWS)[:, None],
-            count(patch_cols[0] * _CALL_COLS, patch_cols[1] * _CALL_COLS),
-            count(*batch_heads)[:, None, None],
-            torch.zeros((), dtype=torch.int64, device=device),
-        ),
-        seed,
-    )  # [batch_heads, n_rows * 8, n_cols * 4, 4]
-    low_bytes = words.view(torch.uint8).unflatten(-1, (4, 8))[..., :4]  # of little-endian int64
-    # Byte 8*half + 2*group + parity of call (i % 8, (j % 8) // 2) belongs to score
-    # (8*half + i%8, 8*group + 2*((j % 8) // 2) + parity) of its patch.
-    n = batch_heads[1] - batch_heads[0]
-    patches = low_bytes.reshape(
-        n, n_rows, _CALL_ROWS, n_cols, _CALL_COLS, 2, 4, 2
-    )  # (bh, patch row, i%8, patch col, (j%8)//2, half, group, parity)
-    block = patches.permute(0, 1, 5, 2, 3, 6, 4, 7).reshape(
-        n, n_rows * _PATCH_ROWS, n_cols * _PATCH_COLS
-    )
-    row0, col0 = patch_rows[0] * _PATCH_ROWS, patch_cols[0] * _PATCH_COLS
+    # The bytes of a word are (query, key), (query, key + 8), (query + 8, key), (query + 8, key + 8).
+    block = words.view(torch.uint8).unflatten(-1, (-1, _HALF, 2, 2)).permute(0, 1, 5, 2, 3, 6, 4)
+    block = block.reshape(batch_heads[1] - batch_heads[0], row1 - row0, col1 - col0)
     return block[:, rows[0] - row0 : rows[1] - row0, cols[0] - col0 : cols[1] - col0]
 
 
