@@ -122,7 +122,7 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[grad_s_of(grads_before).stage]);
     int remaining = count;
     do {
-      compute_step(work);
+      compute_step(work, remaining == count);
     } while (--remaining > 0);
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
     await_grad_s();
@@ -132,7 +132,7 @@ struct BackwardCompute {
     cute::warpgroup_fence_operand(tdVrdV);
     arrive(shared.key_empty);
     arrive(shared.value_empty);
-    stage_grad_q(tdQrdQ);
+    hand_over_grad_q(work, false, tdQrdQ);
     ++grads_before;
   }
 
@@ -251,7 +251,7 @@ struct BackwardCompute {
 
   // One step. If it is not the block's first, dK of the step before is under way, and dQ of it is
   // computed.
-  CUTE_DEVICE void compute_step(BackwardWork const& work) {
+  CUTE_DEVICE void compute_step(BackwardWork const& work, bool first) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
@@ -330,7 +330,7 @@ struct BackwardCompute {
     if constexpr (kGradQFirst) {
       start_grad_k(tdKrdS, ring);
       warpgroup_wait<2>();  // dQ
-      stage_grad_q(tdQrdQ);
+      hand_over_grad_q(work, first, tdQrdQ);
       store_grad_s(tdKrdS);
     } else {
       store_grad_s(tdKrdS);
@@ -338,7 +338,7 @@ struct BackwardCompute {
       start_grad_q(tdQrdQ);
       start_grad_k(tdKrdS, ring);
       warpgroup_wait<1>();  // dV and dQ
-      stage_grad_q(tdQrdQ);
+      hand_over_grad_q(work, first, tdQrdQ);
     }
     // dV. dK stays under way: with both, ptxas would run out of registers and let no two products
     // overlap (C7512).
@@ -389,11 +389,41 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[ring_s.stage]);
   }
 
-  // Hands this warpgroup's part of dQ of the step before to the warp that adds it to its sums.
+  // This warpgroup's part of dQ of the step before is there. `first`: there was no step before.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
-  CUTE_DEVICE void stage_grad_q(FragmentQ& tdQrdQ) {
+  CUTE_DEVICE void hand_over_grad_q(BackwardWork const& work, bool first, FragmentQ& tdQrdQ) {
     cute::warpgroup_fence_operand(tdQrdQ);
     arrive(shared.grad_s_empty[grad_s_of(grads_before).stage]);
+    if (arguments.params.grad_q_sum != nullptr) {
+      stage_grad_q(tdQrdQ);
+    } else if (!first) {
+      write_grad_q(work, tdQrdQ);
+    }
+  }
+
+  // Writes dQ, scaled: no other block of keys adds to it.
+  //   tdQrdQ  (MMA, MMA_M, MMA_D)
+  CUTE_DEVICE void write_grad_q(BackwardWork const& work, FragmentQ& tdQrdQ) const {
+    BackwardParams const& params = arguments.params;
+    float const scale = grad_qk_scale(params);
+    CUTE_UNROLL
+    for (int i = 0; i < cute::size(tdQrdQ); ++i) {
+      tdQrdQ(i) *= scale;
+    }
+    StepTile const tile = shared.step_tiles[tile_slot(queries_of(steps_before - 1))];
+    int const query = tile.m_block * kTileM + Traits::row_part_q(warpgroup) * kWarpgroupM;
+    int const col = Traits::col_part_q(warpgroup) * Traits::kColsQ;
+    store_rows(tdQrdQ,
+               row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride,
+                           work.tile.batch, tile.head, work.sequence.row_q + query) +
+                   col,
+               params.grad_q_stride.row, work.sequence.seqlen_q - query, params.head_dim - col,
+               opaque(thread) % kWarpgroupThreads);
+  }
+
+  // Hands dQ to the warp that adds it to its sums.
+  //   tdQrdQ  (MMA, MMA_M, MMA_D)
+  CUTE_DEVICE void stage_grad_q(FragmentQ const& tdQrdQ) {
     Barrier::wait(&shared.grad_q_empty[warpgroup], uint32_t(grads_before) % 2 ^ 1);
     auto* const staged = reinterpret_cast<float4*>(shared.grad_q[warpgroup]);
     int const lane = thread % kWarpgroupThreads;

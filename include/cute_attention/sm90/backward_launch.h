@@ -77,12 +77,21 @@ struct BackwardWithSums {
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
     sizes->delta += 1;  // next_tile()
+    if (has_one_adder(*params, Traits::kTileM, Traits::kTileN)) {
+      sizes->grad_q_sum = 0;
+      sizes->grad_q_turn = 0;
+    }
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
   static int32_t launch(void const* params, LaunchContext const* context) {
     BackwardArguments arguments;
     arguments.params = *static_cast<BackwardParams const*>(params);
+    bool const writes_grad_q = has_one_adder(arguments.params, Traits::kTileM, Traits::kTileN);
+    if (writes_grad_q) {
+      arguments.params.grad_q_sum = nullptr;
+      arguments.params.grad_q_turn = nullptr;
+    }
     BackwardParams const& p = arguments.params;
     auto const stream = static_cast<cudaStream_t>(context->stream);
     int64_t const m_tiles = work_tiles(p, Traits::kTileM);
@@ -122,8 +131,9 @@ struct BackwardWithSums {
         return error;
       }
     }
-    if (m_tiles > 0) {
-      error = launch_dependent(backward_finish<Row>, sums.ctas + m_tiles, kFinishThreads,
+    int64_t const finish_ctas = sums.ctas + (writes_grad_q ? 0 : m_tiles);
+    if (m_tiles > 0 && finish_ctas > 0) {
+      error = launch_dependent(backward_finish<Row>, finish_ctas, kFinishThreads,
                                kFinishThreads / 32 * int(sizeof(float)), stream, p, sums);
       if (error != cudaSuccess) {
         return error;

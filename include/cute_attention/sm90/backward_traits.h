@@ -64,6 +64,19 @@ struct BackwardStage : ScoreModifiers<kScoreMods>::Terms::OfHead,
   int32_t m_block;
 };
 
+// Where of 2 * kStages slots the step that is in this phase of a stage has its own.
+template <int kStages>
+CUTE_DEVICE uint32_t tile_slot(Ring<kStages> const& ring) {
+  return ring.stage + kStages * ring.parity;
+}
+
+// Which queries a step has, in shared memory: what a consumer needs to know where it writes dQ
+// itself.
+struct StepTile {
+  int32_t head;
+  int32_t m_block;
+};
+
 template <class Row>
 struct BackwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
@@ -77,6 +90,7 @@ struct BackwardTraits {
   // In backward_finish each warpgroup takes the part of dQ that one of the backward kernel
   // computed.
   static constexpr int kFinishThreads = kConfig.tile_n / kWarpgroupM * kWarpgroupThreads;
+  static constexpr bool kHasSums = true;  // of dQ (core/backward_prepare.h)
   using Element = ElementOf<kKey.dtype>;
 
   // One warpgroup loads, the others own 64 keys each.
@@ -171,6 +185,9 @@ struct BackwardTraits {
 
     BackwardWork works[kWorkSlots];
     BackwardStage<kKey.score_mods, kTileM> stages[kStages];
+    // Of the steps whose dQ is not written yet: read one step after the stage is released. The load
+    // warp is never so far ahead that it overwrites one of them.
+    StepTile step_tiles[2 * kStages];
 
     // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.
