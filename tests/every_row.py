@@ -112,6 +112,13 @@ def options_of(
     return {**needed, **options}
 
 
+def skip_if_places_matter(row: rows.TableRow) -> None:
+    """Skips a test that compares the same sequence in two places of a batch: dropout draws other
+    bits there. tests/test_dropout_kernels.py has such a test for these rows."""
+    if "dropout" in row.score_mods:
+        pytest.skip("dropout draws other bits for another place in the batch")
+
+
 def run_alone(files: list[str], select: str, environment: dict[str, str]) -> None:
     """Runs those tests of `files` whose names contain `select` once more, in a process with other
     environment variables. At least one of them must pass."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from cute_attention import attention, attention_varlen, explain
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference
-from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip
+from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip, skip_if_places_matter
 from test_kernels import (
     CASES,
     CAUSAL,
@@ -70,6 +70,11 @@ def check(
     expected = gradients(exact, tuple(t.double() for t in inputs), grad_out, grad_lse)
     plain = gradients(lambda *leaves: plain_pytorch(*leaves, options), inputs, grad_out, grad_lse)
     for name, a, b, c in zip(NAMES, got, expected, plain, strict=True):
+        if "dropout" in row.score_mods and not b.any():
+            # With one key, dS = P (c Z dP - rowsum(dO O)) = 0: two equal terms, one of which is
+            # computed from the output as it was rounded, where plain PyTorch does not round.
+            assert a.abs().max() <= 8 * torch.finfo(a.dtype).eps
+            continue
         # In a row without keys plain PyTorch has NaN, which does not count as its error.
         assert_as_accurate(a, b, c.nan_to_num(), name)
 
@@ -151,6 +156,7 @@ def test_packed_sequences_see_nothing_but_themselves(
 ) -> None:
     """NaN is in every row of other sequences and of no sequence. Rows of no sequence have gradients
     of 0."""
+    skip_if_places_matter(row)
     dtype, options = DTYPES[row.dtype], options_for(row, options, 4)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64], [3, 0, 200, 0, 129, 64]
     cu_q, cu_k = (

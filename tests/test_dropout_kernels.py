@@ -54,7 +54,9 @@ def torch_dtype(row: rows.TableRow) -> torch.dtype:
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.75, 1.0])
-@pytest.mark.parametrize("options", [{}, CAUSAL, {"window": (70, 20)}], ids=["full", "causal", "w"])
+@pytest.mark.parametrize(
+    "options", [{}, CAUSAL, {"window": (70, 20)}], ids=["full", "causal", "window"]
+)
 def test_gradients(row: rows.TableRow, p: float, options: dict[str, Any]) -> None:
     tensors = inputs_of(row, 2, (300, 417), (6, 2))
     assert_exact(row, tensors, {**options, "dropout_p": p, "dropout_seed": SEED})
@@ -81,28 +83,30 @@ def test_gradients_of_the_lse_and_of_sinks(row: rows.TableRow) -> None:
         assert error < 8 * torch.finfo(tensors[0].dtype).eps, f"{name}: {error}"
 
 
-def test_packed_sequences_draw_what_dense_ones_do(row: rows.TableRow) -> None:
-    """The bits of sequence `b` are those of batch element `b`, wherever its rows lie."""
+@pytest.mark.parametrize("options", [{}, CAUSAL], ids=["full", "causal"])
+def test_packed_sequences_draw_what_dense_ones_do(
+    row: rows.TableRow, options: dict[str, Any]
+) -> None:
+    """The bits of sequence `b` are those of batch entry `b`, wherever its rows lie. NaN is in every
+    row of other sequences and of no sequence."""
     lengths = [100, 0, 257, 64]
     cu = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
-    q, k, v, grad = (t[0] for t in inputs_of(row, 1, (sum(lengths), sum(lengths)), (4, 2)))
-    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    options = {**CAUSAL, "dropout_p": 0.4, "dropout_seed": SEED, "backend": backend_of(row)}
-    out = attention_varlen(*leaves, cu, cu, max(lengths), max(lengths), **options)
-    grads = torch.autograd.grad(out, leaves, grad)
+    clean = [t[0] for t in inputs_of(row, 1, (sum(lengths) + 50, sum(lengths) + 50), (4, 2))]
+    options = {**options, "dropout_p": 0.4, "dropout_seed": SEED, "backend": backend_of(row)}
     for b, length in enumerate(lengths):
-        if not length:
-            continue
-        begin = int(cu[b])
-        piece = slice(begin, begin + length)
-        # A dense call in which this sequence has the same number.
-        dense = [torch.zeros(b + 1, length, *t.shape[1:]).to(t) for t in (q, k, v, grad)]
-        for tensor, whole in zip(dense, (q, k, v, grad), strict=True):
-            tensor[b] = whole[piece]
-        own = [t.detach().requires_grad_() for t in dense[:3]]
+        piece = slice(int(cu[b]), int(cu[b + 1]))
+        poisoned = [torch.full_like(t, torch.nan) for t in clean]
+        dense = [torch.zeros(b + 1, length, *t.shape[1:]).to(t) for t in clean]
+        for poison, entry, whole in zip(poisoned, dense, clean, strict=True):
+            poison[piece] = entry[b] = whole[piece]
+        packed = [t.requires_grad_() for t in poisoned[:3]]
+        out = attention_varlen(*packed, cu, cu, max(lengths), max(lengths), **options)
+        grads = torch.autograd.grad(out, packed, poisoned[3])
+        own = [t.requires_grad_() for t in dense[:3]]
         expected = attention(*own, **options)
-        assert_close(out[piece], expected[b].detach(), "stored", name="out")
-        for a, e in zip(grads, torch.autograd.grad(expected, own, dense[3]), strict=True):
+        pairs = zip(grads, torch.autograd.grad(expected, own, dense[3]), strict=True)
+        assert_close(out[piece].detach(), expected[b].detach(), "stored", name="out")
+        for a, e in pairs:
             assert_close(a[piece], e[b], "stored", name="gradient")
 
 

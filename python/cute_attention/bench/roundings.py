@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cute_attention.semantics.dropout import as_seed, drop_count, keep_mask, keep_scale
+
 NAMES = ("out", "lse", "dq", "dk", "dv")
 # How many roundings an error may be. Emulated on thousands of inputs, kernels stay below 1.4, and
 # below 9 ulps of fp32 for the LSE. Tensor cores may need more: they add in an order and a precision
@@ -76,6 +78,8 @@ def exact(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | None = None,
 ) -> Exact:
     """The formula's output, LSE and gradients in float64, from inputs that are rounded already, and
     the size of each."""
@@ -107,12 +111,17 @@ def exact(
     lse = scores.logsumexp(-1)
     p = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
     del scores
-    out, dp = p @ v, grad_out @ v.mT
+    kept = torch.ones((), dtype=p.dtype, device=p.device)  # what dropout multiplies P by
+    if drop_count(dropout_p):
+        ranges = (0, p.shape[0] * heads), (0, p.shape[2]), (0, p.shape[3])
+        mask = keep_mask(as_seed(dropout_seed, p.device), dropout_p, *ranges)
+        kept = mask.view(p.shape) * keep_scale(dropout_p)
+    out, dp = (kept * p) @ v, kept * (grad_out @ v.mT)
     delta = (grad_out * out).sum(-1, keepdim=True)
     unbent = p * (dp - delta)
     ds = unbent * bend
     del dp
-    dq, dk, dv = scale * ds @ k, scale * ds.mT @ q, p.mT @ grad_out
+    dq, dk, dv = scale * ds @ k, scale * ds.mT @ q, (kept * p).mT @ grad_out
     values = (turned(out), lse, turned(dq), grouped(dk), grouped(dv))
 
     # Sizes. Numbers below the smallest normal one of the dtype have absolute errors; what
@@ -121,7 +130,7 @@ def exact(
     score_error = SCORE_ULPS * eps32 / eps * score_size
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
-    p2 = ((p * factor + floor) * counts).square()
+    p2 = ((p * factor + floor) * counts * kept).square()
     # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1.
     ds_size = ds.abs() * factor + unbent.abs() * (SCORE_ULPS * eps32 / eps if softcap else 0.0)
     ds2 = ((ds_size + floor) * counts).square()

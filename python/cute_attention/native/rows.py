@@ -107,7 +107,9 @@ def support_matrix(rows: Iterable[TableRow]) -> str:
         dtypes = lines.setdefault(key, [])
         if row.dtype not in dtypes:
             dtypes.append(row.dtype)
-    text = "| kernels for | pass | head_dim, head_dim_v up to | dtype | softcap | ALiBi | dropout |\n"
+    text = (
+        "| kernels for | pass | head_dim, head_dim_v up to | dtype | softcap | ALiBi | dropout |\n"
+    )
     text += "|---|---|---|---|---|---|---|\n"
     for (arch, direction, head_dim, head_dim_v, score_mods), dtypes in lines.items():
         served = ("yes" if name in score_mods else "no" for name in ("softcap", "alibi", "dropout"))
