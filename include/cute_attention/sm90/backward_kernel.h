@@ -8,7 +8,6 @@
 #include "cute_attention/sm90/backward_compute.h"
 #include "cute_attention/sm90/backward_load.h"
 #include "cute_attention/sm90/backward_sum.h"
-#include "cute_attention/sm90/dependent_launch.h"
 
 namespace cute_attention::sm90 {
 
@@ -54,8 +53,6 @@ struct BackwardKernel {
       cute::prefetch_tma_descriptor(&arguments.map_v);
       init_barriers(shared);
     }
-    let_next_kernel_begin();
-    await_kernel_before();
     __syncthreads();  // the barriers are there
 
     // Each role asks for its number anew: kept from here on, it would be spilled.

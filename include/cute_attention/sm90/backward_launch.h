@@ -11,7 +11,6 @@
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/backward_without_sums.h"
-#include "cute_attention/sm90/dependent_launch.h"
 
 namespace cute_attention::sm90 {
 
@@ -44,7 +43,6 @@ CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
 template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
-  let_next_kernel_begin();
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     *next_tile(params) = 0;
   }
@@ -56,7 +54,6 @@ __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
                     CUTE_GRID_CONSTANT PartSums const sums) {
   extern __shared__ float shared_numbers[];
-  await_kernel_before();
   BackwardFinish<Row>::run(params, sums, shared_numbers);
 }
 
@@ -125,19 +122,12 @@ struct BackwardWithSums {
     }
     if (n_tiles > 0) {
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, context->device->multiprocessors);
-      error =
-          launch_dependent(backward<Row>, ctas, kThreads, kSharedMemoryBytes, stream, arguments);
-      if (error != cudaSuccess) {
-        return error;
-      }
+      backward<Row><<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
     }
     int64_t const finish_ctas = sums.ctas + (writes_grad_q ? 0 : m_tiles);
     if (m_tiles > 0 && finish_ctas > 0) {
-      error = launch_dependent(backward_finish<Row>, finish_ctas, kFinishThreads,
-                               kFinishThreads / 32 * int(sizeof(float)), stream, p, sums);
-      if (error != cudaSuccess) {
-        return error;
-      }
+      backward_finish<Row><<<unsigned(finish_ctas), kFinishThreads,
+                             kFinishThreads / 32 * sizeof(float), stream>>>(p, sums);
     }
     return cudaGetLastError();
   }

@@ -12,7 +12,6 @@
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/backward_maps.h"
-#include "cute_attention/sm90/dependent_launch.h"
 #include "cute_attention/sm90/grad_kv_kernel.h"
 #include "cute_attention/sm90/grad_q_kernel.h"
 
@@ -56,7 +55,6 @@ CUTE_HOST_DEVICE int32_t* counters(BackwardParams const& params) {
 template <class Row>
 __global__ void __launch_bounds__(PrepareWithoutSums<Row>::kThreads)
     prepare_without_sums(CUTE_GRID_CONSTANT BackwardParams const params) {
-  let_next_kernel_begin();
   if (blockIdx.x == 0 && threadIdx.x < kCounters) {
     counters(params)[threadIdx.x] = 0;
   }
@@ -69,8 +67,6 @@ using PartsOf = KeyGradientSums<GradKvTraits<Row>, GradKvTraits<Row>::kSumThread
 template <class Row>
 __global__ void __launch_bounds__(GradKvTraits<Row>::kSumThreads)
     grad_kv_sum(CUTE_GRID_CONSTANT BackwardParams const params, int32_t parts) {
-  let_next_kernel_begin();
-  await_kernel_before();
   PartsOf<Row>::add_up(params, parts, int32_t(blockIdx.x));
 }
 
@@ -146,18 +142,14 @@ struct BackwardWithoutSums {
     }
     if (n_tiles > 0) {
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, multiprocessors);
-      error = launch_dependent(grad_kv<Row>, ctas, kThreads, kBytesKv, stream, arguments);
+      grad_kv<Row><<<unsigned(ctas), kThreads, kBytesKv, stream>>>(arguments);
     }
-    if (error == cudaSuccess && sums.ctas > 0) {
-      error = launch_dependent(grad_kv_sum<Row>, sums.ctas, TraitsKv::kSumThreads, 0, stream, p,
-                               sums.parts);
+    if (sums.ctas > 0) {
+      grad_kv_sum<Row><<<unsigned(sums.ctas), TraitsKv::kSumThreads, 0, stream>>>(p, sums.parts);
     }
-    if (error == cudaSuccess && m_tiles > 0) {
+    if (m_tiles > 0) {
       int32_t const ctas = min_of(int32_t(m_tiles), multiprocessors);
-      error = launch_dependent(grad_q<Row>, ctas, TraitsQ::kThreads, kBytesQ, stream, arguments);
-    }
-    if (error != cudaSuccess) {
-      return error;
+      grad_q<Row><<<unsigned(ctas), TraitsQ::kThreads, kBytesQ, stream>>>(arguments);
     }
     if (p.grad_sink != nullptr) {
       grad_sink<Row>

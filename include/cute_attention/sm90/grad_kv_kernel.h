@@ -6,7 +6,6 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "cute_attention/sm90/backward_load.h"
-#include "cute_attention/sm90/dependent_launch.h"
 #include "cute_attention/sm90/grad_kv_compute.h"
 
 namespace cute_attention::sm90 {
@@ -51,8 +50,6 @@ struct GradKvKernel {
       cute::prefetch_tma_descriptor(&arguments.map_v);
       init_barriers(shared);
     }
-    let_next_kernel_begin();
-    await_kernel_before();
     __syncthreads();  // the barriers are there
 
     int const warpgroup = warp / kWarpgroupWarps - 1;  // of the consumers

@@ -5,7 +5,6 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
-#include "cute_attention/sm90/dependent_launch.h"
 #include "cute_attention/sm90/grad_q_compute.h"
 #include "cute_attention/sm90/grad_q_load.h"
 
@@ -49,8 +48,6 @@ struct GradQKernel {
       cute::prefetch_tma_descriptor(&arguments.map_v);
       init_barriers(shared);
     }
-    let_next_kernel_begin();
-    await_kernel_before();
     __syncthreads();  // the barriers are there
 
     if (warp < kWarpgroupWarps) {
