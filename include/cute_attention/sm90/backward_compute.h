@@ -33,7 +33,8 @@
 
 namespace cute_attention::sm90 {
 
-template <class Row>
+//   kWritesGradQ  whether dQ of a step is written to its place. Else another warp adds it to sums.
+template <class Row, bool kWritesGradQ>
 struct BackwardCompute {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
@@ -45,7 +46,8 @@ struct BackwardCompute {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
-  static constexpr bool kGradQFirst = Traits::kGradQFirst;
+  // To write dQ takes registers that are not there beside it, S and dP.
+  static constexpr bool kGradQFirst = Traits::kGradQFirst && !kWritesGradQ;
   static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
   // For how many columns of S a thread may load the LSE ahead. Without a limit ptxas loads all of
   // it first, and spills where kGradQFirst leaves few registers.
@@ -394,7 +396,7 @@ struct BackwardCompute {
   CUTE_DEVICE void hand_over_grad_q(BackwardWork const& work, bool first, FragmentQ& tdQrdQ) {
     cute::warpgroup_fence_operand(tdQrdQ);
     arrive(shared.grad_s_empty[grad_s_of(grads_before).stage]);
-    if (arguments.params.grad_q_sum != nullptr) {
+    if constexpr (!kWritesGradQ) {
       stage_grad_q(tdQrdQ);
     } else if (!first) {
       write_grad_q(work, tdQrdQ);
@@ -405,14 +407,13 @@ struct BackwardCompute {
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
   CUTE_DEVICE void write_grad_q(BackwardWork const& work, FragmentQ& tdQrdQ) const {
     BackwardParams const& params = arguments.params;
-    float const scale = grad_qk_scale(params);
-    CUTE_UNROLL
-    for (int i = 0; i < cute::size(tdQrdQ); ++i) {
-      tdQrdQ(i) *= scale;
-    }
     StepTile const tile = shared.step_tiles[tile_slot(queries_of(steps_before - 1))];
     int const query = tile.m_block * kTileM + Traits::row_part_q(warpgroup) * kWarpgroupM;
     int const col = Traits::col_part_q(warpgroup) * Traits::kColsQ;
+    CUTE_UNROLL
+    for (int i = 0; i < cute::size(tdQrdQ); ++i) {
+      tdQrdQ(i) *= grad_qk_scale(params);
+    }
     store_rows(tdQrdQ,
                row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride,
                            work.tile.batch, tile.head, work.sequence.row_q + query) +

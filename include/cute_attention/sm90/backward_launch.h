@@ -14,10 +14,10 @@
 
 namespace cute_attention::sm90 {
 
-template <class Row>
+template <class Row, bool kWritesGradQ>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
     backward(CUTE_GRID_CONSTANT BackwardArguments const arguments) {
-  using Kernel = BackwardKernel<Row>;
+  using Kernel = BackwardKernel<Row, kWritesGradQ>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
 }
@@ -108,7 +108,9 @@ struct BackwardWithSums {
     if (error != cudaSuccess) {
       return error;
     }
-    error = allow_shared_memory<&backward<Row>>(kSharedMemoryBytes, context->device->ordinal);
+    auto const device = context->device->ordinal;
+    error = writes_grad_q ? allow_shared_memory<&backward<Row, true>>(kSharedMemoryBytes, device)
+                          : allow_shared_memory<&backward<Row, false>>(kSharedMemoryBytes, device);
     if (error != cudaSuccess) {
       return error;
     }
@@ -122,12 +124,14 @@ struct BackwardWithSums {
     }
     if (n_tiles > 0) {
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, context->device->multiprocessors);
-      backward<Row><<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
+      auto const kernel = writes_grad_q ? backward<Row, true> : backward<Row, false>;
+      kernel<<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
     }
     int64_t const finish_ctas = sums.ctas + (writes_grad_q ? 0 : m_tiles);
     if (m_tiles > 0 && finish_ctas > 0) {
-      backward_finish<Row><<<unsigned(finish_ctas), kFinishThreads,
-                             kFinishThreads / 32 * sizeof(float), stream>>>(p, sums);
+      backward_finish<Row>
+          <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
+              p, sums);
     }
     return cudaGetLastError();
   }
