@@ -74,7 +74,7 @@ struct BackwardWithSums {
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
     sizes->delta += 1;  // next_tile()
-    if (has_one_adder(*params, Traits::kTileM, Traits::kTileN)) {
+    if (writes_grad_q(*params)) {
       sizes->grad_q_sum = 0;
       sizes->grad_q_turn = 0;
     }
@@ -84,8 +84,8 @@ struct BackwardWithSums {
   static int32_t launch(void const* params, LaunchContext const* context) {
     BackwardArguments arguments;
     arguments.params = *static_cast<BackwardParams const*>(params);
-    bool const writes_grad_q = has_one_adder(arguments.params, Traits::kTileM, Traits::kTileN);
-    if (writes_grad_q) {
+    bool const at_once = writes_grad_q(arguments.params);
+    if (at_once) {
       arguments.params.grad_q_sum = nullptr;
       arguments.params.grad_q_turn = nullptr;
     }
@@ -109,8 +109,8 @@ struct BackwardWithSums {
       return error;
     }
     auto const device = context->device->ordinal;
-    error = writes_grad_q ? allow_shared_memory<&backward<Row, true>>(kSharedMemoryBytes, device)
-                          : allow_shared_memory<&backward<Row, false>>(kSharedMemoryBytes, device);
+    error = at_once ? allow_shared_memory<kWriter>(kSharedMemoryBytes, device)
+                    : allow_shared_memory<kAdder>(kSharedMemoryBytes, device);
     if (error != cudaSuccess) {
       return error;
     }
@@ -124,10 +124,10 @@ struct BackwardWithSums {
     }
     if (n_tiles > 0) {
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, context->device->multiprocessors);
-      auto const kernel = writes_grad_q ? backward<Row, true> : backward<Row, false>;
+      auto const kernel = at_once ? kWriter : kAdder;
       kernel<<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
     }
-    int64_t const finish_ctas = sums.ctas + (writes_grad_q ? 0 : m_tiles);
+    int64_t const finish_ctas = sums.ctas + (at_once ? 0 : m_tiles);
     if (m_tiles > 0 && finish_ctas > 0) {
       backward_finish<Row>
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
@@ -137,6 +137,14 @@ struct BackwardWithSums {
   }
 
  private:
+  // The kernel that adds dQ to sums, and the one that writes it, of rows that have it.
+  static constexpr auto kAdder = &backward<Row, false>;
+  static constexpr auto kWriter = &backward<Row, Traits::kWritesGradQ>;
+
+  static bool writes_grad_q(BackwardParams const& params) {
+    return Traits::kWritesGradQ && has_one_adder(params, Traits::kTileM, Traits::kTileN);
+  }
+
   // Into how many parts the steps of a block of keys are divided. The grid is persistent.
   static int32_t parts(BackwardParams const& params, DeviceInfo const& device) {
     return grad_parts(params, Traits::kTileM, Traits::kTileN, device.multiprocessors);

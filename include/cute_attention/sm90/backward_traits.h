@@ -122,6 +122,10 @@ struct BackwardTraits {
   // overlap (C7512), 434 and 426 instead of 619 and 615. At 96 it spills 80 bytes.
   static constexpr bool kGradQFirst = kHeadDim <= 64 && kKey.score_mods == score_mods::None;
 
+  // Whether the row also has a kernel that writes dQ where one block of keys is all that a query
+  // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.
+  static constexpr bool kWritesGradQ = kKey.score_mods == score_mods::None;
+
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
       Op{}, cute::Layout<cute::Shape<cute::Int<kConsumers>, cute::_1, cute::_1>>{}));
