@@ -246,6 +246,46 @@ void test_order_of_parts() {
 }
 
 // The blocks of the sums of dK and dV lie in the workspace and do not overlap.
+// One block of keys adds to dQ, and each tile of queries is one of its steps: found by looking at
+// every query and every key.
+void test_one_adder() {
+  for (int seqlen_q : {1, 63, 64, 65, 200}) {
+    for (int seqlen_k : {1, 77, 128, 129, 300}) {
+      for (int left : {0, 10, 90, int(kUnbounded)}) {
+        for (int right : {0, 5, int(kUnbounded)}) {
+          BackwardParams params = problem(2, seqlen_q, seqlen_k, 4, 2);
+          params.window_left = left;
+          params.window_right = right;
+          Sequence const sequence = sequence_of(params);
+          std::set<int> seeing;
+          for (int query = 0; query < seqlen_q; ++query) {
+            for (int key = 0; key < seqlen_k; ++key) {
+              if (key >= query + sequence.first_offset && key <= query + sequence.last_offset) {
+                seeing.insert(query / kTileM);
+              }
+            }
+          }
+          bool const expected =
+              seqlen_k <= kTileN && int(seeing.size()) == ceil_div(seqlen_q, kTileM);
+          check_equal(has_one_adder(params, kTileM, kTileN), expected, "one adder");
+        }
+      }
+    }
+  }
+  BackwardParams params = problem(2, 100, 100, 4, 2);
+  check(has_one_adder(params, kTileM, kTileN), "100 keys have one adder");
+  int32_t const offsets[] = {0, 100, 200};
+  params.cu_seqlens_q = params.cu_seqlens_k = offsets;
+  check(!has_one_adder(params, kTileM, kTileN), "packed sequences may be longer than that");
+  params.cu_seqlens_q = params.cu_seqlens_k = nullptr;
+  float gradient;
+  params.grad_sink = &gradient;
+  check(!has_one_adder(params, kTileM, kTileN), "sinks need the kernel after");
+  params.grad_sink = nullptr;
+  params.seqlen_k = 0;
+  check(!has_one_adder(params, kTileM, kTileN), "without keys no step writes dQ");
+}
+
 void test_workspace() {
   int32_t const offsets = 0;
   GradShape const shape{kTileM, kTileN, 64, 96};
@@ -286,6 +326,7 @@ int main() {
   test_known_calls();
   test_packed_calls();
   test_order_of_parts();
+  test_one_adder();
   test_workspace();
   return testing::report();
 }

@@ -140,6 +140,9 @@ struct BackwardPrepare {
 
   // Sets the sums of dQ of a block to `value`, and the counter of its turns to 0.
   CUTE_DEVICE static void start_sums(BackwardParams const& params, int64_t block, float value) {
+    if (params.grad_q_sum == nullptr) {  // no sums are kept (core/grad_tile.h)
+      return;
+    }
     int const thread = int(threadIdx.x);
     auto* sums = reinterpret_cast<float4*>(params.grad_q_sum + block * (kTileM * kHeadDim));
     CUTE_UNROLL

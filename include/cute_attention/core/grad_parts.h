@@ -114,6 +114,20 @@ constexpr int64_t estimate_steps(BlockSteps const& of_blocks, int64_t blocks, in
   return (longest > average ? longest : average) + unevenness;
 }
 
+// Whether a kernel may write dQ itself, without sums in memory: all keys that a query sees are in
+// one block, and each tile of queries is one of the block's steps. The gradient of sinks needs the
+// kernel that finishes sums, and packed sequences have lengths that the host does not know.
+constexpr bool has_one_adder(BackwardParams const& params, int32_t tile_m, int32_t tile_n) {
+  if (params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr ||
+      params.grad_sink != nullptr || params.seqlen_k < 1 || params.seqlen_k > tile_n) {
+    return false;
+  }
+  MTiles const tiles = m_tiles(make_sequence(params.seqlen_q, params.seqlen_k, 0, 0,
+                                             params.window_left, params.window_right),
+                               0, tile_n, tile_m);
+  return tiles.count() == ceil_div(params.seqlen_q, tile_m);
+}
+
 // How many blocks of keys there are in all heads and sequences. The device alone knows the lengths
 // of packed sequences. A KV head of theirs has at least as many blocks as one sequence of all rows
 // would have, and a block for each sequence that is not empty. The larger of the two numbers is

@@ -33,7 +33,8 @@
 
 namespace cute_attention::sm90 {
 
-template <class Row>
+//   kWritesGradQ  whether dQ of a step is written to its place. Else another warp adds it to sums.
+template <class Row, bool kWritesGradQ>
 struct BackwardCompute {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
@@ -45,7 +46,8 @@ struct BackwardCompute {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
-  static constexpr bool kGradQFirst = Traits::kGradQFirst;
+  // To write dQ takes registers that are not there beside it, S and dP.
+  static constexpr bool kGradQFirst = Traits::kGradQFirst && !kWritesGradQ;
   static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
   // For how many columns of S a thread may load the LSE ahead. Without a limit ptxas loads all of
   // it first, and spills where kGradQFirst leaves few registers.
@@ -122,7 +124,7 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[grad_s_of(grads_before).stage]);
     int remaining = count;
     do {
-      compute_step(work);
+      compute_step(work, remaining == count);
     } while (--remaining > 0);
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
     await_grad_s();
@@ -132,7 +134,7 @@ struct BackwardCompute {
     cute::warpgroup_fence_operand(tdVrdV);
     arrive(shared.key_empty);
     arrive(shared.value_empty);
-    stage_grad_q(tdQrdQ);
+    hand_over_grad_q(work, false, tdQrdQ);
     ++grads_before;
   }
 
@@ -251,7 +253,7 @@ struct BackwardCompute {
 
   // One step. If it is not the block's first, dK of the step before is under way, and dQ of it is
   // computed.
-  CUTE_DEVICE void compute_step(BackwardWork const& work) {
+  CUTE_DEVICE void compute_step(BackwardWork const& work, bool first) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
@@ -330,7 +332,7 @@ struct BackwardCompute {
     if constexpr (kGradQFirst) {
       start_grad_k(tdKrdS, ring);
       warpgroup_wait<2>();  // dQ
-      stage_grad_q(tdQrdQ);
+      hand_over_grad_q(work, first, tdQrdQ);
       store_grad_s(tdKrdS);
     } else {
       store_grad_s(tdKrdS);
@@ -338,7 +340,7 @@ struct BackwardCompute {
       start_grad_q(tdQrdQ);
       start_grad_k(tdKrdS, ring);
       warpgroup_wait<1>();  // dV and dQ
-      stage_grad_q(tdQrdQ);
+      hand_over_grad_q(work, first, tdQrdQ);
     }
     // dV. dK stays under way: with both, ptxas would run out of registers and let no two products
     // overlap (C7512).
@@ -389,11 +391,40 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[ring_s.stage]);
   }
 
-  // Hands this warpgroup's part of dQ of the step before to the warp that adds it to its sums.
+  // This warpgroup's part of dQ of the step before is there. `first`: there was no step before.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
-  CUTE_DEVICE void stage_grad_q(FragmentQ& tdQrdQ) {
+  CUTE_DEVICE void hand_over_grad_q(BackwardWork const& work, bool first, FragmentQ& tdQrdQ) {
     cute::warpgroup_fence_operand(tdQrdQ);
     arrive(shared.grad_s_empty[grad_s_of(grads_before).stage]);
+    if constexpr (!kWritesGradQ) {
+      stage_grad_q(tdQrdQ);
+    } else if (!first) {
+      write_grad_q(work, tdQrdQ);
+    }
+  }
+
+  // Writes dQ, scaled: no other block of keys adds to it.
+  //   tdQrdQ  (MMA, MMA_M, MMA_D)
+  CUTE_DEVICE void write_grad_q(BackwardWork const& work, FragmentQ& tdQrdQ) const {
+    BackwardParams const& params = arguments.params;
+    StepTile const tile = shared.step_tiles[tile_slot(queries_of(steps_before - 1))];
+    int const query = tile.m_block * kTileM + Traits::row_part_q(warpgroup) * kWarpgroupM;
+    int const col = Traits::col_part_q(warpgroup) * Traits::kColsQ;
+    CUTE_UNROLL
+    for (int i = 0; i < cute::size(tdQrdQ); ++i) {
+      tdQrdQ(i) *= grad_qk_scale(params);
+    }
+    store_rows(tdQrdQ,
+               row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride,
+                           work.tile.batch, tile.head, work.sequence.row_q + query) +
+                   col,
+               params.grad_q_stride.row, work.sequence.seqlen_q - query, params.head_dim - col,
+               opaque(thread) % kWarpgroupThreads);
+  }
+
+  // Hands dQ to the warp that adds it to its sums.
+  //   tdQrdQ  (MMA, MMA_M, MMA_D)
+  CUTE_DEVICE void stage_grad_q(FragmentQ const& tdQrdQ) {
     Barrier::wait(&shared.grad_q_empty[warpgroup], uint32_t(grads_before) % 2 ^ 1);
     auto* const staged = reinterpret_cast<float4*>(shared.grad_q[warpgroup]);
     int const lane = thread % kWarpgroupThreads;

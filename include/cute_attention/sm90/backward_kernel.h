@@ -11,7 +11,9 @@
 
 namespace cute_attention::sm90 {
 
-template <class Row>
+//   kWritesGradQ  whether all that is added to dQ of a query comes from one block of keys
+//                 (has_one_adder()). Then dQ is written to its place, and no sums are kept.
+template <class Row, bool kWritesGradQ>
 struct BackwardKernel {
   using Traits = BackwardTraits<Row>;
   using SharedMemory = typename Traits::SharedMemory;
@@ -21,7 +23,7 @@ struct BackwardKernel {
     constexpr int kReaders = Traits::kConsumers * kWarpgroupWarps;
     for (int slot = 0; slot < kWorkSlots; ++slot) {
       Barrier::init(&shared.work_full[slot], 1);
-      Barrier::init(&shared.work_empty[slot], kReaders + Traits::kConsumers);
+      Barrier::init(&shared.work_empty[slot], kReaders + (kWritesGradQ ? 0 : Traits::kConsumers));
     }
     Barrier::init(&shared.key_full, 1);
     Barrier::init(&shared.key_empty, kReaders);
@@ -61,13 +63,13 @@ struct BackwardKernel {
       int const warp = warp_of_cta();
       if (warp == 0) {
         BackwardLoad<Traits>(arguments, shared).run();
-      } else if (warp <= Traits::kConsumers) {
+      } else if (!kWritesGradQ && warp <= Traits::kConsumers) {
         add_grad_queries<Row>(arguments, shared, warp - 1);
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::Registers::kConsumer>();
-      BackwardCompute<Row>(arguments, shared, warp_of_cta() / kWarpgroupWarps - 1,
-                           int(threadIdx.x) - kWarpgroupThreads)
+      BackwardCompute<Row, kWritesGradQ>(arguments, shared, warp_of_cta() / kWarpgroupWarps - 1,
+                                         int(threadIdx.x) - kWarpgroupThreads)
           .run();
     }
   }

@@ -14,10 +14,10 @@
 
 namespace cute_attention::sm90 {
 
-template <class Row>
+template <class Row, bool kWritesGradQ>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
     backward(CUTE_GRID_CONSTANT BackwardArguments const arguments) {
-  using Kernel = BackwardKernel<Row>;
+  using Kernel = BackwardKernel<Row, kWritesGradQ>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
 }
@@ -74,12 +74,21 @@ struct BackwardWithSums {
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
     sizes->delta += 1;  // next_tile()
+    if (writes_grad_q(*params)) {
+      sizes->grad_q_sum = 0;
+      sizes->grad_q_turn = 0;
+    }
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
   static int32_t launch(void const* params, LaunchContext const* context) {
     BackwardArguments arguments;
     arguments.params = *static_cast<BackwardParams const*>(params);
+    bool const at_once = writes_grad_q(arguments.params);
+    if (at_once) {
+      arguments.params.grad_q_sum = nullptr;
+      arguments.params.grad_q_turn = nullptr;
+    }
     BackwardParams const& p = arguments.params;
     auto const stream = static_cast<cudaStream_t>(context->stream);
     int64_t const m_tiles = work_tiles(p, Traits::kTileM);
@@ -99,7 +108,9 @@ struct BackwardWithSums {
     if (error != cudaSuccess) {
       return error;
     }
-    error = allow_shared_memory<&backward<Row>>(kSharedMemoryBytes, context->device->ordinal);
+    auto const device = context->device->ordinal;
+    error = at_once ? allow_shared_memory<kWriter>(kSharedMemoryBytes, device)
+                    : allow_shared_memory<kAdder>(kSharedMemoryBytes, device);
     if (error != cudaSuccess) {
       return error;
     }
@@ -113,16 +124,27 @@ struct BackwardWithSums {
     }
     if (n_tiles > 0) {
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, context->device->multiprocessors);
-      backward<Row><<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
+      auto const kernel = at_once ? kWriter : kAdder;
+      kernel<<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
     }
-    if (m_tiles > 0) {
-      backward_finish<Row><<<unsigned(sums.ctas + m_tiles), kFinishThreads,
-                             kFinishThreads / 32 * sizeof(float), stream>>>(p, sums);
+    int64_t const finish_ctas = sums.ctas + (at_once ? 0 : m_tiles);
+    if (m_tiles > 0 && finish_ctas > 0) {
+      backward_finish<Row>
+          <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
+              p, sums);
     }
     return cudaGetLastError();
   }
 
  private:
+  // The kernel that adds dQ to sums, and the one that writes it, of rows that have it.
+  static constexpr auto kAdder = &backward<Row, false>;
+  static constexpr auto kWriter = &backward<Row, Traits::kWritesGradQ>;
+
+  static bool writes_grad_q(BackwardParams const& params) {
+    return Traits::kWritesGradQ && has_one_adder(params, Traits::kTileM, Traits::kTileN);
+  }
+
   // Into how many parts the steps of a block of keys are divided. The grid is persistent.
   static int32_t parts(BackwardParams const& params, DeviceInfo const& device) {
     return grad_parts(params, Traits::kTileM, Traits::kTileN, device.multiprocessors);

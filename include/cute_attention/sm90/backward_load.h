@@ -165,6 +165,9 @@ struct BackwardLoad {
       static_cast<OfHead&>(stage) = BackwardScores<Traits::kKey.score_mods>::of_head(
           arguments.params, work->tile.batch, step.head);
       stage.m_block = step.m_block;
+      if constexpr (Traits::kHasSums) {
+        shared.step_tiles[tile_slot(ring)] = {step.head, step.m_block};
+      }
     }
     if constexpr (has_dropout(Traits::kKey.score_mods)) {
       if (int const lane = lane_of_warp(); lane < stage.kWriters) {

@@ -64,6 +64,19 @@ struct BackwardStage : ScoreModifiers<kScoreMods>::Terms::OfHead,
   int32_t m_block;
 };
 
+// Where of 2 * kStages slots the step that is in this phase of a stage has its own.
+template <int kStages>
+CUTE_DEVICE uint32_t tile_slot(Ring<kStages> const& ring) {
+  return ring.stage + kStages * ring.parity;
+}
+
+// Which queries a step has, in shared memory: what a consumer needs to know where it writes dQ
+// itself.
+struct StepTile {
+  int32_t head;
+  int32_t m_block;
+};
+
 template <class Row>
 struct BackwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
@@ -77,6 +90,7 @@ struct BackwardTraits {
   // In backward_finish each warpgroup takes the part of dQ that one of the backward kernel
   // computed.
   static constexpr int kFinishThreads = kConfig.tile_n / kWarpgroupM * kWarpgroupThreads;
+  static constexpr bool kHasSums = true;  // of dQ (core/backward_prepare.h)
   using Element = ElementOf<kKey.dtype>;
 
   // One warpgroup loads, the others own 64 keys each.
@@ -107,6 +121,10 @@ struct BackwardTraits {
   // 64 550 and 545 instead of 505 and 508 TFLOP/s; at 128 ptxas spills and lets no two products
   // overlap (C7512), 434 and 426 instead of 619 and 615. At 96 it spills 80 bytes.
   static constexpr bool kGradQFirst = kHeadDim <= 64 && kKey.score_mods == score_mods::None;
+
+  // Whether the row also has a kernel that writes dQ where one block of keys is all that a query
+  // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.
+  static constexpr bool kWritesGradQ = kKey.score_mods == score_mods::None;
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
@@ -171,6 +189,9 @@ struct BackwardTraits {
 
     BackwardWork works[kWorkSlots];
     BackwardStage<kKey.score_mods, kTileM> stages[kStages];
+    // Of the steps whose dQ is not written yet: read one step after the stage is released. The load
+    // warp is never so far ahead that it overwrites one of them.
+    StepTile step_tiles[2 * kStages];
 
     // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.

@@ -1,0 +1,64 @@
+"""The backward where one block of keys holds all that a query sees, so that a kernel may write dQ
+without sums in memory: every backward row, on a GPU, on both sides of that limit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_attention import attention
+from cute_attention.native import rows
+from every_row import DTYPES, fixture_of
+from test_backward_kernels import BACKWARD, check, make
+from test_kernels import CAUSAL, Case, options_for
+
+pytestmark = pytest.mark.gpu
+
+row = fixture_of(BACKWARD)
+
+CASES = {
+    "cross": Case(2, 600, 77, 4, 4, {}),
+    "a_whole_block": Case(2, 300, 128, 4, 4, {}),
+    "one_key_more": Case(2, 300, 129, 4, 4, {}),
+    "short": Case(3, 49, 49, 4, 4, {}),
+    "short_causal": Case(2, 128, 128, 4, 4, CAUSAL),
+    "more_keys_than_queries": Case(2, 33, 120, 4, 4, CAUSAL),
+    "gqa": Case(2, 200, 100, 6, 2, {}),
+    "mqa_in_parts": Case(1, 2000, 77, 8, 1, {}),
+    # Tiles of queries that see no key are no steps of the block: their dQ must be 0 all the same.
+    "tiles_without_keys": Case(2, 700, 60, 4, 4, CAUSAL),
+    "window_without_keys": Case(1, 700, 100, 4, 4, {"window": (20, 30)}),
+    "window": Case(2, 128, 120, 4, 4, {"window": (20, 30)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+def test_gradients(row: rows.TableRow, case: Case, deterministic: bool) -> None:
+    inputs, grad_out = make(row, case)
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    try:
+        check(row, inputs, grad_out, case.options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_narrow_heads_leave_their_neighbours_alone(row: rows.TableRow) -> None:
+    """dQ of 8 columns less than the row has, and of each second head of a wider tensor."""
+    heads, dim, dtype = 3, row.head_dim - 8, DTYPES[row.dtype]
+    q, grad = (torch.randn(2, 150, heads, d, device="cuda").to(dtype)
+               for d in (dim, row.head_dim_v - 8))  # fmt: skip
+    k = torch.randn(2, 100, heads, dim, device="cuda").to(dtype)
+    v = torch.randn(2, 100, heads, row.head_dim_v - 8, device="cuda").to(dtype)
+    check(row, (q, k, v), grad, CAUSAL)
+
+
+def test_a_few_keys_give_the_same_bits_in_every_run(row: rows.TableRow) -> None:
+    inputs, grad_out = make(row, CASES["mqa_in_parts"])
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    options = options_for(row, {"deterministic": True}, leaves[0].shape[2])
+    out = attention(*leaves, backend=row.arch, **options)
+    first = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+    for _ in range(20):
+        again = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
