@@ -18,10 +18,11 @@ from .contenders import CONTENDERS, Contender, default_names, select
 from .limits import Limits
 from .machine import Environment, describe, pick_device
 from .options import Defaults, build_points
-from .points import MASKS, POWERS, Point
+from .points import Point
 from .report import Report, speed_lines
 from .results import Row, read_json
 from .robustness_verdict import print_robustness
+from .sets import MASKS, POWERS
 from .speed import Bench, Settings, command
 from .steps import Deadline
 from .tables import make_console, make_table, print_speed, titled
