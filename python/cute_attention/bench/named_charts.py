@@ -17,7 +17,7 @@ from .ratios import best, by_point
 from .results import Row
 from .tables import WHAT
 
-# Beyond so many points, bars of every contender would make a picture too long to be read.
+# With more points than this, a chart with a bar for every contender is too tall to be read.
 _MOST_BARS = 12
 
 
