@@ -9,7 +9,7 @@ ONLY ?= bf16_d(64|128)
 BUILD_REQUIREMENTS := "$(TORCH)" "scikit-build-core>=0.11" "cmake>=3.28" ninja
 SOURCES := $(shell find src include cmake third_party -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: demo test cpp-test install lint format readme audit wheel clean
+.PHONY: demo test cpp-test install lint format readme chart audit wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py
@@ -47,6 +47,9 @@ format: $(VENV)/installed
 
 readme: $(VENV)/installed
 	$(BIN)/python tools/support_matrix.py
+
+chart: $(VENV)/installed
+	$(BIN)/python tools/readme_chart.py $(RESULTS)
 
 install:
 	rm -f $(VENV)/installed

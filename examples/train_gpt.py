@@ -16,13 +16,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 try:
     import torch
-    import torch.nn.functional as F
+    from gpt import step_time
     from gpt.model import Shape
     from gpt.report import backend_report, plot, verdict_on_curves, verdict_on_loss, write_csv
     from gpt.sampling import sample
     from gpt.text import Text, load_text
     from gpt.training import DTYPES, Deviation, Recipe, Run, train
-    from torch import Tensor
 
     from cute_attention import BackendError, attention, use_backend
 except ModuleNotFoundError as error:
@@ -42,6 +41,7 @@ examples:
   python examples/train_gpt.py                        the package's own sources and documentation
   python examples/train_gpt.py book.txt --prompt "It was "
   python examples/train_gpt.py --compare              PyTorch's attention beside ours
+  python examples/train_gpt.py --compare --head-dim 128 --heads 4 --heads-kv 1
   python examples/train_gpt.py --steps 50 --layers 2  a quick look
 """
 
@@ -83,7 +83,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("files", nargs="*", type=Path, help="text; default: the package's own")
     parser.add_argument(
-        "--compare", action="store_true", help="train once more, with PyTorch's attention"
+        "--compare",
+        action="store_true",
+        help="time a step with ours and with PyTorch's attention, and train once more with "
+        "PyTorch's fastest",
     )
     parser.add_argument(
         "--output", type=Path, default=Path("demo_output"), help="folder; default: %(default)s"
@@ -177,23 +180,21 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-def torch_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """PyTorch's own attention, for as many queries as keys: there its causal mask is ours."""
-    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return out.transpose(1, 2)
-
-
 def demonstrate(options: argparse.Namespace, shape: Shape, recipe: Recipe, text: Text) -> int:
     """Trains, samples, compares where asked for, and reports. Returns the exit code."""
     attend = functools.partial(attention, causal=True)
     runs = [train("cute_attention", attend, shape, text, recipe)]
     if options.compare:
-        runs.append(train("PyTorch's attention", torch_attention, shape, text, recipe))
+        theirs = step_time.torch_attentions(recipe.device)
+        times = step_time.measure({runs[0].name: attend, **theirs}, shape, text, recipe)
+        fastest = theirs[step_time.best(times[1:]).name]
+        runs.append(train("PyTorch's attention", fastest, shape, text, recipe))
     print(backend_report(shape, recipe))
     for run in runs:
         speed = f"{run.tokens_per_second:,.0f} tokens per second"
         print(f"speed      {speed} in {run.seconds:.1f} s of training with {run.name}")
+    if options.compare:
+        print(f"time of a training step, in turn:\n{step_time.table(times)}")
     tolerance = TOLERANCES[options.dtype]
     write_csv(options.output / "losses.csv", runs)
     plot(options.output / "loss.png", runs, f"A GPT of {shape}", tolerance)

@@ -149,9 +149,11 @@ std::string miss_message(Problem const& problem, int32_t arch, DeviceInfo const&
   return message;
 }
 
-// How far a row is from what a problem would have made for it: the row with the smallest distance
-// serves. The head dims come first. The cost model knows forward kernels alone, so of backward rows
-// the one with the largest tiles comes first, which needs the most shared memory.
+// How far a row is from the row that would fit a problem best; the row with the smallest distance
+// is chosen. Smaller head dims are nearer: the row is known to have room for the problem's. Of
+// backward rows with equal head dims, the one with the most shared memory is nearest, since it has
+// the largest tiles; forward rows are told apart by the cost model, which knows no backward
+// kernels.
 std::tuple<int32_t, int32_t, int32_t> distance(LoadedRow const& loaded) {
   KernelRow const& row = *loaded.row;
   bool const backward = row.key.direction == Direction::Backward;

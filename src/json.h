@@ -9,8 +9,8 @@
 
 namespace cute_attention {
 
-// An object or an array that grows by a value at a time. A value is a text, a number, a truth or
-// another object or array; other types do not compile.
+// The JSON text of an object or of an array, to which values are added one by one. A value is a
+// string, a number, a bool or another Json; other types do not compile.
 class Json {
  public:
   static Json object() { return Json('{', '}'); }

@@ -1,6 +1,6 @@
-// torch_binding.cpp: the operators of cute_attention on the LibTorch stable ABI, once for every
-// Python and every torch from 2.10 on. CUDA kernels alone: schemas, fakes, autograd and the CPU are
-// Python's.
+// torch_binding.cpp: the CUDA implementation of the operators of cute_attention. It uses the
+// LibTorch stable ABI, so that one build serves every Python and every torch from 2.10 on. Their
+// schemas, fakes, autograd and CPU implementation are in the Python package.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 #include <torch/csrc/stable/library.h>
 
@@ -13,7 +13,8 @@
 #include "torch_stack.h"
 #include "torch_tensors.h"
 
-// Lives in libtorch_cuda: weak, so that this library also loads where torch has no CUDA.
+// libtorch_cuda defines it. The declaration is weak, so that this library also loads where torch
+// has no CUDA.
 extern "C" __attribute__((weak)) AOTITorchError
 aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 
@@ -168,7 +169,7 @@ void run_forward(Inputs const& in, ForwardParams& params, Tensor const& out, Ten
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
 }
 
-// Like q, with the columns of v.
+// An output without values: of q's shape, but with as many columns as v.
 Tensor empty_output(Inputs const& in) {
   int64_t sizes[kMostDims];
   std::copy_n(in.q.sizes, in.q.dim, sizes);
@@ -224,7 +225,7 @@ void launch_backward(Inputs const& in, BackwardParams& params, bool deterministi
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
 }
 
-// What the backward is given beside the inputs.
+// What the backward reads besides the inputs of the forward.
 struct Results {
   TensorView grad_out;
   OptionalTensor grad_lse;
@@ -233,7 +234,7 @@ struct Results {
   bool deterministic;
 };
 
-// The output or its gradient: like q, with the columns of v.
+// Checks the output or its gradient: they have q's shape, but as many columns as v.
 void check_output(Inputs const& in, TensorView const& tensor, char const* name) {
   int64_t const last = in.q.dim - 1;
   bool same = tensor.dim == in.q.dim && tensor.is_beside(in.q) && tensor.dtype == in.q.dtype &&
@@ -243,7 +244,7 @@ void check_output(Inputs const& in, TensorView const& tensor, char const* name) 
                   " must have q's dtype and device and the shape of the output");
 }
 
-// The LSE or its gradient: a number for each row of q of each head.
+// Checks the LSE or its gradient: they have a number for each query of each head.
 void check_lse(Inputs const& in, TensorView const& tensor, char const* name) {
   int64_t rows = 1;
   for (int64_t i = 0; i < in.q.dim - 1; ++i) rows *= in.q.sizes[i];

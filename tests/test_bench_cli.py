@@ -17,8 +17,9 @@ from cute_attention.bench import speed
 from cute_attention.bench.commands import CPU, GPU
 from cute_attention.bench.contenders import CONTENDERS, OURS
 from cute_attention.bench.options import build_points
-from cute_attention.bench.points import Bounds, Point, named_set
+from cute_attention.bench.points import Bounds, Point
 from cute_attention.bench.results import Row, read_json
+from cute_attention.bench.sets import named_set
 from cute_attention.cli.bench import SUBCOMMANDS, main, make_parser
 
 TINY = "--device cpu --batch 1 --heads 2 --head-dims 8 --dtypes fp32"
@@ -59,7 +60,7 @@ def test_lists_make_a_grid_and_filter_sets() -> None:
     assert {p.dtype for p in both} == {"fp16"}
 
 
-@pytest.mark.parametrize("set_name", ["paper", "gqa", "varlen", "cpu"])
+@pytest.mark.parametrize("set_name", ["paper", "gqa", "models", "varlen", "cpu"])
 def test_arguments_of_a_point_give_that_point(set_name: str) -> None:
     for point in named_set(set_name):
         assert points_of(shlex.join(point.arguments())) == [point.key()]

@@ -6,9 +6,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
+from cute_attention.bench.contenders import CONTENDERS
 from cute_attention.bench.results import Row, read_json
 from cute_attention.cli.bench import main
 
@@ -45,6 +47,25 @@ def test_kernels_are_measured_where_they_are_loaded(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, f"speed {SHAPE} --seqlens 256 {FAST} --contenders sm80,flash")
     for row in rows:
         assert row.metrics or "kernel" in row.reason or "backward" in row.reason
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        f"{SHAPE} --seqlens 256 --masks full,causal",
+        f"{SHAPE} --heads-kv 2 --seqlens 64 --seqlen-k 192 --masks causal",
+        f"{SHAPE} --seqlens 512 --masks causal --window 100,0",
+        "--packed 1000:200 --heads 4 --head-dims 128 --masks causal --dtypes bf16",
+    ],
+    ids=["dense", "fewer-queries", "window", "packed"],
+)
+@pytest.mark.parametrize("name", ["fa3", "fa4"])
+def test_other_packages_are_measured(tmp_path: Path, name: str, shape: str) -> None:
+    """A row has figures only if its results agree with those of PyTorch, written out."""
+    if missing := CONTENDERS[name].missing(torch.device("cuda")):
+        pytest.skip(f"{CONTENDERS[name].title}: {missing}")
+    rows = rows_of(tmp_path, f"speed {shape} {FAST} --direction fwd,bwd --contenders plain,{name}")
+    assert [row.reason for row in rows] == [""] * len(rows)
 
 
 def test_memory_and_ladder(tmp_path: Path) -> None:

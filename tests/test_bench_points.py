@@ -15,14 +15,13 @@ from cute_attention.bench.contenders.plain import visible
 from cute_attention.bench.flops import counted_pairs, flops, visible_pairs
 from cute_attention.bench.inputs import make_inputs
 from cute_attention.bench.points import (
-    SETS,
     Bounds,
     Grid,
     Point,
     lengths_point,
-    named_set,
     pack_documents,
 )
+from cute_attention.bench.sets import SETS, named_set
 
 CPU = torch.device("cpu")
 POINT = Point(batch=2, heads=4, seqlen_q=32, head_dim=8, dtype="fp32")
@@ -98,6 +97,19 @@ def test_gqa_set_has_the_models_head_dims() -> None:
     }
     llama = next(p for p in named_set("gqa") if p.label == "Llama 3 8B")
     assert (llama.heads, llama.heads_kv) == (32, 8)
+
+
+def test_models_set_has_the_models_shapes() -> None:
+    points = {point.label: point for point in named_set("models")}
+    assert len(points) == 30
+    falcon, deepseek = points["Falcon 7B MQA"], points["DeepSeek 192/128 4k"]
+    assert (falcon.heads, falcon.heads_kv, falcon.head_dim, falcon.mask) == (71, 1, 64, "causal")
+    assert (deepseek.head_dim, deepseek.head_dim_v) == (192, 128)
+    assert points["SD1.5 cross"].shape_text() == "4x4096:77 h8 d40"
+    assert points["speculative 8 over 8k"].shape_text() == "16x8:8192 h32/8 d128"
+    # The last 8 of 8192 positions see all keys but those after themselves.
+    assert counted_pairs(points["speculative 8 over 8k"]) == 16 * (8 * 8192 - 28)
+    assert {p.dtype for p in points.values()} == {"bf16"}
 
 
 @pytest.mark.parametrize("mean", [64, 512, 2048])

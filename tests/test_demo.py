@@ -62,6 +62,9 @@ def test_it_learns_compares_and_draws(demo, prose, tmp_path, capsys):
     assert sample.startswith("the ")
     assert 150 <= len(sample) <= 204
     assert sample.count("the ") > 5  # learnt from the text
+    for name in ("cute_attention", "PyTorch, blockwise", "PyTorch, unfused"):
+        (line,) = [line for line in printed.out.splitlines() if line.startswith(f"| {name} |")]
+        assert float(line.split("|")[2]) > 0
     for words in ("tokens per second", "forward  ran on: reference", "not on: sm80, because"):
         assert words in printed.out
     assert printed.out.count("PASS") == 2
@@ -86,6 +89,50 @@ def test_comparison_fails_where_attention_differs(demo, prose, tmp_path, capsys,
     printed = capsys.readouterr().out
     assert "PASS: in 60 steps" in printed
     assert "FAIL: from the same seed" in printed
+
+
+def test_step_times_are_medians_of_turns(demo, prose, monkeypatch):
+    """With a clock that the attentions advance: each has its own time, and one that PyTorch refuses
+    has a reason."""
+    from gpt import step_time
+    from gpt.model import Shape
+    from gpt.text import load_text
+
+    clock = [0.0]
+    calls: list[str] = []
+
+    def attend(q, k, v, name, seconds):
+        clock[0] += seconds
+        calls.append(name)
+        return attention(q, k, v, causal=True)
+
+    def refused(q, k, v):
+        raise RuntimeError("No available kernel. Aborting execution.\nmore")
+
+    monkeypatch.setattr(step_time.time, "perf_counter", lambda: clock[0])
+    attentions = {
+        "ours": functools.partial(attend, name="ours", seconds=0.1),
+        "slow": functools.partial(attend, name="slow", seconds=0.15),
+        "refused": refused,
+        "quick": functools.partial(attend, name="quick", seconds=0.05),
+    }
+    options = demo.build_parser().parse_args(TINY)
+    shape, recipe = demo.settle(options)
+    assert shape == Shape(1, 2, 1, 16, 32)
+    times = step_time.measure(attentions, shape, load_text([Path(prose)], 32), recipe)
+    assert [entry.name for entry in times] == list(attentions)
+    assert times[2].reason == "No available kernel. Aborting execution."
+    measured = [entry.seconds for entry in times if entry.rounds]
+    assert measured == pytest.approx([0.1, 0.15, 0.05])
+    assert step_time.best(times[1:]).name == "quick"
+    # Three steps to warm up, one to choose the number of steps, five turns of two steps.
+    assert [calls.count(name) for name in ("ours", "slow", "quick")] == [14, 14, 14]
+    assert step_time.table(times).splitlines()[2:] == [
+        "| quick | 50.00 | 0.500 |",
+        "| ours | 100.00 | 1.000 |",
+        "| slow | 150.00 | 1.500 |",
+        "not measured: refused: No available kernel. Aborting execution.",
+    ]
 
 
 @pytest.mark.parametrize("length", [20, 50], ids=["within context", "beyond context"])

@@ -63,13 +63,32 @@ class Run:
         return sum(last) / len(last)
 
 
+class Trainer:
+    """A new model and what updates it: for the same seed the same weights and batches."""
+
+    def __init__(self, attend: Attend, shape: Shape, text: Text, recipe: Recipe) -> None:
+        torch.manual_seed(recipe.seed)
+        self.model = GPT(shape, attend).to(recipe.device)
+        self._recipe = recipe
+        self._optimizer = _optimizer(self.model, recipe)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, recipe.rate)
+        self._batches = text.batches(recipe.batch, shape.context, recipe.seed)
+
+    def step(self) -> Tensor:
+        """One update of the weights; the loss before it."""
+        loss = _loss(self.model, next(self._batches), self._recipe)
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+        return loss.detach()
+
+
 def train(name: str, attend: Attend, shape: Shape, text: Text, recipe: Recipe) -> Run:
-    """Trains a new model: for the same seed the same weights at the start and the same batches."""
-    torch.manual_seed(recipe.seed)
-    model = GPT(shape, attend).to(recipe.device)
-    optimizer = _optimizer(model, recipe)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate)
-    batches = text.batches(recipe.batch, shape.context, recipe.seed)
+    """Trains a new model and records its losses."""
+    trainer = Trainer(attend, shape, text, recipe)
+    model = trainer.model
     held_out = text.held_out_batch(_HELD_OUT_SEQUENCES, shape.context)
     losses = torch.zeros(recipe.steps, device=recipe.device)
     measured = [(0, _held_out_loss(model, held_out, recipe))]
@@ -80,13 +99,7 @@ def train(name: str, attend: Attend, shape: Shape, text: Text, recipe: Recipe) -
             last = min(first + every, recipe.steps)
             start = time.perf_counter()
             for step in range(first, last):
-                loss = _loss(model, next(batches), recipe)
-                optimizer.zero_grad()
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-                losses[step] = loss.detach()
+                losses[step] = trainer.step()
                 bar.update()
             losses[last - 1].item()  # waits for a GPU
             seconds += time.perf_counter() - start

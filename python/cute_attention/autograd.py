@@ -104,7 +104,8 @@ def _with_tensors(extras: list[Any], places: list[int], tensors: list[Tensor]) -
     return found
 
 
-# `AttentionFunction.apply` without what torch.func needs, which takes a microsecond of each call.
+# Like `AttentionFunction.apply`, but it does not look whether a transform of torch.func is active,
+# which would take a microsecond of each call. Its caller has already looked.
 apply_eagerly = super(torch.autograd.Function, AttentionFunction).apply
 
 

@@ -27,11 +27,11 @@ from .options import with_defaults
 from .problem import Plan
 
 plans: dict[tuple[Any, ...], Plan] = {}
-_MOST_PLANS = 4096  # then all are forgotten: an option may differ at every call
-_PACKING = 4  # how many extras are that of packed sequences
+_MOST_PLANS = 4096  # beyond it all are forgotten: options may differ at every call
+_PACKING = 4  # so many of the extras, the first, belong to packed sequences
 _OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
 _KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})  # equal ones mean the same
-_NO_PLAN = (AttributeError, IndexError, TypeError)  # of an argument that no plan was made for
+_NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
 
 _autocast_is_on = torch._C._is_any_autocast_enabled
 _functorch_is_on = torch._C._are_functorch_transforms_active

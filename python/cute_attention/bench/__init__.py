@@ -2,7 +2,7 @@
 
 The modules, in the order in which a measurement flows through them:
 
-    points       what is measured: one shape, grids of them, named sets
+    points sets  what is measured: one shape, grids of them, named sets
     inputs       the tensors of a point
     contenders/  who is measured: our backends, PyTorch's, other packages
     steps        what is called: forward, backward, both

@@ -18,10 +18,11 @@ from .contenders import CONTENDERS, Contender, default_names, select
 from .limits import Limits
 from .machine import Environment, describe, pick_device
 from .options import Defaults, build_points
-from .points import MASKS, POWERS, Point
+from .points import Point
 from .report import Report, speed_lines
 from .results import Row, read_json
 from .robustness_verdict import print_robustness
+from .sets import MASKS, POWERS
 from .speed import Bench, Settings, command
 from .steps import Deadline
 from .tables import make_console, make_table, print_speed, titled
@@ -307,6 +308,27 @@ def run_compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_plot(args: argparse.Namespace) -> int:
+    """Draws the chart of a result file of `speed`, as `speed --plot` does while it measures."""
+    results = read_json(args.results)
+    if results.kind != "speed":
+        raise ValueError(f"{args.results} is a file of {results.kind}, expected one of speed")
+    rows = [
+        row
+        for row in results.rows
+        if row.metrics
+        and (args.direction is None or row.what in args.direction)
+        and (args.contenders is None or row.contender in args.contenders)
+    ]
+    if not rows:
+        raise ValueError(f"{args.results} has no figure of what was asked for")
+    from .plots import plot_speed
+
+    plot_speed(args.output, rows, results.environment["device"])
+    make_console().print(f"plot: {args.output}")
+    return 0
+
+
 def run_contenders(args: argparse.Namespace) -> int:
     """Prints every contender, and why those that cannot run here cannot."""
     console = make_console()
@@ -337,5 +359,6 @@ RUN = {
     "memory": run_memory,
     "overhead": run_overhead,
     "compare": run_compare,
+    "plot": run_plot,
     "contenders": run_contenders,
 }

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from .contenders import flash_attn_3
+
 # Operations of the tensor cores per SM and clock: dense bf16 with fp32 accumulation, a multiply-add
 # counted as two. The numbers are from NVIDIA's architecture whitepapers and agree with the
 # published peaks: an A100 has 108 SMs * 2048 * 1.41 GHz = 312 TFLOP/s.
@@ -96,8 +98,14 @@ def _commit() -> str:
 
 
 def _peers() -> dict[str, str]:
+    """Versions of the peers that are installed; of a library without a package, its name and size,
+    which is all that it tells."""
     names = ("flash-attn", "flash-attn-3", "flash-attn-4", "xformers", "triton")
-    return {name: version for name in names if (version := _version(name))}
+    found = {name: version for name in names if (version := _version(name))}
+    with contextlib.suppress(OSError, ValueError):  # the contender says what is wrong with it
+        if path := flash_attn_3.library():
+            found["flash-attn-3"] = f"{path.name}, {path.stat().st_size} bytes"
+    return found
 
 
 def driver_and_clock(uuid: str) -> tuple[str, int]:

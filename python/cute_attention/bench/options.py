@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .contenders import CONTENDERS
-from .points import DTYPES, MASKS, SETS, Bounds, Grid, Point, lengths_point, named_set, packed_point
+from .points import DTYPES, Bounds, Grid, Point, lengths_point, packed_point
+from .sets import MASKS, SETS, named_set
 
 # A named set decides these itself, so they cannot be given beside --set.
 FIXED: tuple[str, ...] = (

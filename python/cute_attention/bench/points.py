@@ -1,11 +1,11 @@
-"""Points: the shapes that are measured, grids of them, and the named sets."""
+"""Points: the shapes that are measured, and grids of them."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -200,67 +200,3 @@ class Grid:
             )
             for dtype, head_dim, mask, seqlen in combinations
         ]
-
-
-POWERS = (512, 1024, 2048, 4096, 8192, 16384)
-MASKS = ("full", "causal")
-
-
-def _gqa() -> list[Point]:
-    """Causal attention with the heads, KV heads and head dims that released models have."""
-    shapes = [
-        ("Llama 3 8B", 1, 8192, 32, 8, 128, 128),
-        ("Llama 3 70B", 1, 8192, 64, 8, 128, 128),
-        ("Llama 3 70B", 2, 4096, 64, 8, 128, 128),
-        ("Qwen3 0.6B", 4, 4096, 16, 8, 128, 128),
-        ("Qwen3 30B-A3B", 1, 8192, 32, 4, 128, 128),
-        ("Qwen3 235B-A22B", 1, 8192, 64, 4, 128, 128),
-        ("DeepSeek-V3", 1, 4096, 128, 128, 192, 128),
-        ("DeepSeek-V3", 1, 8192, 128, 128, 192, 128),
-        ("MQA", 2, 8192, 16, 1, 128, 128),
-    ]
-    return [
-        Point(batch, heads, seqlen, dim, heads_kv, head_dim_v=dim_v, causal=True, label=label)
-        for label, batch, seqlen, heads, heads_kv, dim, dim_v in shapes
-    ]
-
-
-def _varlen(total: int, means: Iterable[int], heads: int, head_dim: int) -> list[Point]:
-    return [
-        packed_point(
-            f"{total}:{mean}:0", heads=heads, head_dim=head_dim, causal=True, label=f"mean {mean}"
-        )
-        for mean in means
-    ]
-
-
-def named_set(name: str) -> list[Point]:
-    """The points of a named set, in bf16."""
-    if name == "paper":
-        return Grid((64, 128, 256), MASKS, POWERS).points()
-    if name == "short":
-        seqlens = (128, 256, 512, 1024)
-        return [
-            point
-            for tokens in (4096, 16384)
-            for point in Grid((64, 128), MASKS, seqlens, tokens=tokens).points()
-        ]
-    if name == "gqa":
-        return _gqa()
-    if name == "varlen":
-        return _varlen(32768, (512, 2048, 8192), heads=16, head_dim=128)
-    if name == "ladder":
-        return Grid((128,), ("causal",), POWERS, batch=1, heads=16).points()
-    if name == "cpu":
-        return Grid((64,), MASKS, (128, 256, 512), tokens=512, hidden=256).points()
-    raise ValueError(f"no set is named {name!r}: the sets are {', '.join(SETS)}")
-
-
-SETS = {
-    "paper": "16k tokens, hidden 2048; dims 64, 128, 256; full, causal; 512 to 16k (36 points)",
-    "short": "sequences of 128 to 1024 at 4k and 16k tokens, head dims 64 and 128 (32 points)",
-    "gqa": "the attention of Llama 3 8B and 70B, Qwen3, DeepSeek-V3 (192/128), and one MQA shape",
-    "varlen": "32k tokens of packed documents, exponential lengths of mean 512, 2048 and 8192",
-    "ladder": "batch 1, 16 heads of 128, causal, 512 to 16k: how cost grows with the sequence",
-    "cpu": "tiny: 512 tokens, hidden 256, head dim 64; the default without a GPU",
-}

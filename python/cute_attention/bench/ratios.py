@@ -32,8 +32,13 @@ class Summary:
     what: str
     geomean: float
     worst: Versus
-    ahead: int  # points at which ours is at least as fast
+    behind: tuple[Versus, ...]  # points at which ours is slower, the slowest first
     count: int
+
+    @property
+    def ahead(self) -> int:
+        """The number of points at which ours is at least as fast."""
+        return self.count - len(self.behind)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -77,7 +82,9 @@ def summaries(rows: Iterable[Row]) -> list[Summary]:
             what=what,
             geomean=geometric_mean([pair.ratio for pair in pairs]),
             worst=min(pairs, key=lambda pair: pair.ratio),
-            ahead=sum(pair.ratio >= 1 for pair in pairs),
+            behind=tuple(
+                sorted((pair for pair in pairs if pair.ratio < 1), key=lambda pair: pair.ratio)
+            ),
             count=len(pairs),
         )
         for (what, contender), pairs in groups.items()

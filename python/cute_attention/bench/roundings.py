@@ -124,8 +124,9 @@ def exact(
     dq, dk, dv = scale * ds @ k, scale * ds.mT @ q, (kept * p).mT @ grad_out
     values = (turned(out), lse, turned(dq), grouped(dk), grouped(dv))
 
-    # Sizes. Numbers below the smallest normal one of the dtype have absolute errors; what
-    # underflows altogether has none.
+    # The sizes by which errors are divided. The error of a number below the smallest normal number
+    # of the dtype does not shrink with the number, so such sizes have a floor. A probability so
+    # small that it underflows to 0 contributes nothing.
     score_size = lse.nan_to_num(0.0, 0.0, 0.0).abs()[..., None] + biases.abs()
     score_error = SCORE_ULPS * eps32 / eps * score_size
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)

@@ -170,3 +170,30 @@ def print_summaries(console: Console, lines: Sequence[Summary]) -> None:
         )
     console.print()
     console.print(table)
+    _print_behind(console, lines)
+
+
+def _print_behind(console: Console, lines: Sequence[Summary]) -> None:
+    """Every point at which a contender of ours is slower than the best peer."""
+    if not any(line.behind for line in lines):
+        return
+    table = make_table("points behind the best peer")
+    for name in ("contender", "direction", "point"):
+        table.add_column(name)
+    for name in ("ours / best peer", "ours, ms", "peer, ms"):
+        table.add_column(name, justify="right")
+    table.add_column("best peer")
+    for line in lines:
+        for pair in line.behind:
+            table.add_row(
+                titled(line.contender),
+                WHAT[line.what],
+                pair.point.text(),
+                ratio_text(pair.ratio),
+                number(pair.ours.metrics["time_ms"]),
+                number(pair.peer.metrics["time_ms"]),
+                titled(pair.peer.contender),
+            )
+        table.add_section()
+    console.print()
+    console.print(table)

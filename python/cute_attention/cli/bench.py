@@ -48,6 +48,8 @@ examples:
       --head-dims 128 --masks causal --window 1024,0
   # packed documents: 32k tokens, 2048 on average
   python -m cute_attention bench speed --packed 32768:2048 --heads 16 --head-dims 128 --masks causal
+  # the shapes of 30 models, with the points at which a peer is faster
+  python -m cute_attention bench speed --set models --direction fwd,bwd --plot models.png
   # recorded figures of contenders that are not installed here
   python -m cute_attention bench speed --set paper --against recorded.json
 """
@@ -126,6 +128,17 @@ COMPARE_EXAMPLES = """\
 examples:
   python -m cute_attention bench compare before.json after.json
   python -m cute_attention bench compare before.json after.json --threshold 0.1 --all
+"""
+
+PLOT = """\
+The chart of a JSON file that `speed` has written: lines over the sequence length, or, of points
+that have names, every contender's speed over that of the best peer.
+"""
+
+PLOT_EXAMPLES = """\
+examples:
+  python -m cute_attention bench plot h200.json --output h200.png
+  python -m cute_attention bench plot h200.json --output forward.svg --direction fwd
 """
 
 
@@ -237,6 +250,17 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _plot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", type=Path, metavar="RESULTS.json")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="PNG, SVG or PDF, by its ending"
+    )
+    parser.add_argument(
+        "--direction", type=choices(steps.DIRECTIONS), metavar="fwd,bwd,fwdbwd", help="default: all"
+    )
+    parser.add_argument("--contenders", type=words, metavar="NAMES", help="default: all")
+
+
 def _contenders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cuda, cuda:N or cpu")
 
@@ -295,6 +319,13 @@ SUBCOMMANDS = {
         COMPARE_EXAMPLES,
         _compare,
         operands=" A.json B.json",
+    ),
+    "plot": _Subcommand(
+        "the chart of a result file of speed",
+        PLOT,
+        PLOT_EXAMPLES,
+        _plot,
+        operands=" RESULTS.json",
     ),
     "contenders": _Subcommand(
         "who can be measured on this machine",

@@ -168,7 +168,7 @@ def devices() -> list[Device]:
 
 
 def _window_bound(bound: int) -> int:
-    """A side of a window for the core: at most UNBOUNDED, as for a call."""
+    """A side of a window as the core takes it: UNBOUNDED where it is open or larger than that."""
     return min(bound, UNBOUNDED) if bound >= 0 else UNBOUNDED
 
 

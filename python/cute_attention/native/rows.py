@@ -43,7 +43,7 @@ class TableRow(Columns):
     ptxas: str = "O3"  # the level at which ptxas optimises
 
     def key_name(self) -> str:
-        """The name that the columns of the key spell; the row's own may add a suffix."""
+        """The name that the row's key determines; the row's actual name may have a suffix."""
         head_dims = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             head_dims += f"x{self.head_dim_v}"

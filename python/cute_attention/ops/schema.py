@@ -152,9 +152,9 @@ def _vmap_rule(op: Callable[..., Any]) -> Callable[..., Any]:
 
 _library = torch.library.Library("cute_attention", "FRAGMENT")
 
-# Of a compiled graph: the tensors have the order of strides that they have in eager code. Without
-# the tag Inductor keeps the strides themselves, and also passes every default by its name, which
-# doubles the time of the op on the host.
+# What Inductor has to keep in a compiled graph: that the strides of the op's tensors have the same
+# order as in eager code. Without the tag Inductor keeps the strides themselves, and it also passes
+# every argument that has a default by its name, which doubles the host's time for the op.
 _TAGS = (torch.Tag.needs_fixed_stride_order,)
 
 

@@ -58,7 +58,8 @@ class Tiles:
         return self.seqlen_k - self.seqlen_q
 
     def sighted(self) -> tuple[int, int]:
-        """The queries that see any key: all but some first: the last is opposite the last key."""
+        """The range of the queries that see a key. Only queries at the beginning may see none,
+        because the last query is aligned with the last key."""
         if not self.seqlen_k:
             return (0, 0)
         return (min(self.seqlen_q, max(0, -self.shift - self.right)), self.seqlen_q)

@@ -1,5 +1,4 @@
-"""Attention packages that are measured where they are installed: flash-attn 2, 3 and 4,
-xformers."""
+"""Packages that are measured where they are installed: flash-attn 2, 3 and 4, xformers."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import torch
 
 from ..inputs import Inputs
 from ..points import Point
+from . import flash_attn_3
 from .base import Attention, CannotRun, Contender, LseOnRequest, needs_gpu, reason_for
 
 
@@ -25,12 +25,16 @@ class PackageContender(Contender):
         if gpu:
             return gpu
         try:
-            getattr(importlib.import_module(self.module), self.attribute)
+            getattr(self._package(), self.attribute)
         except (ModuleNotFoundError, AttributeError) as error:
             return f"not installed ({error})"
         except Exception as error:  # a package built for another CUDA or torch may raise anything
             return f"installed, but its import fails: {reason_for(error)}"
         return None
+
+    def _package(self) -> Any:
+        """The module that has the contender's functions."""
+        return importlib.import_module(self.module)
 
 
 class FlashAttn(LseOnRequest, PackageContender):
@@ -39,6 +43,8 @@ class FlashAttn(LseOnRequest, PackageContender):
 
     attribute = "flash_attn_func"
     unbounded: ClassVar[int | None] = -1  # how the package writes an open side of a window
+    # What a call without gradient is given beside, where the function takes it.
+    inference: ClassVar[dict[str, Any]] = {}
 
     def _options(self, function: Any, point: Point) -> dict[str, Any]:
         """The arguments of a point that differ from the defaults. Raises CannotRun where the
@@ -62,7 +68,7 @@ class FlashAttn(LseOnRequest, PackageContender):
         return options
 
     def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
-        module = importlib.import_module(self.module)
+        module = self._package()
         function = module.flash_attn_varlen_func if point.varlen else module.flash_attn_func
         parameters = inspect.signature(function).parameters
         options = self._options(function, point)
@@ -74,9 +80,12 @@ class FlashAttn(LseOnRequest, PackageContender):
             options |= {"cu_seqlens_q": inputs.cu_seqlens, "cu_seqlens_k": inputs.cu_seqlens}
             longest = {"max_seqlen_q": inputs.max_seqlen, "max_seqlen_k": inputs.max_seqlen}
             options |= {name: n for name, n in longest.items() if name in parameters}
+        inference = {name: x for name, x in self.inference.items() if name in parameters}
+        without_gradient = options | inference
 
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-            result = function(q, k, v, **options)
+            recorded = q.requires_grad and torch.is_grad_enabled()
+            result = function(q, k, v, **(options if recorded else without_gradient))
             if want_lse:
                 return result[0], result[1]
             return result[0] if isinstance(result, tuple) else result
@@ -92,10 +101,20 @@ class FlashAttn2(FlashAttn):
 
 
 class FlashAttn3(FlashAttn):
+    """The package where it is installed, or its library alone where the environment names one."""
+
     name = "fa3"
     title = "FlashAttention-3"
-    needs = "the hopper build of flash-attention (module flash_attn_interface)"
+    needs = f"module flash_attn_interface, or its library alone, named by {flash_attn_3.VARIABLE}"
     module = "flash_attn_interface"
+    inference: ClassVar[dict[str, Any]] = {"num_splits": 0}  # as many parts of the keys as it likes
+
+    def _package(self) -> Any:
+        path = flash_attn_3.library()
+        if path is None:
+            return super()._package()
+        flash_attn_3.load(path)
+        return flash_attn_3
 
 
 class FlashAttn4(FlashAttn):
