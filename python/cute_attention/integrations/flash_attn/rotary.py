@@ -72,7 +72,8 @@ def places_in(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     count as the last one's."""
     row = torch.arange(rows, device=cu_seqlens.device)
     last = cu_seqlens.shape[0] - 2
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True).clamp(max=last)
+    ends = cu_seqlens[1:].long()  # of row's dtype
+    sequence = torch.searchsorted(ends, row, right=True).clamp(max=last)
     return sequence, row - cu_seqlens[sequence]
 
 
