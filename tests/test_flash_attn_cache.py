@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cute_attention import flash_attn, flash_attn_interface
 from cute_attention.flash_attn.layers.rotary import apply_rotary_emb
+from cute_attention.integrations.flash_attn.cache import CacheCall, _append
 from flash_attn_plain import CLOSE, cumulative, plain, rotated
 
 BATCH, ROOM, HEADS, HEADS_KV, DIM = 3, 24, 4, 2, 16
@@ -268,22 +269,35 @@ def test_hints_and_other_angles() -> None:
     assert_close(results, expected(q_turned, k_after, v_after, LENGTHS + 2, causal=True))
 
 
-def test_tokens_that_the_host_has_not_counted() -> None:
-    """As on a GPU, where reading the lengths would wait: what has no room is left out."""
-    from cute_attention.integrations.flash_attn import cache as steps
-
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("paged", [False, True])
+def test_tokens_that_the_host_has_not_counted(packed: bool, paged: bool) -> None:
+    """As on a GPU, where reading the lengths would wait: what has no place is left out."""
     torch.manual_seed(0)
+    lengths = torch.tensor([0, 11, 14], dtype=torch.int32)  # of 12; the last has no room at all
     k, v = rand(BATCH, 3, HEADS_KV, DIM), rand(BATCH, 3, HEADS_KV, DIM)
-    k_cache, v_cache = rand(BATCH, 14, HEADS_KV, DIM), rand(BATCH, 14, HEADS_KV, DIM)
-    wanted = k_cache.clone()
-    wanted[0, :3], wanted[1, 7:10], wanted[2, 13:] = k[0], k[1], k[2, :1]
-    call = steps.CacheCall(
-        "test", "block_table", rand(BATCH, 1, HEADS, DIM), k_cache, v_cache, LENGTHS, {}, k, v
-    )
-    steps._append(call, is_checked=False)
-    # The clamped places of sequence 2 repeat its last one, which either of them may have written.
-    assert torch.equal(k_cache[:2], wanted[:2])
-    assert torch.equal(k_cache[2, :13], wanted[2, :13])
+    given: dict[str, Any] = {}
+    if paged:
+        caches = rand(7, 4, HEADS_KV, DIM), rand(7, 4, HEADS_KV, DIM)
+        table = torch.tensor([[6, 0, 1], [3, 4, 5], [2, 2, 2]], dtype=torch.int32)
+        given["table"] = table
+        places = [(6, 0), (6, 1), (6, 2)], [(5, 3)]
+    else:
+        caches = rand(BATCH, 12, HEADS_KV, DIM), rand(BATCH, 12, HEADS_KV, DIM)
+        places = [(0, 0), (0, 1), (0, 2)], [(1, 11)]
+    wanted = [cache.clone() for cache in caches]
+    for cache, new in zip(wanted, (k, v), strict=True):
+        for b, targets in enumerate(places):
+            for i, target in enumerate(targets):
+                cache[target] = new[b, i]
+    if packed:  # with rows that belong to no sequence
+        k, v = (torch.cat((t.flatten(0, 1), rand(2, HEADS_KV, DIM))) for t in (k, v))
+        given["cu_seqlens_new"] = cumulative(3, 3, 3)
+    q = rand(BATCH, 1, HEADS, DIM)
+    call = CacheCall("test", "block_table", q, *caches, lengths, {}, k, v, **given)
+    _append(call, is_checked=False)
+    for cache, want in zip(caches, wanted, strict=True):
+        assert torch.equal(cache, want)
 
 
 def wrong(**changes: Any) -> dict[str, Any]:
@@ -308,6 +322,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"softmax_scale": "a"}, TypeError, "softmax_scale is a str"),
     ({"window_size": (1, 2, 3)}, TypeError, r"window_size is \(1, 2, 3\)"),
     ({"block_table": SHORT.float()}, TypeError, "block_table has dtype"),
+    ({"block_table": SHORT[:2]}, ValueError, r"block_table has shape \[2, 2\]"),
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ..integrations.flash_attn.varlen import (
     flash_attn_varlen_qkvpacked_func,
 )
 from . import bert_padding, flash_attn_interface
-from .install import install
+from .installation import install
 from .version import VERSION as __version__
 
 __all__ = [

@@ -72,10 +72,10 @@ def attend_to_cache(call: CacheCall) -> tuple[Tensor, Tensor]:
         ValueError: a sequence has no room for its new tokens.
         RuntimeError: it has none in the table.
     """
-    new, new_lengths = _new_lengths(call)
-    longest = _check_lengths(call, new_lengths)
+    new = _new_lengths(call)
+    longest = _check_lengths(call, new)
     if call.k is not None:
-        _append(call, is_checked=longest is not None)
+        _append(call, is_checked=longest is not None and not _has_table_on_gpu(call))
     q = call.q if call.cos is None else _rotated_queries(call)
     if isinstance(call.lengths, int) and isinstance(new, int):
         total: int | Tensor = call.lengths + new
@@ -93,13 +93,11 @@ def _is_simple(call: CacheCall) -> bool:
     return all(part is None for part in parts) and not call.chunk
 
 
-def _new_lengths(call: CacheCall) -> tuple[int | Tensor, int | Tensor]:
-    """How many tokens of each sequence are appended; also as what can be read on the host."""
+def _new_lengths(call: CacheCall) -> int | Tensor:
+    """How many tokens of each sequence are appended."""
     if call.k is None:
-        return 0, 0
-    if call.cu_seqlens_new is None:
-        return call.k.shape[1], call.k.shape[1]
-    return call.cu_seqlens_new.diff(), call.cu_seqlens_new.diff()
+        return 0
+    return call.k.shape[1] if call.cu_seqlens_new is None else call.cu_seqlens_new.diff()
 
 
 def _check_lengths(call: CacheCall, new: int | Tensor) -> int | None:
@@ -129,12 +127,13 @@ def _check_lengths(call: CacheCall, new: int | Tensor) -> int | None:
     return longest
 
 
-def _append(call: CacheCall, is_checked: bool) -> None:
-    """Writes k, turned where there are angles, and v to their places in the cache.
+def _has_table_on_gpu(call: CacheCall) -> bool:
+    """Whether there is a table whose entries the host does not check."""
+    return call.table is not None and call.table.is_cuda
 
-    Where the host has not seen the lengths, tokens that there is no room for are left out: their
-    place is clamped, and what the cache has there is written back.
-    """
+
+def _append(call: CacheCall, is_checked: bool) -> None:
+    """Writes k, turned where there are angles, and v to their places in the cache."""
     assert call.k is not None
     assert call.v is not None
     k, v = call.k, call.v
@@ -143,20 +142,40 @@ def _append(call: CacheCall, is_checked: bool) -> None:
         angles = place + _of_each(_angle_lengths(call), sequence)
         k = rotate(call.name, k, call.cos, call.sin, angles, call.interleaved)
     position = place + _of_each(call.lengths, sequence)
-    exists = position < call.room
+    if not is_checked:
+        _append_what_fits(call, k, v, sequence, place, position)
+        return
     if call.cu_seqlens_new is not None:
-        # Rows after the last sequence repeat its last row.
+        rows = slice(int(call.cu_seqlens_new[-1]))  # what follows belongs to no sequence
+        k, v, sequence, position = k[rows], v[rows], sequence[rows], position[rows]
+    where = _slots(call, sequence, position)
+    call.k_cache.index_put_(where, k)
+    call.v_cache.index_put_(where, v)
+
+
+def _append_what_fits(
+    call: CacheCall, k: Tensor, v: Tensor, sequence: Tensor, place: Tensor, position: Tensor
+) -> None:
+    """Writes tokens to their places where the host has not seen these. A token without a place
+    repeats the write of its sequence's first token; where that has none either, what the cache
+    holds is written back."""
+    if call.cu_seqlens_new is None:
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
+        sequence, place, position = (t.flatten() for t in (sequence, place, position))
+    row = torch.arange(k.shape[0], device=k.device)
+    exists = position < call.room
+    if call.cu_seqlens_new is not None:  # rows after the last sequence repeat its last row
         count = call.cu_seqlens_new[-1]
-        row = torch.arange(k.shape[0], device=k.device).minimum(count - 1).clamp(min=0)
-        k, v, sequence, position = k[row], v[row], sequence[row], position[row]
-        exists = (position < call.room) & (count > 0)
-        is_checked = False
-    position = position.clamp(0, call.room - 1)
-    slot, offset = _slots(call, sequence, position)
+        exists = exists & (count > 0)
+        row = row.minimum(count - 1).clamp(min=0)
+    row = torch.where(exists[row], row, row - place[row]).clamp(min=0)
+    slot, offset = _slots(call, sequence[row], position[row].clamp(max=call.room - 1))
+    slots = call.k_cache.shape[0]
+    exists = exists[row] & (slot >= 0) & (slot < slots)
+    where = slot.clamp(0, slots - 1), offset
     for cache, values in ((call.k_cache, k), (call.v_cache, v)):
-        if not is_checked:
-            values = torch.where(exists[..., None, None], values, cache[slot, offset])
-        cache.index_put_((slot, offset), values)
+        kept = torch.where(exists[:, None, None], values[row], cache[where])
+        cache.index_put_(where, kept)
 
 
 def _slots(call: CacheCall, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:

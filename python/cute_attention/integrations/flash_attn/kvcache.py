@@ -127,6 +127,12 @@ def checked_call(call: CacheCall) -> CacheCall:
     ):
         if value is not None and not isinstance(value, int):
             check_integers(name, label, value, call.batch, q.device)
+    for label, value in (
+        ("cu_seqlens_q", call.cu_seqlens_q),
+        ("cu_seqlens_k_new", call.cu_seqlens_new),
+    ):
+        if value is not None:
+            check_integers(name, label, value, call.batch + 1, q.device)
     _check_rows(call)
     _check_new(call)
     if isinstance(call.lengths, int) and call.lengths < 0:

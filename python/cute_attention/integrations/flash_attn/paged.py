@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...checks import tensors
-from .pages import check_room, check_table, gather
+from .pages import check_integers, check_room, check_table, gather
 from .spans import Spans, attend_spans, spans_of
 
 
@@ -40,6 +40,14 @@ def attend_pages(
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
     tensors(name, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     check_table(name, "block_table", block_table, q.device)
+    batch = cu_seqlens_q.shape[0] - 1
+    check_integers(name, "cu_seqlens_q", cu_seqlens_q, batch + 1, q.device)
+    check_integers(name, "cu_seqlens_k", cu_seqlens_k, batch + 1, q.device)
+    if block_table.shape[0] != batch:
+        raise ValueError(
+            f"{name}: block_table has shape {list(block_table.shape)}, expected [{batch}, pages of "
+            "a sequence] (as many rows as sequences)"
+        )
     for label, pages in (("k", k), ("v", v)):
         if pages.dim() != 4:
             raise ValueError(
@@ -51,7 +59,7 @@ def attend_pages(
         keys, values = (gather(pages, block_table, max_seqlen_k) for pages in (k, v))
         room = keys.shape[1]
         lengths = cu_seqlens_k.diff() if used is None else used
-        starts = torch.arange(lengths.shape[0], device=q.device) * room
+        starts = torch.arange(batch, device=q.device) * room
         ends = starts + lengths.clamp(max=room)
         if leftpad is not None:
             starts = torch.minimum(starts + leftpad, ends)

@@ -109,6 +109,8 @@ def attend_used(
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
     tensors(name, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     batch = cu_seqlens_q.shape[0] - 1
+    check_integers(name, "cu_seqlens_q", cu_seqlens_q, batch + 1, q.device)
+    check_integers(name, "cu_seqlens_k", cu_seqlens_k, batch + 1, q.device)
     for label, value in zip(("seqused_q", "seqused_k"), used, strict=True):
         if value is not None:
             check_integers(name, label, value, batch, q.device)
