@@ -363,7 +363,7 @@ SIGNATURES: list[tuple[Any, dict[str, Any]]] = [
      QKV | PACKED | OF_KERNEL | {
          "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None,
          "return_softmax": False, "block_table": None, "leftpad_k": None, "seqused_k": None,
-         "zero_tensors": False,
+         "zero_tensors": False, "num_splits": 0,
      }),
     (interface._flash_attn_backward,
      OF_GRADIENT | OF_KERNEL | {"deterministic": REQUIRED, "rng_state": None}),

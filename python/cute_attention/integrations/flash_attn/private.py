@@ -78,9 +78,11 @@ def _flash_attn_varlen_forward(
     leftpad_k: Tensor | None = None,
     seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
+    num_splits: int = 0,
 ) -> Outputs:
     """`_flash_attn_forward` of packed sequences; of each only the first `seqused_k` keys, without
-    the first `leftpad_k`. Rows of no sequence are always zeros, as `zero_tensors` asks."""
+    the first `leftpad_k`. Rows of no sequence are always zeros, as `zero_tensors` asks. num_splits
+    is a hint of versions after 2.8, which changes nothing here."""
     name = "_flash_attn_varlen_forward"
     try:
         sides = window_size_left, window_size_right
