@@ -82,7 +82,7 @@ Inputs inputs_of(Stack& stack) {
     in.cu_seqlens_k = stack.optional_tensor();
     in.max_seqlen_q = stack.integer();
     in.max_seqlen_k = stack.integer();
-    // Dispatch has sent calls with one to another backend.
+    // No kernel has a bias, so dispatch sends calls with one to another backend.
     STD_TORCH_CHECK(!stack.optional_tensor(), "cute_attention: no kernel has a bias");
     in.alibi_slopes = stack.optional_tensor();
     in.sink = stack.optional_tensor();
