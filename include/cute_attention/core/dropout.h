@@ -101,7 +101,7 @@ struct KeepTest {
   CUTE_HOST_DEVICE constexpr uint32_t operator()(uint32_t word) const {
     // Bit 7 of a byte of `difference` says whether the low seven bits of the word's byte are at
     // least those of drop_count. It starts as 1, so that no byte borrows from the next.
-    uint32_t const difference = ((word & 0x7F7F7F7Fu) | 0x80808080u) - low;
+    uint32_t const difference = (word | 0x80808080u) - low;
     // A byte is at least drop_count if of the three, its own bit 7, `difference` and `high`, two
     // are 1: where drop_count < 128 either of the first two is enough, else both are needed.
     return (word & difference) | (word & high) | (difference & high);
