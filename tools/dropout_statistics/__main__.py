@@ -1,6 +1,7 @@
 """Tests the bits of dropout as random numbers, and prints a Markdown table.
 
 python tools/dropout_statistics [--quick] [--source NAME ...] [--device cuda] [--json FILE]
+python tools/dropout_statistics --differences
 
 A cell is the smallest p-value of a test over the orders in which the bytes were read, corrected for
 their number: far below 10^-4 means that the bits are not random. docs/dropout.md has the results.
@@ -14,7 +15,8 @@ import time
 
 import pvalues
 import torch
-from examine import QUICK, SOURCES, Results, Sizes, examine
+from examine import MIXER_OF, QUICK, SOURCES, Results, Sizes, examine
+from progressions import differences_table
 
 
 def cell(p: dict[str, float] | None) -> str:
@@ -42,10 +44,16 @@ def main() -> None:
     parser.add_argument("--source", action="append", choices=SOURCES, help="default: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--heads", type=int, help="matrices of 1024 x 8192 scores, instead of 2")
+    parser.add_argument(
+        "--differences", action="store_true", help="only compares mixers at chosen differences"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", help="also writes every p-value to this file")
     arguments = parser.parse_args()
     torch.set_default_device(arguments.device)
+    if arguments.differences:
+        print(differences_table(MIXER_OF))
+        return
     sizes = QUICK if arguments.quick else Sizes(heads=arguments.heads or 2)
     results = {}
     for name in arguments.source or SOURCES:

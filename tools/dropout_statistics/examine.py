@@ -75,7 +75,7 @@ def examine(name: str, seed: int = 1, sizes: Sizes | None = None) -> Results:
     if name in MIXER_OF:
         found["near_returns"] = {
             f"{2 * classes} keys": progressions.near_returns(
-                MIXER_OF[name], sizes.progressions, classes
+                MIXER_OF[name], sizes.progressions, classes, seed
             )
             for classes in (1024, 8192)
         }

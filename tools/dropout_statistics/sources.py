@@ -43,6 +43,8 @@ MIXERS: dict[str, Mixer] = {
     "none": lambda x: x,
     "one xorshift": xor_multiply(15),
     "one multiplication": xor_multiply(15, 0x735A2D97, 16),
+    "lowbias32": xor_multiply(16, 0x7FEB352D, 15, 0x846CA68B, 16),
+    "21f0aaad": xor_multiply(16, 0x21F0AAAD, 15, 0x735A2D97, 15),
     "murmur3 fmix32": xor_multiply(16, 0x85EBCA6B, 13, 0xC2B2AE35, 16),
 }
 

@@ -66,13 +66,14 @@ CUTE_HOST_DEVICE constexpr DropoutRow dropout_row(uint64_t seed, uint32_t head_i
 // The number of the class of `key`, which is also that of the other key of the class, 8 away.
 CUTE_HOST_DEVICE constexpr uint32_t dropout_column(uint32_t key) { return key / 16 * 8 + key % 8; }
 
-// A bijection of 32-bit words in which each bit of the input changes each bit of the output with
-// probability near 1/2. The constants are from the list of the project hash-prospector (Wellons).
+// A bijection of 32-bit words that makes a progression look random. The constants are those of the
+// first mixer that the project hash-prospector found (Wellons 2018); docs/dropout.md compares
+// others.
 CUTE_HOST_DEVICE constexpr uint32_t dropout_mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x21F0AAADu;
   x ^= x >> 15;
-  x *= 0x735A2D97u;
+  x *= 0x2C1B3C6Du;
+  x ^= x >> 12;
+  x *= 0x297A2D39u;
   return x ^ x >> 15;
 }
 
