@@ -45,10 +45,10 @@ def slow_philox(counter: list[int], key: list[int]) -> list[int]:
 
 def slow_mix(x: int) -> int:
     """The mixer in Python's integers."""
-    x ^= x >> 16
-    x = x * 0x21F0AAAD % 2**32
     x ^= x >> 15
-    x = x * 0x735A2D97 % 2**32
+    x = x * 0x2C1B3C6D % 2**32
+    x ^= x >> 12
+    x = x * 0x297A2D39 % 2**32
     return x ^ x >> 15
 
 

@@ -72,13 +72,14 @@ CUTE_HOST_DEVICE constexpr DropoutRow dropout_row(uint64_t seed, uint32_t head_i
 // The number of the class of `key`, which is also that of the other key of the class, 8 away.
 CUTE_HOST_DEVICE constexpr uint32_t dropout_column(uint32_t key) { return key / 16 * 8 + key % 8; }
 
-// A bijection of 32-bit words in which each bit of the input changes each bit of the output with
-// probability near 1/2. The constants are from the list of the project hash-prospector (Wellons).
+// A bijection of 32-bit words that makes a progression look random. The constants are those of the
+// first mixer that the project hash-prospector found (Wellons 2018); docs/dropout.md compares
+// others.
 CUTE_HOST_DEVICE constexpr uint32_t dropout_mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x21F0AAADu;
   x ^= x >> 15;
-  x *= 0x735A2D97u;
+  x *= 0x2C1B3C6Du;
+  x ^= x >> 12;
+  x *= 0x297A2D39u;
   return x ^ x >> 15;
 }
 
@@ -108,7 +109,7 @@ struct KeepTest {
   CUTE_HOST_DEVICE constexpr uint32_t operator()(uint32_t word) const {
     // Bit 7 of a byte of `difference` says whether the low seven bits of the word's byte are at
     // least the byte of `low`. It starts as 1, so that no byte borrows from the next.
-    uint32_t const difference = ((word & 0x7F7F7F7Fu) | 0x80808080u) - low;
+    uint32_t const difference = (word | 0x80808080u) - low;
     // A byte is at least drop_count if of the three, its own bit 7, `difference` and `high`, two
     // are 1: where drop_count < 128 either of the first two is enough, else both are needed.
     return (word & difference) | (word & high) | (difference & high);

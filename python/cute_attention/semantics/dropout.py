@@ -79,12 +79,14 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: Tensor) -> Tens
 def mix(x: Tensor) -> Tensor:
     """A bijection of 32-bit words that makes a progression look random; int32, changed in place.
 
+    The constants are those of the first mixer that hash-prospector found (Wellons 2018).
+
     int32 wraps modulo 2**32 as the kernels' uint32 does, and a masked shift drops copies of the sign.
     """
-    x ^= (x >> 16) & 0xFFFF
-    x *= 0x21F0AAAD
     x ^= (x >> 15) & 0x1FFFF
-    x *= 0x735A2D97
+    x *= 0x2C1B3C6D
+    x ^= (x >> 12) & 0xFFFFF
+    x *= 0x297A2D39
     x ^= (x >> 15) & 0x1FFFF
     return x
 
