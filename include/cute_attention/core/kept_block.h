@@ -81,6 +81,25 @@ CUTE_DEVICE KeptBlock<Rows::Keys> kept_block_of_transpose(Tile const& tile, Keep
            test(dropout_word({first[1], first[9] | 1u}, column))}};
 }
 
+// Replaces the values of dropped scores by others: in the backward, dP + delta by delta.
+//   values, otherwise  (8, BLOCKS)
+//   kept_block(n)      of the values of block n
+template <class Values, class Others, class MakeBlock>
+CUTE_DEVICE void replace_dropped(Values&& values, Others const& otherwise,
+                                 MakeBlock const& kept_block) {
+  using namespace cute;
+  CUTE_STATIC_ASSERT_V(size<0>(values) == Int<8>{});
+  CUTE_STATIC_ASSERT_V(size<1>(values) == size<1>(otherwise));
+  CUTE_UNROLL
+  for (int n = 0; n < size<1>(values); ++n) {
+    auto const kept = kept_block(n);
+    CUTE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      values(i, n) = kept.keeps(i) ? values(i, n) : otherwise(i, n);
+    }
+  }
+}
+
 // All blocks of a warpgroup's accumulator, whose values lie in the order of the blocks.
 //   kValues  how many a thread holds
 template <Rows kRows, int kValues>

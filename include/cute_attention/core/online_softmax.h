@@ -119,8 +119,8 @@ struct OnlineSoftmax {
         float const old = reference(row), old_base = base(row);
         reference(row) = grown ? maxima(row) : old;
         base(row) = reference(row) * scale_log2;
-        // What probabilities were relative to: their bases, or where lower() serves their
-        // references.
+        // The probabilities so far, and those to come, are relative to the row's base; or, where
+        // lower() has changed the scores, to its reference.
         float const rise = is_usual(old_base) && is_usual(base(row))
                                ? base(row) - old_base
                                : (reference(row) - old) * scale_log2;

@@ -41,4 +41,8 @@ CUTE_DEVICE T* pinned(T* pointer) {
       __shfl_xor_sync(0xffffffffu, reinterpret_cast<unsigned long long>(pointer), 0));
 }
 
+// Returns 0, as soon as `probability` is computed: a probability has no sign. An address to which
+// it is added cannot be known sooner.
+CUTE_DEVICE uint32_t zero_after(float probability) { return __float_as_uint(probability) >> 31; }
+
 }  // namespace cute_attention

@@ -92,7 +92,7 @@ struct ModifierList<First, Others...> {
     rest.template map<kGroup>(scores);
   }
 
-  // d(modified score) / d(scale * x), from what the maps left.
+  // d(modified score) / d(scale * q.k), from `mapped`, the score after all maps of the list.
   CUTE_DEVICE static float derivative(float mapped) {
     if constexpr (First::kIsMap) {
       return First::derivative(mapped) * Rest::derivative(mapped);

@@ -130,7 +130,8 @@ struct BackwardKernel {
   CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
     BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles, range);
-    // Without the shuffle ptxas computes what follows from the stage in registers of its own, and
+    // warp_uniform() is not needed for its value, which is uniform already. Without it ptxas keeps
+    // addresses that depend on the stage in registers of their own, and
     // spills at head dim 128.
     int const count = warp_uniform(steps.count());
     Step step = steps.first();
@@ -324,7 +325,11 @@ struct BackwardKernel {
       CUTE_STATIC_ASSERT_V(size<0>(p) == size<0>(ds));
       CUTE_STATIC_ASSERT_V(size<1>(p) == size<1>(lse));
       if constexpr (kDrops) {
-        clear_dropped(step, stage, k, tPrP, tdKrdS(_, _, k));
+        Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
+        Tensor sDelta =                                       // (MMA, MMA_N, MMA_M / 2)
+            make_tensor(tdPsDelta.data(), as_a_operand(tdPsDelta.layout()));
+        replace_dropped(tdKrdS(_, _, k), sDelta(_, _, k),
+                        [&](int n) { return kept_block_of(step, stage, n, k, tPrP); });
       }
       CUTE_UNROLL
       for (int query = 0; query < size<1>(p); ++query) {
@@ -347,9 +352,10 @@ struct BackwardKernel {
       }
       return p16;
     };
-    gemm_register_a(mma, finish_block, part_of_grad_o(stage, warp_column), tdVrdV);
+    gemm_register_a(mma, finish_block, addresses.part_of_grad_o(stage, warp_column), tdVrdV);
     gemm_register_a(
-        mma, [&](int k) { return tdKrdS16(_, _, k); }, part_of_q(stage, warp_column), tdKrdK);
+        mma, [&](int k) { return tdKrdS16(_, _, k); }, addresses.part_of_q(stage, warp_column),
+        tdKrdK);
   }
 
   // Which scores of block `k` of queries and `n` of keys are kept.
@@ -359,25 +365,6 @@ struct BackwardKernel {
     return kept_block_of_transpose(score_tile(step, tSrS, packing),
                                    KeepTest(uint32_t(params.dropout.drop_count)),
                                    shared.dropout[stage].words, n, k);
-  }
-
-  // Replaces dP + delta of dropped scores by delta.
-  //   tdKrdP  (MMA, MMA_N)  block `k` of queries
-  template <class ScoresT, class GradP>
-  CUTE_DEVICE void clear_dropped(Step const& step, int stage, int k, ScoresT& tSrS,
-                                 GradP&& tdKrdP) const {
-    using namespace cute;
-    Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
-    Tensor sDelta =                                       // (MMA, MMA_N, MMA_M / 2)
-        make_tensor(tdPsDelta.data(), as_a_operand(tdPsDelta.layout()));
-    CUTE_UNROLL
-    for (int n = 0; n < size<1>(tdKrdP); ++n) {
-      auto const kept = kept_block_of(step, stage, n, k, tSrS);
-      CUTE_UNROLL
-      for (int i = 0; i < size<0>(tdKrdP); ++i) {
-        tdKrdP(i, n) = kept.keeps(i) ? tdKrdP(i, n) : sDelta(i, n, k);
-      }
-    }
   }
 
   // dV += P^T dO and dK += dS^T Q with the parts of P^T and dS^T that the other warps with the same
@@ -391,37 +378,19 @@ struct BackwardKernel {
       sums.end(thread);
     } else {
       int other = Operands::column_after(warp_column, 1);
-      Tensor tdVrdO = load_operand_b(mma, part_of_grad_o(stage, other));  // (MMA, MMA_DV, MMA_M)
+      Tensor tdVrdO =
+          load_operand_b(mma, addresses.part_of_grad_o(stage, other));  // (MMA, MMA_DV, MMA_M)
       await_scores();
       sums.end(thread);
-      gemm_register_b(mma, part_of_p(other), tdVrdO, tdVrdV);
-      gemm_smem(mma, part_of_grad_s(other), part_of_q(stage, other), tdKrdK);
+      gemm_register_b(mma, addresses.part_of_p(other), tdVrdO, tdVrdV);
+      gemm_smem(mma, addresses.part_of_grad_s(other), addresses.part_of_q(stage, other), tdKrdK);
       CUTE_UNROLL
       for (int i = 2; i < Traits::kWarpsM; ++i) {
         other = Operands::column_after(warp_column, i);
-        gemm_smem(mma, part_of_p(other), part_of_grad_o(stage, other), tdVrdV);
-        gemm_smem(mma, part_of_grad_s(other), part_of_q(stage, other), tdKrdK);
+        gemm_smem(mma, addresses.part_of_p(other), addresses.part_of_grad_o(stage, other), tdVrdV);
+        gemm_smem(mma, addresses.part_of_grad_s(other), addresses.part_of_q(stage, other), tdKrdK);
       }
     }
-  }
-
-  // The operands of dV and dK, cut along their K, the queries: the kPartM queries of the warps in
-  // one column of the grid.
-  CUTE_DEVICE auto part_of_p(int column) const {
-    return typename Operands::P(addresses.p + Operands::part_of_p(column), offsetof(Tiles, p));
-  }
-  CUTE_DEVICE auto part_of_grad_s(int column) const {
-    return typename Operands::P(addresses.p + Operands::part_of_p(column), offsetof(Tiles, grad_s));
-  }
-  CUTE_DEVICE auto part_of_q(int stage, int column) const {
-    return typename Operands::Qt(
-        addresses.qt + stage * sizeof(shared.q[0]) + Operands::template part_of_t<kHeadDim>(column),
-        offsetof(Tiles, q));
-  }
-  CUTE_DEVICE auto part_of_grad_o(int stage, int column) const {
-    return typename Operands::GradOt(addresses.qt + stage * sizeof(shared.grad_o[0]) +
-                                         Operands::template part_of_t<kHeadDimV>(column),
-                                     offsetof(Tiles, grad_o));
   }
 
   // dQ = dS K of this block of keys, not scaled yet; it waits in registers to be added to its sums.

@@ -81,7 +81,28 @@ struct BackwardAddresses {
         pt(address<typename Operands::Pt>(shared, thread)),
         kt(address<typename Operands::Kt>(shared, thread)) {}
 
+  // The operands of dV and dK, cut along their K, the queries: the kPartM queries of the warps in
+  // column `column` of the grid.
+  CUTE_DEVICE auto part_of_p(int column) const {
+    return typename Operands::P(p + Operands::part_of_p(column), offsetof(Tiles, p));
+  }
+  CUTE_DEVICE auto part_of_grad_s(int column) const {
+    return typename Operands::P(p + Operands::part_of_p(column), offsetof(Tiles, grad_s));
+  }
+  CUTE_DEVICE auto part_of_q(int stage, int column) const {
+    return typename Operands::Qt(
+        qt + stage * sizeof(Tiles::q[0]) + Operands::template part_of_t<Traits::kHeadDim>(column),
+        offsetof(Tiles, q));
+  }
+  CUTE_DEVICE auto part_of_grad_o(int stage, int column) const {
+    return typename Operands::GradOt(qt + stage * sizeof(Tiles::grad_o[0]) +
+                                         Operands::template part_of_t<Traits::kHeadDimV>(column),
+                                     offsetof(Tiles, grad_o));
+  }
+
  private:
+  using Tiles = typename Traits::Tiles;
+
   template <class Operand>
   CUTE_DEVICE static uint32_t address(typename Traits::SharedMemory const& shared,
                                       uint32_t thread) {
@@ -95,7 +116,7 @@ struct BackwardAddresses {
 template <class Block, class Block16>
 CUTE_DEVICE void round_into(Block const& block, Block16&& block16) {
   using namespace cute;
-  Tensor compact = make_fragment_like(block);  // the shape of block
+  Tensor compact = make_fragment_like(block);  // (MMA, MMA_N) or a slice of it, like block
   CUTE_STATIC_ASSERT_V(size(block) == size(block16));
   copy(block, compact);
   convert_into(compact, block16);

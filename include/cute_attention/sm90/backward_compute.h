@@ -21,15 +21,14 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/global_sum.h"
-#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/score_tile.h"
+#include "cute_attention/sm90/backward_store.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/gemm.h"
-#include "cute_attention/sm90/row_store.h"
 
 namespace cute_attention::sm90 {
 
@@ -95,7 +94,8 @@ struct BackwardCompute {
       }
       compute_keys(work);
       if (arguments.schedule.parts == 1) {
-        store(work);
+        store_key_gradients<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
+                                    tdKrdK, tdVrdV);
       } else if (work.steps.count > 0) {
         using MmaK = typename Traits::MmaK;
         using MmaV = typename Traits::MmaV;
@@ -160,12 +160,6 @@ struct BackwardCompute {
     }
   }
 
-  // A buffer of shared memory as a tensor.
-  template <class Layout, class Buffer>
-  CUTE_DEVICE static auto in_shared(Buffer& buffer) {
-    return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
-  }
-
   // Starts S^T = K Q^T with the Q of `ring`.
   CUTE_DEVICE void start_scores(FragmentS& tSrS, QueryRing const& ring) {
     using namespace cute;
@@ -182,7 +176,7 @@ struct BackwardCompute {
   CUTE_DEVICE void start_grad_p(FragmentS& tdPrdP, QueryRing const& ring) {
     using namespace cute;
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
-    copy(row_numbers(shared.delta[ring.stage]), tdPrdP);
+    copy(row_numbers<Traits>(thread, shared.delta[ring.stage]), tdPrdP);
     typename Traits::MmaS mma;
     Tensor sV = in_shared<typename Traits::SmemLayoutV>(shared.v);            // (N, DV, 1)
     Tensor sdO = in_shared<typename Traits::SmemLayoutGradO>(shared.grad_o);  // (M, DV, STAGE)
@@ -235,22 +229,6 @@ struct BackwardCompute {
     start_gemm<GMMA::ScaleOut::Zero>(mma, tdQrdS, tdQrK, tdQrdQ);
   }
 
-  // This thread's part of `numbers` (M), one number for each query, as if it were an accumulator of
-  // S^T: (MMA, MMA_N, MMA_M).
-  CUTE_DEVICE auto row_numbers(float const* numbers) const {
-    using namespace cute;
-    return typename Traits::MmaS{}
-        .get_slice(opaque(thread))
-        .partition_C(
-            make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
-  }
-
-  // Returns 0, as soon as `probability` is computed: a probability has no sign. An address to which
-  // it is added cannot be known sooner.
-  CUTE_DEVICE static uint32_t zero_after(float probability) {
-    return __float_as_uint(probability) >> 31;
-  }
-
   // One step. If it is not the block's first, dK of the step before is under way, and dQ of it is
   // computed.
   CUTE_DEVICE void compute_step(BackwardWork const& work, bool first) {
@@ -273,7 +251,7 @@ struct BackwardCompute {
     }
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
-    Tensor tSsLse = row_numbers(shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor tSsLse = row_numbers<Traits>(thread, shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
@@ -305,7 +283,8 @@ struct BackwardCompute {
       auto const& stage = shared.stages[ring.stage];
       auto const tile = score_tile(work, stage.m_block, tSrS, packing);
       KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
-      Tensor tdPsDelta = row_numbers(shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
+      Tensor tdPsDelta =
+          row_numbers<Traits>(thread, shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
       CUTE_UNROLL
       for (int k = 0; k < size<2>(tdVrP); ++k) {  // block after block: fewer words in registers
         auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
@@ -399,27 +378,10 @@ struct BackwardCompute {
     if constexpr (!kWritesGradQ) {
       stage_grad_q(tdQrdQ);
     } else if (!first) {
-      write_grad_q(work, tdQrdQ);
+      store_grad_queries<Traits>(arguments.params, work,
+                                 shared.step_tiles[tile_slot(queries_of(steps_before - 1))],
+                                 warpgroup, opaque(thread) % kWarpgroupThreads, tdQrdQ);
     }
-  }
-
-  // Writes dQ, scaled: no other block of keys adds to it.
-  //   tdQrdQ  (MMA, MMA_M, MMA_D)
-  CUTE_DEVICE void write_grad_q(BackwardWork const& work, FragmentQ& tdQrdQ) const {
-    BackwardParams const& params = arguments.params;
-    StepTile const tile = shared.step_tiles[tile_slot(queries_of(steps_before - 1))];
-    int const query = tile.m_block * kTileM + Traits::row_part_q(warpgroup) * kWarpgroupM;
-    int const col = Traits::col_part_q(warpgroup) * Traits::kColsQ;
-    CUTE_UNROLL
-    for (int i = 0; i < cute::size(tdQrdQ); ++i) {
-      tdQrdQ(i) *= grad_qk_scale(params);
-    }
-    store_rows(tdQrdQ,
-               row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride,
-                           work.tile.batch, tile.head, work.sequence.row_q + query) +
-                   col,
-               params.grad_q_stride.row, work.sequence.seqlen_q - query, params.head_dim - col,
-               opaque(thread) % kWarpgroupThreads);
   }
 
   // Hands dQ to the warp that adds it to its sums.
@@ -436,39 +398,6 @@ struct BackwardCompute {
     cutlass::arch::fence_view_async_shared();  // before the bulk add reads what these lanes wrote
     __syncwarp();
     arrive(shared.grad_q_full[warpgroup]);
-  }
-
-  // Writes dK and dV, scaled.
-  CUTE_DEVICE void store(BackwardWork const& work) {
-    using namespace cute;
-    BackwardParams const& params = arguments.params;
-    Tensor rdK = make_tensor(tdKrdK.data(), rows_and_columns(tdKrdK.layout()));  // (ROWS, COLS)
-    Tensor rdV = make_tensor(tdVrdV.data(), rows_and_columns(tdVrdV.layout()));  // (ROWS, COLS)
-    CUTE_UNROLL
-    for (int i = 0; i < size(rdK); ++i) {
-      rdK(i) *= grad_qk_scale(params);
-    }
-    if constexpr (kDrops) {
-      CUTE_UNROLL
-      for (int i = 0; i < size(rdV); ++i) {
-        rdV(i) *= grad_v_scale(params);
-      }
-    }
-    int const lane = thread % kWarpgroupThreads;
-    int const first = work.tile.n_block * kTileN + warpgroup * kWarpgroupM + row_of_thread(lane);
-    CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      int const key = first + 8 * row;
-      bool const inside = key < work.sequence.seqlen_k;
-      store_row(rdK(row, _),
-                row_pointer(static_cast<Element*>(params.grad_k), params.grad_k_stride,
-                            work.tile.batch, work.tile.head_kv, work.sequence.row_k + key),
-                inside, params.head_dim, lane);
-      store_row(rdV(row, _),
-                row_pointer(static_cast<Element*>(params.grad_v), params.grad_v_stride,
-                            work.tile.batch, work.tile.head_kv, work.sequence.row_k + key),
-                inside, params.head_dim_v, lane);
-    }
   }
 };
 

@@ -57,7 +57,8 @@ struct BackwardKernel {
     }
     __syncthreads();  // the barriers are there
 
-    // Each role asks for its number anew: kept from here on, it would be spilled.
+    // Each role computes the number of its warp anew. If all shared one that is computed here, the
+    // compiler would spill it.
     if (warp_of_cta() < kWarpgroupWarps) {
       cutlass::arch::warpgroup_reg_dealloc<Traits::Registers::kProducer>();
       int const warp = warp_of_cta();

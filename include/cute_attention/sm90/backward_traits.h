@@ -11,6 +11,7 @@
 #include "cute_attention/core/dropout_words.h"
 #include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/m_tiles.h"
+#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
@@ -48,6 +49,17 @@ constexpr int kWorkSlots = 2;
 // Queries, or keys, of a step of the kernels that keep no sums of dQ (grad_kv_traits.h,
 // grad_q_traits.h).
 constexpr int kStepRows = 64;
+
+// A thread's part of `numbers` (M), one number for each query, as if it were an accumulator of S^T:
+// (MMA, MMA_N, MMA_M).
+template <class Traits>
+CUTE_DEVICE auto row_numbers(int thread, float const* numbers) {
+  using namespace cute;
+  return typename Traits::MmaS{}
+      .get_slice(opaque(thread))
+      .partition_C(
+          make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
+}
 
 // Whether one kernel of a row computes dK and dV and adds dQ to sums in global memory
 // (backward_kernel.h). If not, one kernel computes dK and dV, and another dQ (grad_kv_kernel.h,

@@ -10,134 +10,15 @@
 // computes pointwise, the tensor cores work for the other.
 #pragma once
 
-#include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/address.h"
 #include "cute_attention/core/backward_scores.h"
-#include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
-#include "cute_attention/core/opaque.h"
-#include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/score_tile.h"
-#include "cute_attention/sm90/gemm.h"
-#include "cute_attention/sm90/grad_kv_traits.h"
+#include "cute_attention/sm90/grad_kv_consumer.h"
 #include "cute_attention/sm90/row_store.h"
 
 namespace cute_attention::sm90 {
-
-// What both warpgroups do alike: they take one block of keys after the other, and count steps.
-//   Compute  GradVCompute or GradKCompute: clear(), begin_keys(), step(), end_keys(), store() and
-//            store_part()
-template <class Row, class Compute>
-struct GradKvConsumer {
-  using Traits = GradKvTraits<Row>;
-  using Element = typename Traits::Element;
-  using SharedMemory = typename Traits::SharedMemory;
-  using Sums = KeyGradientSums<Traits, Traits::kSumThreads>;
-  static constexpr int kTileM = Traits::kTileM;
-  static constexpr int kTileN = Traits::kTileN;
-  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
-
-  template <class Mma, int kCols>
-  using Fragment = decltype(cute::partition_fragment_C(
-      Mma{}, cute::Shape<cute::Int<kTileN>, cute::Int<kCols>>{}));
-  using FragmentS = Fragment<typename Traits::MmaS, kTileM>;
-  using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
-
-  BackwardArguments const& arguments;
-  SharedMemory& shared;
-  int const thread;    // of the warpgroup
-  int32_t steps = 0;   // of all blocks before this step
-  int32_t blocks = 0;  // with steps, before this one
-
-  CUTE_DEVICE void run() {
-    auto& compute = static_cast<Compute&>(*this);
-    for (int32_t number = 0;; ++number) {
-      auto const slot = buffer_of<kWorkSlots>(number);
-      Barrier::wait(&shared.work_full[slot.stage], slot.parity);
-      BackwardWork const& work = shared.works[slot.stage];
-      if (work.is_end()) {
-        break;
-      }
-      compute.clear();
-      int remaining = work.steps.count;
-      if (remaining > 0) {
-        compute.begin_keys(uint32_t(blocks) % 2);
-        do {
-          compute.step(work);
-          ++steps;
-        } while (--remaining > 0);
-        compute.end_keys();
-        ++blocks;
-      }
-      if (arguments.schedule.parts == 1) {
-        compute.store(work);
-      } else if (work.steps.count > 0) {
-        compute.store_part(work);
-      }
-      __syncwarp();  // all lanes have read the work
-      arrive_by_warp(shared.work_empty[slot.stage]);
-    }
-  }
-
- protected:
-  // A buffer of shared memory as a tensor.
-  template <class Layout, class Buffer>
-  CUTE_DEVICE static auto in_shared(Buffer& buffer) {
-    return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
-  }
-
-  // Starts the product of K and Q, or of V and dO.
-  //   tCrC  (MMA, MMA_N, MMA_M)
-  template <class Mma, class LayoutA, class LayoutB, class A, class B>
-  CUTE_DEVICE static void start_scores(A& a, B& b, uint32_t stage, FragmentS& tCrC) {
-    using namespace cute;
-    Tensor sA = in_shared<LayoutA>(a);  // (N, D, 1)
-    Tensor sB = in_shared<LayoutB>(b);  // (M, D, STAGE)
-    auto const thread_mma = Mma{}.get_slice(0);
-    Tensor tCrA = thread_mma.partition_fragment_A(sA);  // (MMA, MMA_N, MMA_D, 1)
-    Tensor tCrB = thread_mma.partition_fragment_B(sB);  // (MMA, MMA_M, MMA_D, STAGE)
-    start_gemm<GMMA::ScaleOut::Zero>(Mma{}, tCrA(_, _, _, 0), tCrB(_, _, _, stage), tCrC);
-  }
-
-  // Starts adding a product of P^T and dO to dV, or of dS^T and Q to dK.
-  //   tCrA  (MMA, MMA_N, MMA_M), tCrC  (MMA, MMA_N, MMA_D)
-  template <class Mma, class LayoutB, class B, class Gradient>
-  CUTE_DEVICE static void start_gradient(Operand const& tCrA, B& b, uint32_t stage,
-                                         Gradient& tCrC) {
-    using namespace cute;
-    Tensor sB = in_shared<LayoutB>(b);                          // (D, M, STAGE)
-    Tensor tCrB = Mma{}.get_slice(0).partition_fragment_B(sB);  // (MMA, MMA_D, MMA_M, STAGE)
-    start_gemm<GMMA::ScaleOut::One>(Mma{}, tCrA, tCrB(_, _, _, stage), tCrC);
-  }
-
-  // This thread's part of `numbers` (M), one number for each query, as if it were an accumulator of
-  // S^T: (MMA, MMA_N, MMA_M).
-  CUTE_DEVICE auto row_numbers(float const* numbers) const {
-    using namespace cute;
-    return typename Traits::MmaS{}
-        .get_slice(opaque(thread))
-        .partition_C(
-            make_tensor(make_smem_ptr(numbers), typename Traits::SmemLayoutRow{}));  // (N, M)
-  }
-
-  // Vector v of this thread in a buffer of factors.
-  CUTE_DEVICE float4& factors(uint32_t stage, int v) const {
-    return reinterpret_cast<float4*>(shared.factor[stage])[Traits::factor_vector(v, thread)];
-  }
-  static constexpr int kFactorVectors = kTileM * kTileN / kWarpgroupThreads / 4;
-
-  // Where the rows of a block of keys begin in a gradient.
-  CUTE_DEVICE Element* first_key(void* gradient, Strides const& stride,
-                                 BackwardWork const& work) const {
-    return row_pointer(static_cast<Element*>(gradient), stride, work.tile.batch, work.tile.head_kv,
-                       work.sequence.row_k + int64_t(work.tile.n_block) * kTileN);
-  }
-  CUTE_DEVICE static int32_t keys_left(BackwardWork const& work) {
-    return work.sequence.seqlen_k - work.tile.n_block * kTileN;
-  }
-};
 
 // The warpgroup that computes dV.
 template <class Row>
@@ -180,7 +61,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     }
     warpgroup_wait<0>();  // S
     warpgroup_fence_operand(tSrS);
-    Tensor tSsLse = this->row_numbers(shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor tSsLse = row_numbers<Traits>(thread, shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     if constexpr (Scores::kMasksFirst) {
@@ -353,7 +234,8 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
     if constexpr (kDrops) {
       clear_dropped(tdPrdP);
     }
-    Tensor tdPsDelta = this->row_numbers(shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor tdPsDelta =
+        row_numbers<Traits>(thread, shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
     CUTE_UNROLL
     for (int i = 0; i < size(tdPrdP); ++i) {
       tdPrdP(i) += tdPsDelta(i);

@@ -118,12 +118,6 @@ struct GradQCompute {
     }
   }
 
-  // A buffer of shared memory as a tensor.
-  template <class Layout, class Buffer>
-  CUTE_DEVICE static auto in_shared(Buffer& buffer) {
-    return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
-  }
-
   // Starts S = Q K^T, or dP = dO V^T.
   //   tCrC  (MMA, MMA_M, MMA_N)
   template <class Mma, class LayoutA, class LayoutB, class A, class B>

@@ -78,7 +78,8 @@ struct GradQLoad {
     } else {
       PackedBlock const block = blocks.find(index / params.heads);
       more = block.batch < params.batch;
-      // From the last tile of a sequence to its first.
+      // The search counts the tiles of a sequence from its last, which under a causal mask has the
+      // most keys, so that the longest work is taken first.
       work.tile = {block.after, index % params.heads, block.batch};
     }
     if (more) {

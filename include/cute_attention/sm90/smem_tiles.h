@@ -36,4 +36,10 @@ using SmemTilesTransposed = decltype(cute::tile_to_shape(
     cute::Shape<cute::Int<kCols>, cute::Int<kRows>, cute::Int<kStages>>{},
     cute::Step<cute::_2, cute::_1, cute::_3>{}));
 
+// A buffer of shared memory as a tensor.
+template <class Layout, class Buffer>
+CUTE_DEVICE auto in_shared(Buffer& buffer) {
+  return cute::make_tensor(cute::make_smem_ptr(buffer.data()), Layout{});
+}
+
 }  // namespace cute_attention::sm90
