@@ -2,7 +2,7 @@
 
 With `i` the query and `j` the key, both counted from the start of their sequence:
 
-    r(i)     word i%4 of Philox4x32-7; key: the seed, counter (i//4, batch*heads + head, 0, 0)
+    r(i)     word i%4 of Philox4x32-7: key the seed, counter (i//4, batch*heads + head, 0, 0)
     start    r(16*(i//16) + i%8)
     step     r(16*(i//16) + i%8 + 8) | 1
     word     mix(start + step * (8*(j//16) + j%8)  modulo 2**32)
@@ -81,7 +81,8 @@ def mix(x: Tensor) -> Tensor:
 
     The constants are those of the first mixer that hash-prospector found (Wellons 2018).
 
-    int32 wraps modulo 2**32 as the kernels' uint32 does; a masked shift drops copies of the sign.
+    int32 wraps modulo 2**32 as the kernels' uint32 does; the masks drop what `>>` copies of the
+    sign.
     """
     x ^= (x >> 15) & 0x1FFFF
     x *= 0x2C1B3C6D
@@ -119,7 +120,7 @@ def random_bytes(
     classes = torch.arange(col0 // 2, col1 // 2, dtype=torch.int32, device=seed.device)
     words = mix(start + (step | 1) * classes)  # [bh, row blocks, i%8, col blocks * 8]
 
-    # The bytes of a word: (query, key), (query, key + 8), (query + 8, key), (query + 8, key + 8).
+    # Bytes of a word: (query, key), (query, key + 8), (query + 8, key), (query + 8, key + 8).
     block = words.view(torch.uint8).unflatten(-1, (-1, _HALF, 2, 2)).permute(0, 1, 5, 2, 3, 6, 4)
     block = block.reshape(batch_heads[1] - batch_heads[0], row1 - row0, col1 - col0)
     return block[:, rows[0] - row0 : rows[1] - row0, cols[0] - col0 : cols[1] - col0]
