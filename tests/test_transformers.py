@@ -8,7 +8,9 @@ import warnings
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="needs transformers (pip: [dev])")
+pytest.importorskip("transformers", reason="needs transformers, which [dev] installs")
+
+import transformers  # noqa: E402
 
 from cute_attention import FallbackWarning  # noqa: E402
 from cute_attention.integrations import masks  # noqa: E402
@@ -85,7 +87,7 @@ def make(name: str, **options):
     model = getattr(transformers, model_class)(config)
     with torch.no_grad():
         for parameter in model.parameters():  # initialised or not, and large enough to matter
-            if parameter.dim() > 1 or "sinks" in str(parameter.shape):
+            if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.3)
         for key, parameter in model.named_parameters():
             if key.endswith("sinks"):
@@ -360,10 +362,9 @@ def test_gradient_checkpointing():
     assert_same(results(model, OURS, inputs), plain, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize(("name", "padding"), [("llama", "none"), ("mistral", "left")])
 def test_compiled_model(name, padding):
-    model = make(name)
+    model = make(name, num_hidden_layers=1)
     inputs = {"input_ids": tokens(), "attention_mask": PADDING[padding], "use_cache": False}
     plain = results(model, OURS, inputs, PADDING[padding])
     torch._dynamo.reset()

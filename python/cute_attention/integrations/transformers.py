@@ -125,7 +125,7 @@ def attention_forward(
     if attention_mask is not None and not note.whole:
         return _padded(q, k, v, note.pattern, attention_mask, options), None
     found = None
-    if attention_mask is None and note.pattern.causal and q.shape[1] == k.shape[1] > 1:
+    if note.pattern.causal and q.shape[1] == k.shape[1] > 1:  # no padding, nothing seen before
         found = _sequences_by_position(others.get("position_ids"), q)
     if found is not None:
         return _several(q, k, v, note.pattern, (found, found), options), None
