@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.xdist_group("flex")  # whose import takes longer than all examples
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flex_attention.md"
 PREPARATION, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 TITLES = [

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
+
 from training_model import WAYS, Model, checkpointed, pytorchs, run, tokens, train
 
 WORLD = 2
+pytestmark = pytest.mark.xdist_group("training")  # so that the processes are started once
 
 
 def dtype_of(device: str) -> torch.dtype:

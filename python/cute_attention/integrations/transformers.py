@@ -226,7 +226,9 @@ def _several(
     """Several sequences, one after the other in the rows of the batch."""
     of_q, of_k = sequences
     out = attention_varlen(
-        *(tensor.flatten(0, 1) for tensor in (q, k, v)),
+        q.flatten(0, 1),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
         of_q.offsets.to(q.device),
         of_k.offsets.to(q.device),
         of_q.longest,

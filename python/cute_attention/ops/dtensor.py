@@ -35,7 +35,8 @@ def register_rules() -> None:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:  # while DTensor itself is being imported
         return
-    for ops in (KERNELS, REFERENCE):
+    families: tuple[Any, ...] = (KERNELS, REFERENCE)  # of OpOverloads
+    for ops in families:
         register_sharding(ops.forward)(_rule(forward_arguments, ("out", "lse")))
         register_sharding(ops.output)(_rule(forward_arguments, ("out",)))
         register_sharding(ops.backward)(
@@ -75,16 +76,17 @@ def _placements(call: Arguments) -> list[dict[str, Any]]:
     """The ways to place what an op takes and returns along one dimension of the mesh, by name."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    everywhere = {name: Replicate() for name in (*RESULTS, *NAMES, "dbias", "dsink")}
+    everywhere: dict[str, Any] = {
+        name: Replicate() for name in (*RESULTS, *NAMES, "dbias", "dsink")
+    }
     ways = [everywhere]
     if not is_positive(call.dropout_p):
         if not call.packed:
-            shared = {name: Partial() for name in ("dbias", "dsink")}
+            shared = {"dbias": Partial(), "dsink": Partial()}
             ways.append(everywhere | shared | _split(call, 0, 0, 0, Shard))
         if _heads_divide(call):
             dim = 1 if call.packed else 2
-            shared = {name: Partial() for name in ("dbias",)}
-            ways.append(everywhere | shared | _split(call, dim, dim - 1, 1, Shard))
+            ways.append(everywhere | {"dbias": Partial()} | _split(call, dim, dim - 1, 1, Shard))
     return [
         way
         | {"grad_out": way["out"], "grad_lse": way["lse"]}
