@@ -127,7 +127,7 @@ SPLIT = {
 @pytest.mark.parametrize("case", SPLIT)
 def test_dtensors(case, processes):
     """Results are those of whole tensors, and nothing is gathered that need not be."""
-    limit = 2e-2 if torch.cuda.device_count() >= WORLD else 1e-6
+    limit = 1e-1 if torch.cuda.device_count() >= WORLD else 1e-6
     for found in processes:
         result = found["rules"][case]
         assert result["split"] == SPLIT[case]

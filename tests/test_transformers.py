@@ -3,12 +3,14 @@ weights, in float32 on the CPU."""
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
 import pytest
 import torch
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the models here come from nowhere
 pytest.importorskip("transformers", reason="needs transformers, which [dev] installs")
 
 import transformers
@@ -316,8 +318,9 @@ def test_rows_of_padding_are_zeros():
     q, k, v = torch.randn(3, 2, 4, 12, 8).unbind()
     module = torch.nn.Module()
     module.is_causal = True
-    for mask in (PADDING["left"].bool(), PADDING["right"].bool()):
-        out, probabilities = integration.attention_forward(module, q, k, v, mask)
+    for given in (PADDING["left"], PADDING["right"], PADDING["left"].bool()):
+        out, probabilities = integration.attention_forward(module, q, k, v, given)
+        mask = given.bool()
         assert probabilities is None
         assert out.shape == (2, 12, 4, 8)
         assert (out[~mask] == 0).all()
@@ -481,6 +484,10 @@ def test_what_is_not_served_is_refused_by_name():
     module = torch.nn.Module()
     with pytest.raises(NotImplementedError, match=r"head_mask is a torch\.Tensor, expected None"):
         integration.attention_forward(module, q, q, q, None, head_mask=torch.ones(2))
+    bias = torch.zeros(1, 2, 8, 8)
+    ids = torch.zeros(1, 8, dtype=masks.IDS)
+    with pytest.raises(NotImplementedError, match="position_bias is given for several sequences"):
+        integration.attention_forward(module, q, q, q, ids, position_bias=bias)
     with pytest.raises(ValueError, match=r"attention_mask has shape \[8\], expected \[batch"):
         integration.attention_forward(module, q, q, q, torch.ones(8))
     with pytest.warns(UserWarning, match="output_attentions has no effect"):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import FallbackWarning
 
+IDS = torch.int32  # the dtype of a mask that numbers sequences; tokenizers make padding of int64
 _NOTE = "cute_attention_note"  # the attribute of a mask that we have made
 
 
@@ -232,7 +233,7 @@ def _made(
             **others,
         )
     if pattern.ids is not None:
-        return _noted(pattern.ids.clone(), pattern, whole=False)
+        return _noted(pattern.ids.to(IDS), pattern, whole=False)
     if pattern.causal:  # keys after the last query were not written yet
         kv_length = min(kv_length_all := kv_length, int(q_offset) + q_length - kv_offset)
         all_written = kv_length == kv_length_all

@@ -79,7 +79,8 @@ def attention_forward(
         key: `[batch, heads_kv, keys, head_dim]`, where `keys` may be more than the mask is about.
         value: `[batch, heads_kv, keys, head_dim_v]`.
         attention_mask: of `masks.mask`, or `[batch, 1, queries, keys]` of anybody's making: bool,
-            True where a key is seen, or floating and added to the scores.
+            True where a key is seen, or floating and added to the scores; or `[batch, keys]` of
+            anybody's making: 0 for padding.
         dropout: share of the probabilities to drop, in training alone.
         scaling: multiplies q·k; `head_dim ** -0.5` where None.
         sliding_window: how many keys a query sees, itself included, on each side that it sees.
@@ -109,7 +110,14 @@ def attention_forward(
         pattern = _pattern_of(is_causal, sliding_window)
         note = Note(pattern, whole=attention_mask is None)
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    if others.get("cu_seq_lens_q") is not None and position_bias is None:
+    described = others.get("cu_seq_lens_q") is not None
+    numbered = attention_mask is not None and attention_mask.dtype == masks.IDS
+    if position_bias is not None and (described or numbered):
+        raise NotImplementedError(
+            f"{NAME}: position_bias is given for several sequences in a row, expected one sequence "
+            "in each row"
+        )
+    if described:
         return _several(q, k, v, note.pattern, _lengths_of(others), options), None
     if attention_mask is not None and attention_mask.dim() not in (2, 4):
         raise ValueError(
@@ -120,10 +128,10 @@ def attention_forward(
         k, v = k[:, : attention_mask.shape[-1]], v[:, : attention_mask.shape[-1]]
     if position_bias is not None or (attention_mask is not None and attention_mask.dim() == 4):
         return _biased(q, k, v, note.pattern, attention_mask, position_bias, options), None
-    if attention_mask is not None and not (attention_mask.dtype == torch.bool or note.whole):
+    if attention_mask is not None and numbered:
         return _several(q, k, v, note.pattern, _sequences_of(attention_mask), options), None
     if attention_mask is not None and not note.whole:
-        return _padded(q, k, v, note.pattern, attention_mask, options), None
+        return _padded(q, k, v, note.pattern, attention_mask != 0, options), None
     found = None
     if note.pattern.causal and q.shape[1] == k.shape[1] > 1:  # no padding, nothing seen before
         found = _sequences_by_position(others.get("position_ids"), q)
@@ -287,6 +295,8 @@ def _biased(
         pattern = Pattern()  # the mask says everything
     elif mask is not None:
         mask = mask[:, None, None, :]
+        if mask.dtype != torch.bool:
+            mask = mask != 0
     if mask is not None and mask.dtype == torch.bool:
         hidden = q.new_zeros(()) if bias is None else bias
         bias = torch.where(mask.to(q.device), hidden, -torch.inf)
