@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from ..errors import BackendError, FallbackWarning
+from ..ops.dtensor import register_rules
 from ..problem import Problem
 from .backends import Report, survey, table
 
@@ -28,6 +29,7 @@ def select(requested: str, *problem: Any) -> str:
     Raises:
         BackendError: the backend that was asked for does not serve a forward call.
     """
+    register_rules()  # here, where all calls with DTensors pass, traced ones too
     key = (requested, *problem)
     choice = _choices.get(key)
     if choice is None:
