@@ -318,9 +318,6 @@ def test_other_tensors_and_modes_go_the_long_way(kernels: Kernels) -> None:
     assert kernels.checked == 1
     assert attention(q.as_subclass(Subclass), k, v).shape == (2, 5, 4, 24)
     assert kernels.checked == 2
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert attention(q, k, v).dtype == torch.bfloat16
-    assert kernels.checked == 3
     mapped = torch.vmap(attention)(torch.stack([q, q]), torch.stack([k, k]), torch.stack([v, v]))
     assert_close(mapped[1], attention_reference(q, k, v), "rounding")
     assert attention(q.to("meta"), k.to("meta"), v.to("meta")).is_meta
@@ -328,6 +325,17 @@ def test_other_tensors_and_modes_go_the_long_way(kernels: Kernels) -> None:
         attention(torch.autograd.forward_ad.make_dual(q, q), k, v)
     compiled = torch.compile(attention, fullgraph=True, backend="eager")
     assert_close(compiled(q, k, v), attention(q, k, v), "exact")
+
+
+def test_autocast_takes_the_short_way(kernels: Kernels) -> None:
+    """Training under autocast calls with fp32 tensors, or some of each dtype, again and again."""
+    q, k, v = qkv()
+    for round_of_calls in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert attention(q, k, v.bfloat16()).dtype == torch.bfloat16
+        assert kernels.checked == 1, round_of_calls
+    assert attention(q, k, v).dtype == q.dtype
+    assert kernels.checked == 2
 
 
 def test_modes_see_the_ops_with_all_their_arguments(kernels: Kernels) -> None:

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from .arguments import EXTRA_DEFAULTS, EXTRAS, KEPT, Arguments
 from .autograd import AttentionFunction, TransformedAttention, apply_eagerly
-from .checked import checked
+from .checked import as_autocast_does, checked
 from .dispatch.backends import BACKENDS
 from .dispatch.plans import plan_for, shortened
 from .dispatch.request import asked_around
@@ -54,6 +54,8 @@ def attend(
     """
     if torch.compiler.is_dynamo_compiling():
         return _attend_checked(name, q, k, v, packing, options)[1]
+    if _autocast_is_on() and isinstance(q, Tensor):
+        q, k, v = as_autocast_does(q.device, (q, k, v))
     extras, kind = packing, options
     if not KEPT.isdisjoint(options):
         extras, kind = _apart(packing, options)
@@ -118,7 +120,6 @@ def is_plain(q: Any, k: Any, v: Any, extras: tuple[Any, ...]) -> bool:
         and type(k) is Tensor
         and type(v) is Tensor
         and (not extras or _are_plain(extras))
-        and not _autocast_is_on()
         and not _functorch_is_on()
         and not _dispatch_modes()
         and forward_ad._current_level < 0

@@ -44,8 +44,7 @@ def checked(
         ValueError: shapes or devices that do not agree, or a value out of range.
     """
     checks.tensors(name, q=q, k=k, v=v)
-    q, k, v, bias = _autocast(q, k, v, options["bias"])
-    options["bias"] = bias
+    q, k, v, options["bias"] = as_autocast_does(q.device, (q, k, v, options["bias"]))
     check_kinds(name, q, k, v)
     check_shapes(name, q, k, v, len(packing) > 0)
     if packing:
@@ -58,24 +57,20 @@ def checked(
     return _checked_options(name, (q, k, v), packing, options, passed)
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor, bias: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """Casts what torch.autocast casts for PyTorch's own attention, where it is on for q's device:
-    floating tensors but float64."""
-    kind = q.device.type
+_CAST = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def as_autocast_does(device: torch.device, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Casts what torch.autocast casts for PyTorch's own attention, where it is on for `device`:
+    floating tensors but float64. Other values stay as they are."""
+    kind = device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return q, k, v, bias
+        return values
     dtype = torch.get_autocast_dtype(kind)
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype in (
-            torch.float16,
-            torch.bfloat16,
-            torch.float32,
-        ):
-            return value.to(dtype)
-        return value
-
-    return cast(q), cast(k), cast(v), cast(bias)
+    return tuple(
+        value.to(dtype) if isinstance(value, Tensor) and value.dtype in _CAST else value
+        for value in values
+    )
 
 
 def _without_numpy(options: dict[str, Any]) -> bool:

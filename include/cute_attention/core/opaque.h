@@ -43,6 +43,8 @@ CUTE_DEVICE T* pinned(T* pointer) {
 
 // Returns 0, as soon as `probability` is computed: a probability has no sign. An address to which
 // it is added cannot be known sooner.
-CUTE_DEVICE uint32_t zero_after(float probability) { return __float_as_uint(probability) >> 31; }
+CUTE_DEVICE uint32_t zero_after(float probability) {
+  return reinterpret_cast<uint32_t const&>(probability) >> 31;
+}
 
 }  // namespace cute_attention
