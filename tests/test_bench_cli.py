@@ -229,6 +229,30 @@ def test_failures_and_wrong_results_become_rows(monkeypatch: pytest.MonkeyPatch)
             assert row.reason == "out of memory"
 
 
+def test_most_contenders_are_believed_even_where_a_wrong_one_runs_first() -> None:
+    point = Point(batch=1, heads=2, seqlen_q=16, head_dim=8, dtype="fp32", causal=True)
+    plain = CONTENDERS["plain"]
+    good = type(plain).build
+
+    class WrongPeer(type(plain)):  # type: ignore[misc]
+        name = "peer"
+
+        def build(self, point, inputs):  # type: ignore[no-untyped-def]
+            return good(self, Point(1, 2, 16, 8, dtype="fp32"), inputs)  # forgets the mask
+
+    class Same(type(plain)):  # type: ignore[misc]
+        name = "same"
+
+    settings = speed.Settings(
+        torch.device("cpu"), [WrongPeer(), plain, Same()], ("fwd",), rounds=1, time_ms=1
+    )
+    rows: list[Row] = []
+    speed.Bench(settings).measure([point], rows.extend)
+    reasons = {row.contender: row.reason for row in rows}
+    assert reasons["plain"] == reasons["same"] == ""
+    assert reasons["peer"].startswith("its result differs from that of plain, same by")
+
+
 def test_ladder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, plot = tmp_path / "l.json", tmp_path / "l.png"
     shapes = f"{TINY} --seqlens 64,128 {FAST}"

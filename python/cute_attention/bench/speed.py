@@ -63,6 +63,14 @@ class _Entry:
     reason: str = ""
 
 
+@dataclass
+class _Camp:
+    """Contenders that computed the same."""
+
+    names: list[str]
+    result: object
+
+
 class Bench:
     """One run of `speed`; `measure` yields the rows of each point and direction as they are
     finished."""
@@ -72,7 +80,7 @@ class Bench:
         self.timer: Timer = make_timer(settings.device, settings.time_ms)
         self.deadline = Deadline(settings.limit_s)
         self._calls: dict[str, Attention] = {}  # by contender, for the point in hand
-        self._agreed: tuple[str, object] | None = None
+        self._camps: list[_Camp] = []  # for the point and direction in hand
 
     def measure(self, points: Iterable[Point], done: Callable[[list[Row]], None]) -> None:
         """Measures every point and direction; `done` receives the rows of each."""
@@ -91,8 +99,7 @@ class Bench:
     def _measure_direction(self, point: Point, direction: str, inputs: Inputs) -> list[Row]:
         entries: dict[str, _Entry] = {}
         reasons: dict[str, str] = {}
-        self._agreed = None
-        # Ours run last, so that they are compared with the result of somebody else.
+        # Ours run last: of two camps of the same size the first is believed.
         for contender in sorted(self.settings.contenders, key=lambda c: c.role == OURS):
             entry = None
             reason = self.deadline.passed()
@@ -104,7 +111,7 @@ class Bench:
                 reasons[contender.name] = reason
             else:
                 entries[contender.name] = entry
-        self._agreed = None
+        self._refuse_minorities(entries, reasons)
         self._run_rounds(point, list(entries.values()))
         reasons |= {name: entry.reason for name, entry in entries.items() if entry.reason}
         return self._rows(point, direction, entries, reasons)
@@ -115,20 +122,34 @@ class Bench:
         if contender.name not in self._calls:
             self._calls[contender.name] = contender.build(point, inputs)
         step = make_step(self._calls[contender.name], direction, inputs)
-        self._check_agreement(contender.name, step())
+        self._join_camp(contender.name, step())
         memory = peak_bytes(step, self.settings.device) / MIB if self.settings.memory else None
         return _Entry(contender, step, self.timer.plan(step), memory)
 
-    def _check_agreement(self, name: str, result: object) -> None:
-        """Compares a result with that of the first contender that ran: nobody may be fast by
-        computing something else."""
-        if self._agreed is None:
-            self._agreed = name, result
+    def _join_camp(self, name: str, result: object) -> None:
+        for camp in self._camps:
+            if relative_difference(result, camp.result) < DISAGREEMENT:
+                camp.names.append(name)
+                return
+        self._camps.append(_Camp([name], result))
+
+    def _refuse_minorities(self, entries: dict[str, _Entry], reasons: dict[str, str]) -> None:
+        """Believes the result that most contenders found, and refuses the others: nobody may be
+        fast by computing something else."""
+        camps, self._camps = self._camps, []
+        if len(camps) < 2:
             return
-        first, expected = self._agreed
-        difference = relative_difference(result, expected)
-        if not difference < DISAGREEMENT:
-            raise CannotRun(f"its result differs from that of {first} by {difference:.0%} (rms)")
+        right = max(camps, key=lambda camp: len(camp.names))  # the first of equals
+        for camp in camps:
+            if camp is right:
+                continue
+            difference = relative_difference(camp.result, right.result)
+            for name in camp.names:
+                entries.pop(name, None)
+                reasons[name] = (
+                    f"its result differs from that of {', '.join(right.names)} "
+                    f"by {difference:.0%} (rms)"
+                )
 
     def _run_rounds(self, point: Point, entries: list[_Entry]) -> None:
         for round_index in range(self.settings.rounds):
