@@ -280,9 +280,10 @@ def test_sdpa_on_a_gpu(provider, dtype, heads_kv, seqlens, is_causal, masked):
         bias = torch.zeros(seen.shape, dtype=torch.float64, device="cuda")
         bias.masked_fill_(~seen, -torch.inf)
     inputs = (q, k, v)
-    expected = exact(*(t.double() for t in inputs), is_causal, bias)
+    wide = tuple(t.detach().double().requires_grad_() for t in inputs)  # so gradients are float64
+    expected = exact(*wide, is_causal, bias)
     grad = torch.randn_like(q)
-    wanted = torch.autograd.grad(expected, inputs, grad.double())
+    wanted = torch.autograd.grad(expected, wide, grad.double())
 
     def errors():
         out = functional.scaled_dot_product_attention(

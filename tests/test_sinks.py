@@ -88,7 +88,7 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
     assert_close(found["lse"], expected["lse"].float(), "large_scores", name="lse")
     # With one key, dS = P (dP - rowsum(dO O)) = P (1 - P) dP: two nearly equal terms. One of them
     # is computed from the output as it was rounded to 16 bits, which plain PyTorch does not use.
-    factor = 2 * ACCURACY_FACTOR if case.seqlen_k == 1 else ACCURACY_FACTOR
+    factor = 4 * ACCURACY_FACTOR if case.seqlen_k == 1 else ACCURACY_FACTOR
     if case.seqlen_k == 1 and "dropout" in row.score_mods:  # which multiplies both by 1.4
         factor *= 3
     for name in ("out", "dq", "dk", "dv"):

@@ -51,5 +51,5 @@ def parts_of(
     return {
         "checks": lambda: is_plain(q, k, v, packing),
         "choice": lambda: plans.get(key_of(name, q, v, options)),
-        "launch": lambda: op(q, k, v, *plan.options, *packing),
+        "launch": lambda: op(q, k, v, *runs.options, *packing),
     }
