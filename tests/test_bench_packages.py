@@ -18,7 +18,7 @@ pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 from cute_attention.bench import accuracy, machine
 from cute_attention.bench.contenders import CONTENDERS, flash_attn_3
 from cute_attention.bench.contenders.base import CannotRun
-from cute_attention.bench.contenders.plain import visible
+from cute_attention.bench.visible import visible
 from cute_attention.bench.inputs import Inputs, make_inputs
 from cute_attention.bench.points import Bounds, Point, lengths_point
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from cute_attention.bench.contenders import CONTENDERS
-from cute_attention.bench.contenders.plain import visible
+from cute_attention.bench.visible import visible
 from cute_attention.bench.flops import counted_pairs, flops, visible_pairs
 from cute_attention.bench.inputs import make_inputs
 from cute_attention.bench.points import (
