@@ -46,9 +46,8 @@ class Flex(Contender):
 
     def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
         self._make_room(point)
-        compiled: Any = torch.compile(
-            _with_lse if want_lse or point.sink else flex_attention, dynamic=False
-        )
+        function: Any = _with_lse if want_lse or point.sink else flex_attention
+        compiled: Any = torch.compile(function, dynamic=False)
         options: dict[str, Any] = {
             "block_mask": _block_mask(point, inputs),
             "enable_gqa": point.heads != point.heads_kv,

@@ -46,7 +46,8 @@ class Ours(LseOnRequest):
         options = self._options(point, return_lse=want_lse)
         learned = options | _extras(inputs, learned=True)
         constant = options | _extras(inputs, learned=False)
-        cu_seqlens, longest = inputs.cu_seqlens, inputs.max_seqlen
+        cu_seqlens: Any = inputs.cu_seqlens
+        longest = inputs.max_seqlen
 
         def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             chosen = learned if q.requires_grad else constant
