@@ -171,7 +171,7 @@ def test_features_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     command = f"features {shape} {options} --contenders {names} --json {out} --markdown {table}"
     assert main(shlex.split(command)) == 0
     rows = read_json(out).rows
-    assert len(rows) == 2 * (1 + 2 * 2 + 1)  # directions; plain, two features of two, and bias
+    assert len(rows) == 2 * (1 + 2 * 3 + 1)  # directions; plain, two features of three, and bias
     by_key = {(row.what, row.contender, row.case): row for row in rows}
     for what in ("fwd", "bwd"):
         plain = by_key[what, "reference", PLAIN]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Container, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from . import (
 from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
 from .compare import compare, print_comparison
-from .contenders import CONTENDERS, OURS, Contender, default_names, select
+from .contenders import CONTENDERS, Contender, default_names, select
 from .limits import Limits
 from .machine import Environment, describe, pick_device
 from .options import Defaults, build_points
@@ -133,26 +132,20 @@ def run_features(args: argparse.Namespace) -> int:
     device, environment = _machine(args, console)
     if device.type == "cuda":
         defaults = Defaults((64, 128, 256), MASKS, (1024, 4096, 16384), ("bf16",))
-        kernels = "sm80" if CONTENDERS["sm90"].missing(device) else "sm90"
-        args.contenders = args.contenders or f"{kernels},flex,efficient,cudnn,flash"
     else:
         defaults = Defaults((64,), MASKS, (256,), ("fp32",), batch=1, heads=4)
-        args.contenders = args.contenders or "reference,math,flash"
+    args.contenders = args.contenders or features.default_contenders(device)
     points = build_points(args, defaults)
     settings = _speed_settings(args, device, environment, memory=False)
-    if not any(c.role == OURS for c in settings.contenders):
-        raise ValueError("--contenders has none of ours: what is a feature's speed compared with?")
-    absent = _absent(settings.contenders, device, args, console)
-    settings = replace(
-        settings, contenders=[c for c in settings.contenders if c.name not in absent]
-    )
+    bench = features.Features(settings, names, values)
+    _absent(settings.contenders, device, args, console)
     total = len(points) * len(settings.directions)
     with Report("features", args, environment, console, total) as report:
 
         def done(rows: list[Row]) -> None:
             report.add(rows, features_verdict.progress(report.heading(), rows))
 
-        features.Features(settings, names, values).measure(points, done)
+        bench.measure(points, done)
     passed = features_verdict.print_features(console, report.rows)
     if args.markdown:
         args.markdown.write_text(features_verdict.markdown(report.rows))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .again import again
-from .contenders import OURS, Contender
+from .contenders import CONTENDERS, OURS
 from .points import FEATURES, Point
 from .results import Row
 from .speed import Bench, Case, Settings
@@ -70,12 +70,23 @@ def with_features(point: Point, name: str, values: Values) -> Point:
     return replace(point, **given)  # type: ignore[arg-type]
 
 
+def default_contenders(device: torch.device) -> str:
+    """The fastest backend of ours that is here, and the peers that have some of the features."""
+    if device.type != "cuda":
+        return "reference,math,flash"
+    kernels = "sm80" if CONTENDERS["sm90"].missing(device) else "sm90"
+    return f"{kernels},flex,efficient,cudnn,flash"
+
+
 class Features(Bench):
     """One run. `measure` hands over the rows of each shape and direction as they are finished."""
 
     def __init__(self, settings: Settings, names: Sequence[str], values: Values) -> None:
         super().__init__(settings)
         self.names, self.values = check_names(names), values
+        self.ours = [c for c in settings.contenders if c.role == OURS]
+        if not self.ours:
+            raise ValueError("--contenders has none of ours: whose features are to be measured?")
 
     def measure(self, points: Iterable[Point], done: Callable[[list[Row]], None]) -> None:
         for point in points:
@@ -85,15 +96,14 @@ class Features(Bench):
             self._measure_together(shape, cases, lambda rows: done(with_ratios(rows)))
 
     def _cases(self, point: Point) -> list[Case]:
-        ours = [c for c in self.settings.contenders if c.role == OURS]
-        cases = [Case(contender, point, PLAIN) for contender in ours]
+        cases = [Case(contender, point, PLAIN) for contender in self.ours]
         for name in self.names:
             variant = with_features(point, name, self.values)
             cases += [Case(contender, variant, name) for contender in self.settings.contenders]
         for name in LEFT_OUT:
             if name not in self.names and not point.varlen:
                 variant = with_features(point, name, self.values)
-                cases += [Case(contender, variant, name) for contender in ours]
+                cases += [Case(contender, variant, name) for contender in self.ours]
         return cases
 
     def _refusal(self, case: Case, direction: str) -> str:
@@ -107,14 +117,13 @@ class Features(Bench):
         return ""
 
     def _ours_can(self, point: Point, direction: str) -> bool:
-        device: torch.device = self.settings.device
-        ours: list[Contender] = [c for c in self.settings.contenders if c.role == OURS]
-        return any(not cannot_run(c, point, direction, device) for c in ours)
+        device = self.settings.device
+        return any(not cannot_run(c, point, direction, device) for c in self.ours)
 
     def _command(self, case: Case, direction: str) -> str:
         """Measures a row again, and that of ours without the feature, without which it says
         little."""
-        names = [c.name for c in self.settings.contenders if c.role == OURS]
+        names = [c.name for c in self.ours]
         if case.contender.name not in names:
             names.append(case.contender.name)
         return again(
