@@ -127,7 +127,6 @@ def run_speed(args: argparse.Namespace) -> int:
 
 def run_features(args: argparse.Namespace) -> int:
     console = make_console()
-    names = features.check_names(args.features)
     values = features.Values(args.softcap_value, args.dropout_value)
     device, environment = _machine(args, console)
     if device.type == "cuda":
@@ -137,7 +136,7 @@ def run_features(args: argparse.Namespace) -> int:
     args.contenders = args.contenders or features.default_contenders(device)
     points = build_points(args, defaults)
     settings = _speed_settings(args, device, environment, memory=False)
-    bench = features.Features(settings, names, values)
+    bench = features.Features(settings, args.features, values)
     _absent(settings.contenders, device, args, console)
     total = len(points) * len(settings.directions)
     with Report("features", args, environment, console, total) as report:
