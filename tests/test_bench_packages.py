@@ -18,9 +18,9 @@ pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 from cute_attention.bench import accuracy, machine
 from cute_attention.bench.contenders import CONTENDERS, flash_attn_3
 from cute_attention.bench.contenders.base import CannotRun
-from cute_attention.bench.contenders.plain import visible
 from cute_attention.bench.inputs import Inputs, make_inputs
 from cute_attention.bench.points import Bounds, Point, lengths_point
+from cute_attention.bench.visible import visible
 
 CPU = torch.device("cpu")
 POINT = Point(batch=2, heads=4, seqlen_q=24, head_dim=16, dtype="fp32")

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from cute_attention.bench.contenders import CONTENDERS
-from cute_attention.bench.contenders.plain import visible
 from cute_attention.bench.flops import counted_pairs, flops, visible_pairs
 from cute_attention.bench.inputs import make_inputs
 from cute_attention.bench.points import (
@@ -22,6 +21,7 @@ from cute_attention.bench.points import (
     pack_documents,
 )
 from cute_attention.bench.sets import SETS, named_set
+from cute_attention.bench.visible import visible
 
 CPU = torch.device("cpu")
 POINT = Point(batch=2, heads=4, seqlen_q=32, head_dim=8, dtype="fp32")

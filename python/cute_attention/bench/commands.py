@@ -10,7 +10,16 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from . import accuracy, adversarial, ladder, memory_curve, overhead, robustness
+from . import (
+    accuracy,
+    adversarial,
+    features,
+    features_verdict,
+    ladder,
+    memory_curve,
+    overhead,
+    robustness,
+)
 from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
 from .compare import compare, print_comparison
@@ -114,6 +123,32 @@ def run_speed(args: argparse.Namespace) -> int:
         plot_speed(args.plot, rows, environment.device)
         console.print(f"plot: {args.plot}")
     return 0
+
+
+def run_features(args: argparse.Namespace) -> int:
+    console = make_console()
+    values = features.Values(args.softcap_value, args.dropout_value)
+    device, environment = _machine(args, console)
+    if device.type == "cuda":
+        defaults = Defaults((64, 128, 256), MASKS, (1024, 4096, 16384), ("bf16",))
+    else:
+        defaults = Defaults((64,), MASKS, (256,), ("fp32",), batch=1, heads=4)
+    args.contenders = args.contenders or features.default_contenders(device)
+    points = build_points(args, defaults)
+    settings = _speed_settings(args, device, environment, memory=False)
+    bench = features.Features(settings, args.features, values)
+    _absent(settings.contenders, device, args, console)
+    total = len(points) * len(settings.directions)
+    with Report("features", args, environment, console, total) as report:
+
+        def done(rows: list[Row]) -> None:
+            report.add(rows, features_verdict.progress(report.heading(), rows))
+
+        bench.measure(points, done)
+    passed = features_verdict.print_features(console, report.rows)
+    if args.markdown:
+        args.markdown.write_text(features_verdict.markdown(report.rows))
+    return 0 if passed else 1
 
 
 def run_ladder(args: argparse.Namespace) -> int:
@@ -353,6 +388,7 @@ def run_contenders(args: argparse.Namespace) -> int:
 
 RUN = {
     "speed": run_speed,
+    "features": run_features,
     "ladder": run_ladder,
     "accuracy": run_accuracy,
     "robustness": run_robustness,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from .points import Point
+from .visible import visible
 
 TORCH_DTYPES = {
     "fp16": torch.float16,
@@ -40,10 +41,28 @@ class Inputs:
     grad_out: torch.Tensor  # [batch, seqlen_q, heads, head_dim_v]
     cu_seqlens: torch.Tensor | None  # int32 [documents + 1]
     max_seqlen: int
+    alibi_slopes: torch.Tensor | None = None  # fp32 [heads]
+    bias: torch.Tensor | None = None  # [1, heads, seqlen_q, seqlen_k], -inf at hidden keys
+    sink: torch.Tensor | None = None  # fp32 [heads]
 
     @property
     def leaves(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.q, self.k, self.v
+
+    @property
+    def learned(self) -> tuple[torch.Tensor, ...]:
+        """All tensors whose gradients a backward computes: q, k, v, and bias and sink where they
+        are."""
+        return *self.leaves, *(x for x in (self.bias, self.sink) if x is not None)
+
+    def only(self, point: Point) -> Inputs:
+        """These inputs without the tensors that another point of the same shape does not have."""
+        return replace(
+            self,
+            alibi_slopes=self.alibi_slopes if point.alibi else None,
+            bias=self.bias if point.bias else None,
+            sink=self.sink if point.sink else None,
+        )
 
     @property
     def detached(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -77,4 +96,25 @@ def make_inputs(
         cu_seqlens = lengths.cumsum(0).to(torch.int32).to(device)
     longest = max(point.lengths, default=point.seqlen_q)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    return Inputs(leaves[0], leaves[1], leaves[2], grad_out, cu_seqlens, longest)
+    inputs = Inputs(leaves[0], leaves[1], leaves[2], grad_out, cu_seqlens, longest)
+    return _with_features(inputs, point, generator)
+
+
+def _with_features(inputs: Inputs, point: Point, generator: torch.Generator) -> Inputs:
+    """The inputs with the tensors of the point's features; bias and sink are standard normal."""
+    device = inputs.q.device
+    slopes, bias, sink = None, None, None
+    if point.alibi:
+        heads = torch.arange(1, point.heads + 1, dtype=torch.float32, device=device)
+        slopes = torch.exp2(-8 * heads / point.heads)
+    if point.bias:
+        shape = (1, point.heads, point.seqlen_q, point.seqlen_k)
+        bias = torch.randn(shape, generator=generator, dtype=inputs.q.dtype, device=device)
+        # PyTorch's kernels take a bias or a causal mask, not both, so the bias has the mask too.
+        mask = visible(point.seqlen_q, point.seqlen_k, point.bounds, device)
+        if mask is not None:
+            bias.masked_fill_(~mask, -torch.inf)
+        bias.requires_grad_()
+    if point.sink:
+        sink = torch.randn(point.heads, generator=generator, device=device).requires_grad_()
+    return replace(inputs, alibi_slopes=slopes, bias=bias, sink=sink)

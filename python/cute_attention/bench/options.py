@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .contenders import CONTENDERS
-from .points import DTYPES, Bounds, Grid, Point, lengths_point, packed_point
+from .points import DTYPES, FEATURES, Bounds, Grid, Point, lengths_point, packed_point
 from .sets import MASKS, SETS, named_set
 
 # A named set decides these itself, so they cannot be given beside --set.
@@ -80,8 +81,11 @@ def _bounds(text: str) -> Bounds:
     return Bounds(left, right)
 
 
-def add_shapes(parser: argparse.ArgumentParser, sets: bool = True) -> None:
-    """Options that choose points. Lists are separated by commas and combined in every way."""
+def add_shapes(
+    parser: argparse.ArgumentParser, sets: bool = True, features: Sequence[str] = FEATURES
+) -> None:
+    """Options that choose points. Lists are separated by commas and combined in every way.
+    `features` are those of FEATURES that all points may be given."""
     group = parser.add_argument_group("shapes (lists are comma-separated; every combination runs)")
     if sets:
         described = "; ".join(f"{name}: {text}" for name, text in SETS.items())
@@ -109,7 +113,7 @@ def add_shapes(parser: argparse.ArgumentParser, sets: bool = True) -> None:
     group.add_argument(
         "--window", type=_bounds, metavar="LEFT,RIGHT", help="keys seen on each side; inf: all"
     )
-    group.add_argument("--softcap", type=float, default=0.0)
+    _add_features(group, features)
     group.add_argument(
         "--dtypes", "--dtype", type=choices(DTYPES), metavar="fp16,bf16,...", help="of the inputs"
     )
@@ -124,6 +128,24 @@ def add_shapes(parser: argparse.ArgumentParser, sets: bool = True) -> None:
     group.add_argument(
         "--lengths", type=_integers, metavar="N,...", help="packed documents of these lengths"
     )
+
+
+def _add_features(group: argparse._ArgumentGroup, features: Sequence[str]) -> None:
+    numbers = {
+        "softcap": ("CAP", "scores become CAP * tanh(scores / CAP)"),
+        "dropout": ("P", "share of the probabilities to drop"),
+    }
+    switches = {
+        "alibi": "add ALiBi",
+        "bias": "add a learned bias, [1, heads, seqlen_q, seqlen_k]",
+        "sink": "a learned sink per head",
+    }
+    for name in features:
+        if name in numbers:
+            metavar, text = numbers[name]
+            group.add_argument(f"--{name}", type=float, default=0.0, metavar=metavar, help=text)
+        else:
+            group.add_argument(f"--{name}", action="store_true", help=switches[name])
 
 
 def add_common(parser: argparse.ArgumentParser, plot: bool = True) -> None:
@@ -183,8 +205,8 @@ def _with_options(point: Point, args: argparse.Namespace) -> Point:
         "heads_kv": args.heads_kv or point.heads,
         "head_dim_v": args.head_dim_v or point.head_dim,
         "window": args.window,
-        "softcap": args.softcap,
         "deterministic": args.deterministic,
+        **_features(args),
     }
     if args.packed or args.lengths:
         extra |= {name: getattr(point, name) for name in ("heads", "head_dim", "dtype", "causal")}
@@ -194,12 +216,18 @@ def _with_options(point: Point, args: argparse.Namespace) -> Point:
     return replace(point, seqlen_k=args.seqlen_k or point.seqlen_q, **extra)
 
 
+def _features(args: argparse.Namespace) -> dict[str, Any]:
+    """The features that all points are given."""
+    return {name: value for name in FEATURES if (value := getattr(args, name, None))}
+
+
 def _filtered(points: list[Point], args: argparse.Namespace, defaults: Defaults) -> list[Point]:
     """The points of named sets that the lists on the command line select, in each dtype asked for.
     Named sets keep their shapes."""
     given = [name for name in FIXED if getattr(args, name) is not None]
-    if given or args.softcap:
-        flags = ", ".join("--" + name.replace("_", "-") for name in given or ["softcap"])
+    given += _features(args)
+    if given:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
         raise ValueError(f"{flags} cannot change the shapes of a named set: leave out --set")
     kept = [
         point

@@ -39,15 +39,15 @@ def default_point(device: torch.device) -> Point:
 
 
 def make_step(call: Callable[..., Any], kind: str, inputs: Inputs) -> Step:
-    q, k, v = leaves = inputs.detached if kind == "fwd" else inputs.leaves
+    q, k, v = inputs.detached if kind == "fwd" else inputs.leaves
     if kind != "fwdbwd":
         return lambda: call(q, k, v)
-    grad_out = inputs.grad_out
+    learned, grad_out = inputs.learned, inputs.grad_out
 
     def step() -> object:
         results = call(q, k, v)
         out = results[0] if isinstance(results, tuple) else results
-        return torch.autograd.grad(out, leaves, grad_out)
+        return torch.autograd.grad(out, learned, grad_out)
 
     return step
 

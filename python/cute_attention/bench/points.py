@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 DTYPES = ("fp16", "bf16", "fp32", "fp64")
+# What may change scores and probabilities, in the order in which a call applies it.
+FEATURES = ("softcap", "alibi", "bias", "sink", "dropout")
 
 
 class Bounds(NamedTuple):
@@ -34,6 +36,10 @@ class Point:
     causal: bool = False
     window: Bounds | None = None
     softcap: float = 0.0
+    alibi: bool = False  # the slopes of the ALiBi paper
+    bias: bool = False  # learned, [1, heads, seqlen_q, seqlen_k]
+    sink: bool = False  # learned, one logit per head
+    dropout: float = 0.0  # share of the probabilities that is dropped
     deterministic: bool = False
     lengths: tuple[int, ...] = ()  # packed documents: batch is 1, seqlen_q is their sum
     packing: str = ""  # "total:mean:seed" where `lengths` came from pack_documents
@@ -58,6 +64,10 @@ class Point:
             self.batch != 1 or not sum(self.lengths) == self.seqlen_q == self.seqlen_k
         ):
             raise ValueError("packed documents need batch 1 and seqlen_q = seqlen_k = their sum")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}, expected 0 <= dropout < 1")
+        if self.bias and self.lengths:
+            raise ValueError("a bias is measured on dense calls, not on packed documents")
 
     @property
     def bounds(self) -> Bounds:
@@ -87,6 +97,15 @@ class Point:
     def varlen(self) -> bool:
         return bool(self.lengths)
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Those of FEATURES that a call of this point has."""
+        return tuple(name for name in FEATURES if getattr(self, name))
+
+    def plain(self) -> Point:
+        """The point without FEATURES."""
+        return replace(self, softcap=0.0, alibi=False, bias=False, sink=False, dropout=0.0)
+
     def key(self) -> Point:
         """What identifies the point in a result file."""
         return replace(self, label="")
@@ -107,8 +126,9 @@ class Point:
 
     def text(self) -> str:
         parts = [self.label, self.dtype, self.mask, self.shape_text()]
-        if self.softcap:
-            parts.append(f"softcap {self.softcap:g}")
+        for name in self.features:
+            value = getattr(self, name)
+            parts.append(name if value is True else f"{name} {value:g}")
         if self.deterministic:
             parts.append("deterministic")
         return " ".join(part for part in parts if part)
@@ -131,8 +151,9 @@ class Point:
         args += ["--masks", "causal" if self.causal else "full", "--dtypes", self.dtype]
         if self.window:
             args += ["--window", ",".join("inf" if x is None else str(x) for x in self.window)]
-        if self.softcap:
-            args += ["--softcap", f"{self.softcap:g}"]
+        for name in self.features:
+            value = getattr(self, name)
+            args += [f"--{name}"] if value is True else [f"--{name}", f"{value:g}"]
         if self.deterministic:
             args += ["--deterministic"]
         return args

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +21,11 @@ from .timing import Plan, Timer, make_timer, median, spread, turns
 # The limit of rms(difference) / rms(value) between two contenders. The roundings of two right
 # results stay far below it; a wrong mask or scale is far above it.
 DISAGREEMENT = 0.05
+# With dropout everybody draws other bits, so root mean squares are compared instead of elements. At
+# p = 0.1 a result without dropout is 5 % smaller, and one that is not scaled up is 10 % smaller.
+# CHANCE over the root of the number of elements is what the bits may change.
+SIZE_DISAGREEMENT = 0.03
+CHANCE = 8.0
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,20 @@ def command(point: Point, direction: str, settings: Settings, contenders: Iterab
     )
 
 
-@dataclass
-class _Entry:
-    """A contender that runs at the point in hand."""
+@dataclass(frozen=True)
+class Case:
+    """One of the calls that take turns."""
 
     contender: Contender
+    point: Point
+    name: str = ""  # of the case, where several points of a shape are measured together
+
+
+@dataclass
+class _Entry:
+    """A case that runs at the shape in hand."""
+
+    case: Case
     step: Step
     plan: Plan
     memory_mib: float | None = None
@@ -65,126 +79,146 @@ class _Entry:
 
 @dataclass
 class _Camp:
-    """Contenders that computed the same."""
+    """Cases of a point that computed the same."""
 
-    names: list[str]
+    cases: list[Case]
     result: object
 
 
 class Bench:
     """One run of `speed`; `measure` yields the rows of each point and direction as they are
-    finished."""
+    finished. Subclasses let several points of a shape take turns with each other."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.timer: Timer = make_timer(settings.device, settings.time_ms)
         self.deadline = Deadline(settings.limit_s)
-        self._calls: dict[str, Attention] = {}  # by contender, for the point in hand
-        self._camps: list[_Camp] = []  # for the point and direction in hand
+        self._calls: dict[tuple[str, Point], Attention] = {}  # for the shape in hand
+        self._camps: dict[Point, list[_Camp]] = {}
 
     def measure(self, points: Iterable[Point], done: Callable[[list[Row]], None]) -> None:
         """Measures every point and direction; `done` receives the rows of each."""
         for point in points:
-            device, seed = self.settings.device, self.settings.seed
-            inputs, reason = attempt(make_inputs, point, device, seed=seed)
-            for direction in self.settings.directions:
-                if inputs is None:
-                    done(self._rows(point, direction, {}, {}, default=reason))
-                else:
-                    done(self._measure_direction(point, direction, inputs))
-            self._calls = {}
-            del inputs
-            free_memory()
+            cases = [Case(contender, point) for contender in self.settings.contenders]
+            self._measure_together(point, cases, done)
 
-    def _measure_direction(self, point: Point, direction: str, inputs: Inputs) -> list[Row]:
-        entries: dict[str, _Entry] = {}
-        reasons: dict[str, str] = {}
-        # Ours run last: of two camps of the same size the first is believed.
-        for contender in sorted(self.settings.contenders, key=lambda c: c.role == OURS):
-            entry = None
-            reason = self.deadline.passed()
-            reason = reason or cannot_run(contender, point, direction, self.settings.device)
-            if not reason:
-                with measuring(contender, point):
-                    entry, reason = attempt(self._prepare, contender, point, direction, inputs)
-            if entry is None:
-                reasons[contender.name] = reason
+    def _measure_together(
+        self, shape: Point, cases: Sequence[Case], done: Callable[[list[Row]], None]
+    ) -> None:
+        """Measures cases in turn with each other, on the same tensors: those of `shape`, whose
+        features are all that the points of the cases have."""
+        device, seed = self.settings.device, self.settings.seed
+        inputs, reason = attempt(make_inputs, shape, device, seed=seed)
+        for direction in self.settings.directions:
+            if inputs is None:
+                done(self._rows(cases, direction, {}, dict.fromkeys(cases, reason)))
             else:
-                entries[contender.name] = entry
+                done(self._measure_direction(cases, direction, inputs))
+        self._calls = {}
+        del inputs
+        free_memory()
+
+    def _refusal(self, case: Case, direction: str) -> str:
+        """Why a case is not even tried, or ""."""
+        return cannot_run(case.contender, case.point, direction, self.settings.device)
+
+    def _command(self, case: Case, direction: str) -> str:
+        """The command line that measures a row again."""
+        return command(case.point, direction, self.settings, [case.contender.name])
+
+    def _measure_direction(
+        self, cases: Sequence[Case], direction: str, inputs: Inputs
+    ) -> list[Row]:
+        entries: dict[Case, _Entry] = {}
+        reasons: dict[Case, str] = {}
+        # Ours run last: of two camps of the same size the first is believed.
+        for case in sorted(cases, key=lambda case: case.contender.role == OURS):
+            entry = None
+            reason = self.deadline.passed() or self._refusal(case, direction)
+            if not reason:
+                with measuring(case.contender, case.point):
+                    entry, reason = attempt(self._prepare, case, direction, inputs)
+            if entry is None:
+                reasons[case] = reason
+            else:
+                entries[case] = entry
         self._refuse_minorities(entries, reasons)
-        self._run_rounds(point, list(entries.values()))
-        reasons |= {name: entry.reason for name, entry in entries.items() if entry.reason}
-        return self._rows(point, direction, entries, reasons)
+        self._run_rounds(list(entries.values()))
+        reasons |= {case: entry.reason for case, entry in entries.items() if entry.reason}
+        return self._rows(cases, direction, entries, reasons)
 
-    def _prepare(
-        self, contender: Contender, point: Point, direction: str, inputs: Inputs
-    ) -> _Entry:
-        if contender.name not in self._calls:
-            self._calls[contender.name] = contender.build(point, inputs)
-        step = make_step(self._calls[contender.name], direction, inputs)
-        self._join_camp(contender.name, step())
+    def _prepare(self, case: Case, direction: str, inputs: Inputs) -> _Entry:
+        contender, point = case.contender, case.point
+        inputs = inputs.only(point)
+        key = contender.name, point
+        if key not in self._calls:
+            self._calls[key] = contender.build(point, inputs)
+        step = make_step(self._calls[key], direction, inputs)
+        self._join_camp(case, step())
         memory = peak_bytes(step, self.settings.device) / MIB if self.settings.memory else None
-        return _Entry(contender, step, self.timer.plan(step), memory)
+        return _Entry(case, step, self.timer.plan(step), memory)
 
-    def _join_camp(self, name: str, result: object) -> None:
-        for camp in self._camps:
-            if relative_difference(result, camp.result) < DISAGREEMENT:
-                camp.names.append(name)
-                return
-        self._camps.append(_Camp([name], result))
-
-    def _refuse_minorities(self, entries: dict[str, _Entry], reasons: dict[str, str]) -> None:
-        """Believes the result that most contenders found, and refuses the others: nobody may be
-        fast by computing something else."""
-        camps, self._camps = self._camps, []
-        if len(camps) < 2:
-            return
-        right = max(camps, key=lambda camp: len(camp.names))  # the first of equals
+    def _join_camp(self, case: Case, result: object) -> None:
+        camps = self._camps.setdefault(case.point, [])
         for camp in camps:
-            if camp is right:
-                continue
-            difference = relative_difference(camp.result, right.result)
-            for name in camp.names:
-                entries.pop(name, None)
-                reasons[name] = (
-                    f"its result differs from that of {', '.join(right.names)} "
-                    f"by {difference:.0%} (rms)"
-                )
+            difference, limit = _disagreement(case.point, result, camp.result)
+            if difference < limit:
+                camp.cases.append(case)
+                return
+        camps.append(_Camp([case], result))
 
-    def _run_rounds(self, point: Point, entries: list[_Entry]) -> None:
+    def _refuse_minorities(self, entries: dict[Case, _Entry], reasons: dict[Case, str]) -> None:
+        """Believes the result that most contenders found at a point, and refuses the others: nobody
+        may be fast by computing something else."""
+        for point, camps in self._camps.items():
+            right = max(camps, key=lambda camp: len(camp.cases))  # the first of equals
+            believed = ", ".join(case.contender.name for case in right.cases)
+            what = "the size of its result" if point.dropout else "its result"
+            for camp in camps:
+                if camp is right:
+                    continue
+                difference, _ = _disagreement(point, camp.result, right.result)
+                for case in camp.cases:
+                    entries.pop(case, None)
+                    reasons[case] = (
+                        f"{what} differs from that of {believed} by {difference:.0%} (rms)"
+                    )
+        self._camps = {}
+
+    def _run_rounds(self, entries: Sequence[_Entry]) -> None:
         for round_index in range(self.settings.rounds):
             for index in turns(len(entries), round_index):
                 entry = entries[index]
                 if entry.reason:
                     continue
-                with measuring(entry.contender, point):
+                with measuring(entry.case.contender, entry.case.point):
                     times, entry.reason = attempt(self.timer.sample, entry.step, entry.plan)
                 if times is not None:
                     entry.rounds.append(median(times))
 
     def _rows(
         self,
-        point: Point,
+        cases: Sequence[Case],
         direction: str,
-        entries: dict[str, _Entry],
-        reasons: dict[str, str],
-        default: str = "",
+        entries: dict[Case, _Entry],
+        reasons: dict[Case, str],
     ) -> list[Row]:
         rows = []
-        for contender in self.settings.contenders:
-            reason = reasons.get(contender.name, default)
-            entry = entries.get(contender.name)
-            metrics = {} if reason or not entry else self._metrics(point, direction, entry)
+        for case in cases:
+            reason = reasons.get(case, "")
+            entry = entries.get(case)
+            metrics = {} if reason or not entry else self._metrics(case.point, direction, entry)
             rows.append(
                 Row(
-                    point=point,
-                    contender=contender.name,
-                    role=contender.role,
+                    point=case.point,
+                    contender=case.contender.name,
+                    role=case.contender.role,
                     what=direction,
+                    case=case.name,
                     metrics=metrics,
                     samples=tuple(entry.rounds) if entry and metrics else (),
                     reason=reason,
-                    command=command(point, direction, self.settings, [contender.name]),
+                    command=self._command(case, direction),
                 )
             )
         return rows
@@ -202,16 +236,37 @@ class Bench:
         return metrics
 
 
-def relative_difference(result: object, expected: object) -> float:
-    """Largest rms(a - b) / rms(b) over the tensors of two results of a step."""
+def _pairs(result: object, expected: object) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors of two results of a step, side by side, in fp32."""
     results = result if isinstance(result, tuple) else (result,)
     others = expected if isinstance(expected, tuple) else (expected,)
-    worst = 0.0
     for a, b in zip(results, others, strict=True):
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         if a.shape != b.shape:
             raise CannotRun(f"its result has shape {list(a.shape)}, expected {list(b.shape)}")
-        a, b = a.detach().float(), b.detach().float()
-        size = float(b.square().mean().sqrt())
-        worst = max(worst, float((a - b).square().mean().sqrt()) / max(size, 1e-30))
-    return worst
+        yield a.detach().float(), b.detach().float()
+
+
+def _rms(x: torch.Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def relative_difference(result: object, expected: object) -> float:
+    """Largest rms(a - b) / rms(b) over the tensors of two results of a step."""
+    return max(_rms(a - b) / max(_rms(b), 1e-30) for a, b in _pairs(result, expected))
+
+
+def _disagreement(point: Point, result: object, other: object) -> tuple[float, float]:
+    """How far apart two results at a point are, and the limit of that."""
+    if point.dropout:
+        return size_excess(result, other), SIZE_DISAGREEMENT
+    return relative_difference(result, other), DISAGREEMENT
+
+
+def size_excess(result: object, expected: object) -> float:
+    """Largest abs(rms(a) / rms(b) - 1) over the tensors of two results of a step, less what chance
+    explains; 0 at least."""
+    return max(
+        abs(_rms(a) / max(_rms(b), 1e-30) - 1) - CHANCE / max(a.numel(), 1) ** 0.5
+        for a, b in _pairs(result, expected)
+    )

@@ -34,9 +34,9 @@ def make_step(call: Attention, direction: str, inputs: Inputs) -> Step:
         return lambda: call(q, k, v)
     if direction == "bwd":
         out = call(*inputs.leaves)
-        return lambda: torch.autograd.grad(out, inputs.leaves, inputs.grad_out, retain_graph=True)
+        return lambda: torch.autograd.grad(out, inputs.learned, inputs.grad_out, retain_graph=True)
     if direction == "fwdbwd":
-        return lambda: torch.autograd.grad(call(*inputs.leaves), inputs.leaves, inputs.grad_out)
+        return lambda: torch.autograd.grad(call(*inputs.leaves), inputs.learned, inputs.grad_out)
     raise ValueError(f"direction is {direction!r}, expected one of {', '.join(DIRECTIONS)}")
 
 
@@ -101,4 +101,5 @@ def free_memory() -> None:
 
 def cannot_run(contender: Contender, point: Point, direction: str, device: torch.device) -> str:
     """Why a contender is not even tried on a point, or ""."""
-    return contender.missing(device) or contender.refuses(point, direction) or ""
+    missing = contender.missing(device)
+    return missing or contender.lacks(point) or contender.refuses(point, direction) or ""

@@ -130,8 +130,9 @@ def print_speed(console: Console, rows: Sequence[Row]) -> None:
     print_summaries(console, summaries(rows))
 
 
-def print_reasons(console: Console, rows: Sequence[Row]) -> None:
-    """Prints why rows have no figures: each contender and reason once, with the number of rows."""
+def print_reasons(console: Console, rows: Sequence[Row], cases: str = "") -> None:
+    """Prints why rows have no figures: each contender and reason once, with the number of rows. If
+    `cases` is given, a column of this title has the cases of the rows."""
     counts: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.reason:
@@ -141,10 +142,13 @@ def print_reasons(console: Console, rows: Sequence[Row]) -> None:
     table = make_table("not measured")
     table.add_column("contender")
     table.add_column("rows", justify="right")
+    if cases:
+        table.add_column(cases, overflow="fold")
     table.add_column("why", overflow="fold")
     for (contender, reason), group in counts.items():
         place = f"  (at {group[0].point.text()}, {group[0].what})" if len(group) == 1 else ""
-        table.add_row(titled(contender), str(len(group)), Text(reason + place))
+        which = [", ".join(dict.fromkeys(row.case for row in group))] if cases else []
+        table.add_row(titled(contender), str(len(group)), *which, Text(reason + place))
     console.print()
     console.print(table)
 

@@ -1,4 +1,4 @@
-"""`bench`: its subcommands, their options, and the texts that teach them."""
+"""`bench`: its subcommands and their options."""
 
 from __future__ import annotations
 
@@ -7,139 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..bench import forms, memory, robustness, steps
+from ..bench import features, forms, memory, robustness, steps
 from ..bench.inputs import DISTRIBUTIONS
 from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
 from ..bench.options import add_all_of, add_common, add_shapes, choices, words
+from ..bench.points import FEATURES
+from . import bench_texts as texts
 from .subcommands import Subcommands
-
-INTRODUCTION = """\
-Measures attention: ours by backend, PyTorch's own, and every other package that is installed.
-
-Without a GPU everything runs on the CPU at small shapes: the reference backend against PyTorch.
-What cannot run is listed with the reason, at the end of each table.
-"""
-
-EPILOGUE = """\
-start here:
-  python -m cute_attention bench contenders         who can be measured on this machine
-  python -m cute_attention bench speed --set short  short sequences, a few minutes
-  python -m cute_attention bench speed --help       each subcommand teaches by examples
-
-How times are taken, which FLOPs are counted and what the peak of a GPU means: docs/benchmarking.md
-"""
-
-SPEED = """\
-Contenders take turns at every point, over several rounds, after a warm-up and with the L2 cache
-flushed before each call. The time is the median of the rounds' medians; the spread is how far apart
-the rounds lie. Results that differ between contenders are refused: nobody is fast by computing
-something else.
-"""
-
-SPEED_EXAMPLES = """\
-examples:
-  # the paper's grid, forward and backward, all tables and a plot
-  python -m cute_attention bench speed --direction fwd,bwd --json h200.json --plot h200.png
-  # a quick look while tuning: two contenders, a part of the grid, under two minutes
-  python -m cute_attention bench speed --set paper --head-dims 128 --seqlens 1024,8192 \\
-      --contenders sm90,cudnn --rounds 3 --time-ms 30 --limit-s 120
-  # one shape of your own
-  python -m cute_attention bench speed --batch 2 --heads 32 --heads-kv 8 --seqlens 4096 \\
-      --head-dims 128 --masks causal --window 1024,0
-  # packed documents: 32k tokens, 2048 on average
-  python -m cute_attention bench speed --packed 32768:2048 --heads 16 --head-dims 128 --masks causal
-  # the shapes of 30 models, with the points at which a peer is faster
-  python -m cute_attention bench speed --set models --direction fwd,bwd --plot models.png
-  # recorded figures of contenders that are not installed here
-  python -m cute_attention bench speed --set paper --against recorded.json
-"""
-
-LADDER = """\
-The steps from the plain formula to the fastest kernel, each timed and with its peak memory, and how
-both grow with the sequence length. A step that this machine lacks is listed with the reason.
-"""
-
-LADDER_EXAMPLES = """\
-examples:
-  python -m cute_attention bench ladder --plot ladder.png
-  python -m cute_attention bench ladder --seqlens 1024,2048,4096 --direction fwd
-"""
-
-ACCURACY = """\
-Errors of output, LSE and gradients against float64 over several draws, and a verdict: ours must be
-at most 1.10 times those of the better of FLASH and cuDNN on the same inputs, beyond what the draws
-leave open, and at most twice those of plain PyTorch in the same dtype. Exit code 1 if they are not.
-"""
-
-ACCURACY_EXAMPLES = """\
-examples:
-  python -m cute_attention bench accuracy
-  python -m cute_attention bench accuracy --dtypes bf16 --head-dims 128 --inputs outlier
-  python -m cute_attention bench accuracy --inputs normal,q-x3,q-x5,q-x10 --draws 16 \\
-      --contenders sm90,sm80,auto,flash,cudnn,plain
-"""
-
-ROBUSTNESS = """\
-Inputs made to break an online softmax, such as attention sinks, scores that grow from tile to tile
-and keys hidden by -infinity: the error of each result against float64, beside the better of FLASH
-and cuDNN, and the time over that of standard normal inputs of the same shape, measured in turn.
-Exit code 1 where a time or an error of ours is above its limit.
-"""
-
-ROBUSTNESS_EXAMPLES = """\
-examples:
-  python -m cute_attention bench robustness --list
-  python -m cute_attention bench robustness --json robustness.json
-  python -m cute_attention bench robustness --inputs sink,slope --head-dims 128 --dtypes bf16 \\
-      --direction fwd --contenders sm90,flash
-"""
-
-MEMORY = """\
-Peak memory beyond the inputs, forward (no gradient) and forward with backward, against the sequence
-length. Ours must be linear. Exit code 1 if it is not.
-"""
-
-MEMORY_EXAMPLES = """\
-examples:
-  python -m cute_attention bench memory --plot memory.png
-  python -m cute_attention bench memory --contenders reference,plain --seqlens 1024,2048,4096
-"""
-
-OVERHEAD = """\
-Host microseconds per call: without and with gradient recorded, and with the backward; dense, with
-the LSE returned, packed, and decoding, where each call has another number of keys; called plainly
-(eager), through torch.compile (compiled), and replayed as a CUDA graph (graph).
-"""
-
-OVERHEAD_EXAMPLES = """\
-examples:
-  python -m cute_attention bench overhead
-  python -m cute_attention bench overhead --contenders auto,flash --modes eager
-  python -m cute_attention bench overhead --forms decode,packed
-"""
-
-COMPARE = """\
-Two JSON files of the same subcommand side by side. A row moved if it changed by more than the
-threshold and by more than the larger spread of the two. Exit code 1 if a row of ours is worse or no
-longer measured.
-"""
-
-COMPARE_EXAMPLES = """\
-examples:
-  python -m cute_attention bench compare before.json after.json
-  python -m cute_attention bench compare before.json after.json --threshold 0.1 --all
-"""
-
-PLOT = """\
-The chart of a JSON file that `speed` has written: lines over the sequence length, or, of points
-that have names, every contender's speed over that of the best peer.
-"""
-
-PLOT_EXAMPLES = """\
-examples:
-  python -m cute_attention bench plot h200.json --output h200.png
-  python -m cute_attention bench plot h200.json --output forward.svg --direction fwd
-"""
 
 
 def _add_timing(parser: argparse.ArgumentParser, directions: str) -> None:
@@ -168,6 +42,38 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _features(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, features=())
+    group = parser.add_argument_group("what is compared")
+    values = features.Values()
+    group.add_argument(
+        "--features",
+        type=words,
+        default=list(features.DEFAULT),
+        metavar="NAMES",
+        help=f"each with others joined to it by +; default: {','.join(features.DEFAULT)}",
+    )
+    group.add_argument(
+        "--softcap",
+        dest="softcap_value",
+        type=float,
+        default=values.softcap,
+        metavar="CAP",
+        help=f"where a feature is softcap; default: {values.softcap:g}",
+    )
+    group.add_argument(
+        "--dropout",
+        dest="dropout_value",
+        type=float,
+        default=values.dropout,
+        metavar="P",
+        help=f"where a feature is dropout; default: {values.dropout:g}",
+    )
+    _add_timing(parser, "fwd,bwd")
+    add_common(parser, plot=False)
+    parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="the tables as Markdown")
+
+
 def _ladder(parser: argparse.ArgumentParser) -> None:
     add_shapes(parser, sets=False)
     _add_timing(parser, "fwd,fwdbwd")
@@ -175,7 +81,7 @@ def _ladder(parser: argparse.ArgumentParser) -> None:
 
 
 def _accuracy(parser: argparse.ArgumentParser) -> None:
-    add_shapes(parser, sets=False)
+    add_shapes(parser, sets=False, features=("softcap",))
     described = "; ".join(f"{name}: {text}" for name, text in DISTRIBUTIONS.items())
     parser.add_argument(
         "--inputs",
@@ -191,7 +97,7 @@ def _accuracy(parser: argparse.ArgumentParser) -> None:
 
 
 def _robustness(parser: argparse.ArgumentParser) -> None:
-    add_shapes(parser, sets=False)
+    add_shapes(parser, sets=False, features=("softcap",))
     group = parser.add_argument_group("what is measured, and what passes")
     group.add_argument(
         "--inputs",
@@ -230,7 +136,9 @@ def _memory(parser: argparse.ArgumentParser) -> None:
 
 
 def _overhead(parser: argparse.ArgumentParser) -> None:
-    add_shapes(parser, sets=False)
+    # A bias would have to follow the keys of decoding, and packed calls are measured without one.
+    others = [name for name in FEATURES if name != "bias"]
+    add_shapes(parser, sets=False, features=others)
     add_all_of(parser, "--forms", tuple(forms.FORMS))
     add_all_of(parser, "--modes", steps.MODES)
     parser.add_argument("--calls", type=int, default=100, help="per round; default: 100")
@@ -279,51 +187,57 @@ class _Subcommand:
 SUBCOMMANDS = {
     "speed": _Subcommand(
         "TFLOP/s of all contenders side by side",
-        SPEED,
-        SPEED_EXAMPLES,
+        texts.SPEED,
+        texts.SPEED_EXAMPLES,
         _speed,
+    ),
+    "features": _Subcommand(
+        "what each score feature costs, with a verdict",
+        texts.FEATURES,
+        texts.FEATURES_EXAMPLES,
+        _features,
     ),
     "ladder": _Subcommand(
         "from the plain formula to the fastest kernel, step by step",
-        LADDER,
-        LADDER_EXAMPLES,
+        texts.LADDER,
+        texts.LADDER_EXAMPLES,
         _ladder,
     ),
     "accuracy": _Subcommand(
         "errors against float64, with a verdict",
-        ACCURACY,
-        ACCURACY_EXAMPLES,
+        texts.ACCURACY,
+        texts.ACCURACY_EXAMPLES,
         _accuracy,
     ),
     "robustness": _Subcommand(
         "errors and times on inputs made to break a softmax, with a verdict",
-        ROBUSTNESS,
-        ROBUSTNESS_EXAMPLES,
+        texts.ROBUSTNESS,
+        texts.ROBUSTNESS_EXAMPLES,
         _robustness,
     ),
     "memory": _Subcommand(
         "peak memory against the sequence length, with a verdict",
-        MEMORY,
-        MEMORY_EXAMPLES,
+        texts.MEMORY,
+        texts.MEMORY_EXAMPLES,
         _memory,
     ),
     "overhead": _Subcommand(
         "host microseconds per call",
-        OVERHEAD,
-        OVERHEAD_EXAMPLES,
+        texts.OVERHEAD,
+        texts.OVERHEAD_EXAMPLES,
         _overhead,
     ),
     "compare": _Subcommand(
         "two result files: what moved, and is it worse",
-        COMPARE,
-        COMPARE_EXAMPLES,
+        texts.COMPARE,
+        texts.COMPARE_EXAMPLES,
         _compare,
         operands=" A.json B.json",
     ),
     "plot": _Subcommand(
         "the chart of a result file of speed",
-        PLOT,
-        PLOT_EXAMPLES,
+        texts.PLOT,
+        texts.PLOT_EXAMPLES,
         _plot,
         operands=" RESULTS.json",
     ),
@@ -347,8 +261,8 @@ def make_parser(prog: str = "python -m cute_attention bench") -> argparse.Argume
     """The parser of the benchmark's command line."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description=INTRODUCTION,
-        epilog=EPILOGUE,
+        description=texts.INTRODUCTION,
+        epilog=texts.EPILOGUE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")

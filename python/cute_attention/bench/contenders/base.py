@@ -34,10 +34,17 @@ class Contender:
     title: ClassVar[str]
     role: ClassVar[str] = PEER
     needs: ClassVar[str] = ""  # for the help
+    function: ClassVar[str] = ""  # what is called, where a refusal should name it; else the title
+    features: ClassVar[frozenset[str]] = frozenset()  # those of FEATURES that it can do
 
     def missing(self, device: torch.device) -> str | None:
         """Why this machine cannot run it at all, or None."""
         return None
+
+    def lacks(self, point: Point) -> str | None:
+        """Which features of the point it cannot do, or None."""
+        absent = [name for name in point.features if name not in self.features]
+        return f"{self.function or self.title} has no {', no '.join(absent)}" if absent else None
 
     def refuses(self, point: Point, direction: str) -> str | None:
         """Why it cannot do this point, as far as is known without trying, or None."""

@@ -11,7 +11,7 @@ import cute_attention
 
 from ..inputs import TORCH_DTYPES, Inputs
 from ..parts import parts_of
-from ..points import Point
+from ..points import FEATURES, Point
 from .base import OURS, LseOnRequest, needs_gpu, reason_for
 
 
@@ -19,12 +19,14 @@ class Ours(LseOnRequest):
     """`attention(..., backend=name)` and `attention_varlen`."""
 
     role = OURS
+    features = frozenset(FEATURES)
 
     def _options(self, point: Point, **extra: Any) -> dict[str, Any]:
         return {
             "causal": point.causal,
             "window": tuple(point.window) if point.window else None,
             "softcap": point.softcap or None,
+            "dropout_p": point.dropout,
             "deterministic": point.deterministic,
             "backend": self.name,
             **extra,
@@ -37,16 +39,40 @@ class Ours(LseOnRequest):
         packing: tuple[Any, ...] = ()
         if cu_seqlens is not None:
             name, packing = "attention_varlen", (cu_seqlens, cu_seqlens, longest, longest)
-        return parts_of(name, inputs.detached, packing, self._options(point, return_lse=False))
+        options = self._options(point, return_lse=False) | _extras(inputs, learned=False)
+        return parts_of(name, inputs.detached, packing, options)
 
     def _build(self, point: Point, inputs: Inputs, want_lse: bool) -> Any:
         options = self._options(point, return_lse=want_lse)
-        cu_seqlens, longest = inputs.cu_seqlens, inputs.max_seqlen
-        if cu_seqlens is None:
-            return lambda q, k, v: cute_attention.attention(q, k, v, **options)
-        return lambda q, k, v: cute_attention.attention_varlen(
-            q, k, v, cu_seqlens, cu_seqlens, longest, longest, **options
-        )
+        learned = options | _extras(inputs, learned=True)
+        constant = options | _extras(inputs, learned=False)
+        cu_seqlens: Any = inputs.cu_seqlens
+        longest = inputs.max_seqlen
+
+        def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            chosen = learned if q.requires_grad else constant
+            return cute_attention.attention(q, k, v, **chosen)
+
+        def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            chosen = learned if q.requires_grad else constant
+            return cute_attention.attention_varlen(
+                q, k, v, cu_seqlens, cu_seqlens, longest, longest, **chosen
+            )
+
+        return dense if cu_seqlens is None else packed
+
+
+def _extras(inputs: Inputs, learned: bool) -> dict[str, Any]:
+    """The options that are tensors; without their gradients unless `learned`, as no gradient of q
+    is recorded then either. Only those that are there: a call that names fewer options is checked
+    faster."""
+    tensors = {
+        "alibi_slopes": inputs.alibi_slopes,
+        "bias": inputs.bias,
+        "sink": inputs.sink,
+    }
+    present = {name: x for name, x in tensors.items() if x is not None}
+    return present if learned else {name: x.detach() for name, x in present.items()}
 
 
 class Reference(Ours):
@@ -103,6 +129,12 @@ class KernelBackend(Ours):
             return row.expand(shape).requires_grad_()
 
         options = self._options(point)
+        if point.alibi:
+            options["alibi_slopes"] = torch.empty(point.heads, device="cuda")
+        if point.bias:
+            options["bias"] = hollow(1, point.heads, point.seqlen_q, point.seqlen_k)
+        if point.sink:
+            options["sink"] = torch.empty(point.heads, device="cuda", requires_grad=True)
         if point.varlen:
             cu_seqlens = torch.tensor((0, *point.lengths)).cumsum(0).to("cuda", torch.int32)
             options["cu_seqlens_q"] = options["cu_seqlens_k"] = cu_seqlens

@@ -42,11 +42,12 @@ class FlashAttn(LseOnRequest, PackageContender):
     the same."""
 
     attribute = "flash_attn_func"
+    features = frozenset({"softcap"})
     unbounded: ClassVar[int | None] = -1  # how the package writes an open side of a window
     # What a call without gradient is given beside, where the function takes it.
     inference: ClassVar[dict[str, Any]] = {}
 
-    def _options(self, function: Any, point: Point) -> dict[str, Any]:
+    def _options(self, function: Any, point: Point, inputs: Inputs) -> dict[str, Any]:
         """The arguments of a point that differ from the defaults. Raises CannotRun where the
         installed version does not take one of them."""
         left, right = point.bounds
@@ -59,6 +60,12 @@ class FlashAttn(LseOnRequest, PackageContender):
             options["window_size"] = tuple(sides)
         if point.softcap:
             options["softcap"] = point.softcap
+        if point.dropout:
+            options["dropout_p"] = point.dropout
+        if inputs.alibi_slopes is not None:
+            options["alibi_slopes"] = inputs.alibi_slopes
+        if inputs.sink is not None:
+            options["learnable_sink"] = inputs.sink.detach().to(inputs.q.dtype)
         if point.deterministic:
             options["deterministic"] = True
         parameters = inspect.signature(function).parameters
@@ -71,7 +78,7 @@ class FlashAttn(LseOnRequest, PackageContender):
         module = self._package()
         function = module.flash_attn_varlen_func if point.varlen else module.flash_attn_func
         parameters = inspect.signature(function).parameters
-        options = self._options(function, point)
+        options = self._options(function, point, inputs)
         if want_lse:
             switch = next((x for x in ("return_attn_probs", "return_lse") if x in parameters), None)
             if switch is not None:
@@ -98,6 +105,7 @@ class FlashAttn2(FlashAttn):
     title = "FlashAttention-2"
     needs = "pip install flash-attn"
     module = "flash_attn"
+    features = frozenset({"softcap", "alibi", "dropout"})
 
 
 class FlashAttn3(FlashAttn):
@@ -122,7 +130,13 @@ class FlashAttn4(FlashAttn):
     title = "FlashAttention-4"
     needs = "pip install flash-attn-4 (module flash_attn.cute)"
     module = "flash_attn.cute"
+    features = frozenset({"softcap", "sink"})
     unbounded = None
+
+    def refuses(self, point: Point, direction: str) -> str | None:
+        if point.sink and direction != "fwd":
+            return "its sink is measured in the forward alone"
+        return super().refuses(point, direction)
 
 
 class Xformers(PackageContender):
@@ -131,10 +145,9 @@ class Xformers(PackageContender):
     needs = "pip install xformers"
     module = "xformers.ops"
     attribute = "memory_efficient_attention"
+    features = frozenset({"dropout"})
 
     def refuses(self, point: Point, direction: str) -> str | None:
-        if point.softcap:
-            return "memory_efficient_attention has no softcap"
         if point.mask not in ("full", "causal"):
             return "not measured with windows"
         if point.deterministic and direction != "fwd":
@@ -153,7 +166,9 @@ class Xformers(PackageContender):
             if group > 1:
                 q = q.unflatten(2, (-1, group))
                 k, v = (x.unsqueeze(3).expand(-1, -1, -1, group, -1) for x in (k, v))
-            out: torch.Tensor = ops.memory_efficient_attention(q, k, v, attn_bias=bias)
+            out: torch.Tensor = ops.memory_efficient_attention(
+                q, k, v, attn_bias=bias, p=point.dropout
+            )
             out = out.flatten(2, 3) if group > 1 else out
             return out[0] if point.varlen else out
 

@@ -15,6 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from ..inputs import Inputs
 from ..points import Bounds, Point
+from ..visible import visible
 from .base import (
     BASELINE,
     PEER,
@@ -24,7 +25,6 @@ from .base import (
     Contender,
     needs_gpu,
 )
-from .plain import visible
 
 
 class Sdpa(Contender):
@@ -32,14 +32,14 @@ class Sdpa(Contender):
     model whose projections write that layout calls it like this."""
 
     backend: SDPBackend
+    function = "scaled_dot_product_attention"
+    features = frozenset({"bias", "dropout"})
     dense_mask = True  # takes a window as a dense boolean mask
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         return sdpa_kernel(self.backend)
 
     def refuses(self, point: Point, direction: str) -> str | None:
-        if point.softcap:
-            return "scaled_dot_product_attention has no softcap"
         if point.varlen:
             return f"PyTorch has no packed call that pins {self.backend.name}"
         if not self.dense_mask and point.mask not in ("full", "causal"):
@@ -59,6 +59,13 @@ class Sdpa(Contender):
 
     def _heads_first(self, point: Point, inputs: Inputs) -> Attention:
         """The call on [batch, heads, seqlen, dim]."""
+        gqa = point.heads != point.heads_kv
+        options: dict[str, Any] = {"enable_gqa": gqa, "dropout_p": point.dropout}
+        if inputs.bias is not None:  # it has the mask
+            learned, constant = inputs.bias, inputs.bias.detach()
+            return lambda q, k, v: F.scaled_dot_product_attention(
+                q, k, v, attn_mask=learned if q.requires_grad else constant, **options
+            )
         square = point.seqlen_q == point.seqlen_k
         # PyTorch aligns is_causal to the top left, ours to the bottom right: the same in a square.
         causal = point.mask == "causal" and square
@@ -70,9 +77,7 @@ class Sdpa(Contender):
                 mask = causal_lower_right(point.seqlen_q, point.seqlen_k)
         elif point.mask not in ("full", "causal"):
             mask = visible(point.seqlen_q, point.seqlen_k, point.bounds, inputs.q.device)
-        gqa = point.heads != point.heads_kv
-
-        options: dict[str, Any] = {"attn_mask": mask, "is_causal": causal, "enable_gqa": gqa}
+        options |= {"attn_mask": mask, "is_causal": causal}
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)
 
 
@@ -106,7 +111,7 @@ class Math(Sdpa):
     backend = SDPBackend.MATH
 
     def refuses(self, point: Point, direction: str) -> str | None:
-        return "scaled_dot_product_attention has no softcap" if point.softcap else None
+        return None
 
     def build(self, point: Point, inputs: Inputs) -> Attention:
         if not point.varlen:
@@ -123,7 +128,13 @@ class Math(Sdpa):
             documents = zip(lengths, parts[0], parts[1], parts[2], strict=True)
             outs = [
                 F.scaled_dot_product_attention(
-                    q1, k1, v1, attn_mask=masks.get(n), is_causal=causal, enable_gqa=gqa
+                    q1,
+                    k1,
+                    v1,
+                    attn_mask=masks.get(n),
+                    dropout_p=point.dropout,
+                    is_causal=causal,
+                    enable_gqa=gqa,
                 )
                 for n, q1, k1, v1 in documents
             ]
@@ -140,11 +151,13 @@ class Flash(Sdpa):
     role = PEER
     needs = "fp16 or bf16 on an NVIDIA GPU; any dtype on a CPU"
     backend = SDPBackend.FLASH_ATTENTION
+    function = "the FLASH backend of scaled_dot_product_attention"
+    features = frozenset({"dropout"})
     dense_mask = False
 
     def refuses(self, point: Point, direction: str) -> str | None:
         if point.varlen:
-            return "scaled_dot_product_attention has no softcap" if point.softcap else None
+            return "varlen_attn has no dropout" if point.dropout else None
         return super().refuses(point, direction)
 
     def build(self, point: Point, inputs: Inputs) -> Attention:
@@ -167,7 +180,7 @@ class Flash(Sdpa):
         def call(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            out, lse, *_ = op(q, k, v, 0.0, causal)
+            out, lse, *_ = op(q, k, v, point.dropout, causal)
             return out, lse
 
         return call, _turned(inputs)
