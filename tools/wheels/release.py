@@ -91,7 +91,8 @@ def audited(wheel: Path, out: Path) -> Path:
 def check_nothing_added(wheel: Path, repaired: Path) -> None:
     """Stop where auditwheel has put a library of this machine into the wheel."""
     before, after = (set(zipfile.ZipFile(path).namelist()) for path in (wheel, repaired))
-    if added := {name for name in after - before if ".dist-info/" not in name}:
+    files = {name for name in after - before if not name.endswith("/")}
+    if added := {name for name in files if ".dist-info/" not in name}:
         raise SystemExit(f"{repaired.name}: auditwheel added {sorted(added)}, expected nothing")
 
 
