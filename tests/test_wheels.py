@@ -134,8 +134,8 @@ def test_named_folders_come_before_installed_kernels(site, tmp_path):
 def test_a_folder_cannot_be_added_too_late(tmp_path):
     code = f"""
 def add(folder):
-    failed = core.core().cute_attention_add_kernel_folder(folder)
-    return core.core().cute_attention_last_error().decode() if failed else ""
+    failed = core().cute_attention_add_kernel_folder(folder)
+    return core().cute_attention_last_error().decode() if failed else ""
 before = add(b"{tmp_path}")
 libraries()
 answer = [before, add(b"{tmp_path}"), add(b"/elsewhere")]"""
