@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,12 @@ from project import ROOT, build_kernels, licenses, metadata, run
 from release import build_core, build_kernel_wheel, report
 
 FAMILY = "sm80"
+# Without what would lead Python or the core to another package.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if name != "PYTHONPATH" and not name.startswith("CUTE_ATTENTION_")
+}
 OLD_VERSION = "0.0.1"
 
 # Imports the package, computes with it, and says which libraries it has found.
@@ -91,14 +98,18 @@ def _check_wrong_versions(folder: Path, pip: tuple, library: Path, remedy: str) 
 
 def _ask(python: Path, folder: Path) -> list:
     command = [python, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
 def _info(folder: Path) -> str:
     """What the console script says."""
     command = [folder / "venv" / "bin" / "cute-attention", "info"]
-    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
 
 
 def expect(true: bool, otherwise: str) -> None:
