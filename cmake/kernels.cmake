@@ -112,11 +112,16 @@ function(cute_attention_add_kernel_library arch flags tables)
     set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Static)
   endforeach()
   set_target_properties(${library} PROPERTIES NO_SONAME ON)
+  cute_attention_lower_glibc(${library})
   target_link_options(${library} PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined)
   install(TARGETS ${library} LIBRARY DESTINATION lib)
   list(LENGTH built count)
   message(STATUS "cute-attention: ${arch}: ${count} rows, ${build}")
 endfunction()
+
+# Only this file knows the version, so that a new version compiles no kernel again.
+set_source_files_properties(src/device.cu PROPERTIES
+  COMPILE_DEFINITIONS CUTE_ATTENTION_VERSION="${PROJECT_VERSION}")
 
 set(archs "${CUTE_ATTENTION_ARCHS}")
 if(archs STREQUAL "auto")

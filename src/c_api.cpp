@@ -211,6 +211,10 @@ int32_t cute_attention_backward(BackwardParams const* params, DType dtype, int32
   return guarded([&] { backward(pointee("params", params), dtype, arch, device, stream); });
 }
 
+int32_t cute_attention_add_kernel_folder(char const* folder) {
+  return guarded([&] { add_kernel_folder(&pointee("folder", folder)); });
+}
+
 char const* cute_attention_last_error() { return last_error.c_str(); }
 
 char const* cute_attention_build_json() {

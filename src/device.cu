@@ -64,8 +64,8 @@ char const* error_string(int32_t cuda_error) {
 
 KernelLibrary kernel_library(char const* name, char const* build, KernelRow const* rows,
                              int32_t row_count) {
-  return {kKernelLibraryAbi, name,         build,       row_count,    rows,
-          &device_count,     &device_info, &set_device, &error_string};
+  return {kKernelLibraryAbi, CUTE_ATTENTION_VERSION, name,        build,        row_count, rows,
+          &device_count,     &device_info,           &set_device, &error_string};
 }
 
 }  // namespace cute_attention

@@ -1,5 +1,5 @@
-// device.h: the part of a KernelLibrary that is the same in every kernel library: the ABI version
-// and the functions that ask the CUDA runtime.
+// device.h: the part of a KernelLibrary that is the same in every kernel library: the ABI, the
+// version and the functions that ask the CUDA runtime.
 #pragma once
 
 #include "cute_attention/kernel_library.h"

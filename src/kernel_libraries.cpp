@@ -1,11 +1,14 @@
 #include "kernel_libraries.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <regex>
 #include <stdexcept>
 
@@ -15,50 +18,80 @@
 namespace cute_attention {
 namespace {
 
-namespace fs = std::filesystem;
+std::string const kLibraryPrefix = "libcute_attention_";
+std::string const kLibrarySuffix = ".so";
 
-std::vector<fs::path> search_folders() {
-  std::vector<fs::path> folders;
+// The folders that callers added; add_kernel_folder() fills it until the libraries are loaded.
+std::mutex added_mutex;
+std::vector<std::string> added_folders;
+bool added_all = false;
+
+std::string folder_of(std::string const& path) { return path.substr(0, path.rfind('/')); }
+
+// The path without links and dots; the path itself if there is no such file.
+std::string canonical(std::string const& path) {
+  std::unique_ptr<char, decltype(&std::free)> const real(realpath(path.c_str(), nullptr),
+                                                         &std::free);
+  return real == nullptr ? path : real.get();
+}
+
+std::vector<std::string> search_folders() {
+  std::vector<std::string> folders;
   if (char const* const path = std::getenv("CUTE_ATTENTION_KERNEL_PATH")) {
     std::string const list = path;
     for (size_t begin = 0; begin <= list.size();) {
       size_t const end = std::min(list.find(':', begin), list.size());
-      if (end > begin) folders.emplace_back(list.substr(begin, end - begin));
+      if (end > begin) folders.push_back(list.substr(begin, end - begin));
       begin = end + 1;
     }
   }
   Dl_info core;
   if (dladdr(reinterpret_cast<void const*>(&kernel_libraries), &core) != 0) {
-    folders.push_back(fs::absolute(core.dli_fname).parent_path());
+    folders.push_back(folder_of(canonical(core.dli_fname)));
   }
+  std::lock_guard<std::mutex> const lock(added_mutex);
+  added_all = true;
+  folders.insert(folders.end(), added_folders.begin(), added_folders.end());
   return folders;
 }
 
-bool is_kernel_library(fs::path const& path) {
-  std::string const name = path.filename().string();
-  return name.rfind("libcute_attention_", 0) == 0 && path.extension() == ".so" &&
+bool is_kernel_library(std::string const& name) {
+  return name.rfind(kLibraryPrefix, 0) == 0 && name.size() > kLibrarySuffix.size() &&
+         name.compare(name.size() - kLibrarySuffix.size(), std::string::npos, kLibrarySuffix) ==
+             0 &&
          name != "libcute_attention_torch.so";
 }
 
-std::vector<fs::path> find_libraries() {
-  std::vector<fs::path> found;
-  for (fs::path const& folder : search_folders()) {
-    std::vector<fs::path> here;
-    std::error_code error;  // not looked at: a folder that cannot be read counts as empty
-    for (auto const& entry : fs::directory_iterator(folder, error)) {
-      fs::path const path = fs::weakly_canonical(entry.path(), error);
-      if (is_kernel_library(path)) here.push_back(path);
+// std::filesystem is not used: its functions are not in the libstdc++ of manylinux_2_28.
+std::vector<std::string> find_libraries() {
+  std::vector<std::string> found;
+  for (std::string const& folder : search_folders()) {
+    std::vector<std::string> here;
+    // A folder that cannot be read counts as empty.
+    std::unique_ptr<DIR, int (*)(DIR*)> const directory(opendir(folder.c_str()), &closedir);
+    while (dirent const* const entry = directory ? readdir(directory.get()) : nullptr) {
+      if (is_kernel_library(entry->d_name)) here.push_back(canonical(folder + '/' + entry->d_name));
     }
     std::sort(here.begin(), here.end());
-    for (fs::path const& path : here) {
+    for (std::string const& path : here) {
       if (std::find(found.begin(), found.end(), path) == found.end()) found.push_back(path);
     }
   }
   return found;
 }
 
-LoadedLibrary load(fs::path const& path) {
-  LoadedLibrary library{path.string(), nullptr, ""};
+// What mends a library that does not fit this core: the package that contains the right one, if
+// there is a package of that family, or another build.
+std::string remedy(std::string const& path) {
+  size_t const begin = path.rfind('/') + 1 + kLibraryPrefix.size();
+  std::string const family = path.substr(begin, path.size() - kLibrarySuffix.size() - begin);
+  if (family != "sm80" && family != "sm90") return "rebuild it";
+  return "pip install \"cute-attention[" + family +
+         "]==" CUTE_ATTENTION_VERSION "\", or rebuild it";
+}
+
+LoadedLibrary load(std::string const& path) {
+  LoadedLibrary library{path, nullptr, ""};
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     library.error = dlerror();
@@ -73,7 +106,12 @@ LoadedLibrary load(fs::path const& path) {
   KernelLibrary const* const table = entry();
   if (table->abi != kKernelLibraryAbi) {
     library.error = "it has kernel ABI " + std::to_string(table->abi) + ", this core has " +
-                    std::to_string(kKernelLibraryAbi) + ": rebuild it";
+                    std::to_string(kKernelLibraryAbi) + ": " + remedy(path);
+    return library;
+  }
+  if (table->version != std::string(CUTE_ATTENTION_VERSION)) {
+    library.error = std::string("it is of version ") + table->version +
+                    ", this core of version " CUTE_ATTENTION_VERSION ": " + remedy(path);
     return library;
   }
   library.table = table;
@@ -96,7 +134,7 @@ std::regex wanted_names() {
 KernelLibraries load_all() {
   KernelLibraries all;
   std::regex const wanted = wanted_names();
-  for (fs::path const& path : find_libraries()) {
+  for (std::string const& path : find_libraries()) {
     LoadedLibrary const& library = all.libraries.emplace_back(load(path));
     if (library.table == nullptr) continue;
     for (int32_t i = 0; i < library.table->row_count; ++i) {
@@ -148,6 +186,16 @@ std::vector<DeviceInfo> query_devices() {
 KernelLibraries const& kernel_libraries() {
   static KernelLibraries const all = load_all();
   return all;
+}
+
+void add_kernel_folder(std::string const& folder) {
+  std::lock_guard<std::mutex> const lock(added_mutex);
+  if (std::find(added_folders.begin(), added_folders.end(), folder) != added_folders.end()) return;
+  if (added_all) {
+    throw std::invalid_argument("folder is " + folder +
+                                ", expected before the kernel libraries are loaded");
+  }
+  added_folders.push_back(folder);
 }
 
 std::vector<DeviceInfo> const& devices() {

@@ -24,10 +24,16 @@ def has_two_kernels(row: TableRow) -> bool:
     return is_backward and row.warps != 4 * (1 + row.tile_n // 64)
 
 
+def _numbers_of_a_query(row: TableRow) -> int:
+    """The bytes of the LSE and delta of a query in the backward, and of its random word."""
+    return 4 * (3 if "dropout" in row.score_mods else 2)
+
+
 def _largest_of_two_kernels(row: TableRow) -> int:
     columns = row.head_dim + row.head_dim_v
     # K and V have one buffer. Q, dO, LSE and delta have one for each stage, factors in fp32 two.
-    grad_kv = 2 * columns * (row.tile_n + row.stages * STEP) + 8 * row.stages * STEP
+    grad_kv = 2 * columns * (row.tile_n + row.stages * STEP)
+    grad_kv += _numbers_of_a_query(row) * row.stages * STEP
     grad_kv += 2 * 4 * STEP * row.tile_n
     # Q and dO have one buffer, K two and V one. If there is room, V has one more, and so has K.
     k, v = 2 * STEP * row.head_dim, 2 * STEP * row.head_dim_v
@@ -45,7 +51,8 @@ def tile_bytes(row: TableRow) -> int:
     k_and_v = row.tile_n * (row.head_dim + row.head_dim_v)
     scores = row.tile_m * row.tile_n
     # K and V of the backward have one buffer. Q, dO, LSE and delta have one for each stage.
-    backward = 2 * (k_and_v + row.stages * (q + o)) + 8 * row.stages * row.tile_m
+    backward = 2 * (k_and_v + row.stages * (q + o))
+    backward += _numbers_of_a_query(row) * row.stages * row.tile_m
     if row.arch == "sm90" and row.direction == "backward":  # two buffers of dS, and dQ in fp32
         return backward + 2 * 2 * scores + 4 * q
     if row.arch == "sm90":  # Q has two buffers if they fit; O does not go through shared memory

@@ -19,6 +19,7 @@ from cute_attention.native import core
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE = ROOT / "tests" / "cpp" / "fake_kernel_library.cpp"
+VERSION = core.build_info()["version"] if core.available() else ""
 SMALL, LARGE = "fake_sm80_d64_small", "fake_sm80_d64_large"
 
 # The core needs no torch: without the package's __init__, such a process starts in no time.
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.skipif(not core.available(), reason="the core library i
 def build(folder: Path, name: str = "fake", **macros: object) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / f"libcute_attention_{name}.so"
+    macros = {"CUTE_ATTENTION_VERSION": f'"{VERSION}"'} | macros
     defines = [f"-D{macro}={value}" for macro, value in macros.items()]
     command = ["c++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", *defines]
     subprocess.run([*command, f"-I{ROOT}/include", FAKE, "-o", path], check=True)

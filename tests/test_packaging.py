@@ -17,6 +17,7 @@ from cute_attention.native import rows
 
 ROOT = Path(__file__).resolve().parents[1]
 CMAKE = shutil.which("cmake", path=sysconfig.get_path("scripts"))
+COMPILE = ("c++", "-std=c++17", "-shared", "-fPIC")
 
 pytestmark = [
     pytest.mark.xdist_group("packaging"),  # the wheel is built once
@@ -125,14 +126,15 @@ def test_layout_lab_runs_from_the_installed_package(installed, tmp_path):
     assert list((tmp_path / "cute-attention" / "layouts").glob("*.json"))
 
 
-def test_cpp_example_compiles_against_the_installed_package(installed, tmp_path):
+def test_cpp_example_compiles_against_the_installed_package(wheel, installed, tmp_path):
     build = tmp_path / "build"
     source = ROOT / "examples" / "cpp"
     run(CMAKE, "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={installed}")
     run(CMAKE, "--build", build)
     fake = ROOT / "tests" / "cpp" / "fake_kernel_library.cpp"
     plugin = tmp_path / "libcute_attention_fake.so"
-    run("c++", "-std=c++17", "-shared", "-fPIC", f"-I{installed}/include", fake, "-o", plugin)
+    version = f'-DCUTE_ATTENTION_VERSION="{wheel.stem.split("-")[1]}"'
+    run(*COMPILE, version, f"-I{installed}/include", fake, "-o", plugin)
 
     output = run(build / "list_kernels", CUTE_ATTENTION_KERNEL_PATH=str(tmp_path))
     libraries, kernels = map(json.loads, output.splitlines())

@@ -77,13 +77,19 @@ CUTE_ATTENTION_API int32_t cute_attention_backward(cute_attention::BackwardParam
 // The text of this thread's last error; valid until the next one.
 CUTE_ATTENTION_API char const* cute_attention_last_error();
 
+// Adds a folder to those that are searched for kernel libraries: the folders of the environment
+// variable CUTE_ATTENTION_KERNEL_PATH, the folder of this library, then those added, in order. It
+// must be called before a function that loads the kernel libraries; a folder that was added already
+// may be added again at any time. Returns 0, or 1 on an error.
+CUTE_ATTENTION_API int32_t cute_attention_add_kernel_folder(char const* folder);
+
 // What there is, as JSON: how the core was built, the kernel libraries that were found, the rows
 // that can be chosen, the GPUs, and what each row says to a problem. The text is valid until this
 // thread calls one of these functions again. They return null on an error, whose text
 // cute_attention_last_error() gives.
 //
-// The first call of any function but build_json loads the kernel libraries. Only devices_json, and
-// explain_json with a device, initialise CUDA.
+// The first call of any function but build_json and add_kernel_folder loads the kernel libraries.
+// Only devices_json, and explain_json with a device, initialise CUDA.
 CUTE_ATTENTION_API char const* cute_attention_build_json();
 CUTE_ATTENTION_API char const* cute_attention_libraries_json();
 CUTE_ATTENTION_API char const* cute_attention_kernels_json();

@@ -3,7 +3,8 @@
 //
 // A kernel library exports one function, which returns its table of rows. The macro
 // CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY is the function's name. At the first call the core loads
-// every such library that it finds, and refuses one that was built for another version of the ABI.
+// every such library that it finds, and refuses one that was built for another version of the ABI
+// or of this package.
 // All structs are plain data. The core never unloads a library, so pointers into it stay valid.
 #pragma once
 
@@ -18,7 +19,7 @@ namespace cute_attention {
 
 // The version of the ABI. Whoever changes a struct of this file, of config.h or of params.h, or
 // what a member of it means, raises it.
-constexpr uint32_t kKernelLibraryAbi = 8;
+constexpr uint32_t kKernelLibraryAbi = 9;
 
 // What dispatch and launch functions need to know of a GPU.
 struct DeviceInfo {
@@ -57,9 +58,10 @@ struct KernelRow {
 };
 
 struct KernelLibrary {
-  uint32_t abi;       // kKernelLibraryAbi
-  char const* name;   // "sm80", "sm90"
-  char const* build;  // compiler, targets and flags, for people
+  uint32_t abi;         // kKernelLibraryAbi
+  char const* version;  // of this package, "0.1.0"; the core refuses another than its own
+  char const* name;     // "sm80", "sm90"
+  char const* build;    // compiler, targets and flags, for people
   int32_t row_count;
   KernelRow const* rows;
 

@@ -10,6 +10,9 @@
 #ifndef FAKE_ABI
 #define FAKE_ABI kKernelLibraryAbi
 #endif
+#ifndef FAKE_VERSION
+#define FAKE_VERSION CUTE_ATTENTION_VERSION
+#endif
 #ifndef FAKE_SUFFIX
 #define FAKE_SUFFIX ""
 #endif
@@ -137,8 +140,9 @@ char const* error_string(int32_t error) { return error == kFakeError ? "fake fai
 
 extern "C" __attribute__((visibility("default"))) KernelLibrary const*
 CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY() {
-  static KernelLibrary const library{
-      FAKE_ABI, "fake", "g++", 7, kRows, &device_count, &device_info, &set_device, &error_string};
+  static KernelLibrary const library{FAKE_ABI,    FAKE_VERSION, "fake",        "g++",
+                                     7,           kRows,        &device_count, &device_info,
+                                     &set_device, &error_string};
   return &library;
 }
 

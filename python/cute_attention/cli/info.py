@@ -15,7 +15,7 @@ from ..arguments import DTYPE_NAMES
 from ..arguments import FEATURES as KERNEL_FEATURES
 from ..dispatch.backends import survey
 from ..dispatch.request import ENVIRONMENT
-from ..native import core
+from ..native import core, packages
 from ..native.binding import binding_error
 from ..problem import Problem
 
@@ -68,8 +68,11 @@ def _libraries() -> Iterator[str]:
     for library in libraries:
         state = library.error or f"{library.rows} rows, {library.build}"
         yield f"  {library.path}: {state}"
-    if not libraries:
-        yield "  no kernel library (build with CUTE_ATTENTION_ARCHS, such as '80;90a')"
+    found = {os.path.basename(library.path) for library in libraries}
+    for family in packages.FAMILIES:
+        if f"libcute_attention_{family}.so" not in found:
+            command = packages.install_command(family)
+            yield f"  no {family} kernels: {command}, or build with CUTE_ATTENTION_ARCHS"
 
 
 def _rows() -> Iterator[str]:

@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..native import binding, core
+import torch
+
+from ..native import binding, core, packages
 from ..native.core import Candidate
 from ..ops.schema import BRIEF_KERNELS, KERNELS, REFERENCE, Family
 from ..problem import Problem
@@ -60,6 +62,10 @@ class Kernels(Backend):
         rows = tuple(row for row in candidates if row.backend == self.name)
         if not rows:
             refused = [f"{entry.path}: {entry.error}" for entry in core.libraries() if entry.error]
+            if not refused and self.name in _families_for(device):
+                return self._refuse(
+                    f"no {self.name} kernel is loaded: {packages.install_command(self.name)}"
+                )
             return self._refuse(f"no {self.name} kernel is loaded", *refused)
         if ordinal is None:
             return Report(self.name, False, (f"q is on {device}, not on a CUDA device",), rows)
@@ -80,6 +86,14 @@ class Reference(Backend):
     def report(self, problem: Problem) -> Report:
         """It serves."""
         return Report(self.name, True, ())
+
+
+def _families_for(device: torch.device | None) -> tuple[str, ...]:
+    """The families that would serve a device if their kernels were installed."""
+    if device is None or device.type != "cuda" or not torch.cuda.is_available():
+        return ()
+    major, minor = torch.cuda.get_device_capability(device)
+    return packages.families_for(major * 10 + minor)
 
 
 def _whole_vectors(head_dim: int) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..problem import Problem
+from .packages import kernel_folders
 from .rows import Columns
 
 _PACKAGE = __name__.partition(".")[0]
@@ -130,6 +131,9 @@ def core() -> ctypes.CDLL:
     for name in ("build", "libraries", "kernels", "devices", "explain"):
         getattr(library, f"cute_attention_{name}_json").restype = ctypes.c_char_p
     library.cute_attention_last_error.restype = ctypes.c_char_p
+    for kernels in kernel_folders():
+        if library.cute_attention_add_kernel_folder(os.fsencode(kernels)) != 0:
+            raise OSError(f"cute_attention: {library.cute_attention_last_error().decode()}")
     return library
 
 
