@@ -4,8 +4,8 @@
 #include <new>
 #include <sstream>
 
-// glibc 2.32 has this variable, which says whether the process has one thread alone. std::shared_ptr
-// then counts without atomic instructions. "No" is always right.
+// glibc 2.32 has this variable, which says whether the process has one thread alone.
+// std::shared_ptr then counts without atomic instructions. "No" is always right.
 extern "C" {
 char __libc_single_threaded = 0;
 }
