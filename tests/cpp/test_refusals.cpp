@@ -124,6 +124,18 @@ std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
          call.params.alibi_slopes = {static_cast<float const*>(testing::device_memory()),
                                      int64_t(1) << 40, 1};
        }},
+      {"dropout.drop_count is 257, expected 0 to 256",
+       [](Call& call) {
+         call.params.dropout = {static_cast<uint64_t const*>(testing::device_memory()), 257};
+       }},
+      {"dropout.drop_count is 1, expected 0 to 0",
+       [](Call& call) { call.params.dropout.drop_count = 1; }},
+      {"dropout.seed is 0x1004, expected a multiple of 8 bytes",
+       [](Call& call) { call.params.dropout.seed = reinterpret_cast<uint64_t const*>(0x1004); }},
+      {"it does not serve dropout",
+       [](Call& call) {
+         call.params.dropout = {static_cast<uint64_t const*>(testing::device_memory()), 26};
+       }},
       {"it does not serve alibi_slopes",
        [](Call& call) {
          call.params.alibi_slopes = {static_cast<float const*>(testing::device_memory()), 0, 1};

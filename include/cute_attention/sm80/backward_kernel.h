@@ -378,8 +378,8 @@ struct BackwardKernel {
       sums.end(thread);
     } else {
       int other = Operands::column_after(warp_column, 1);
-      Tensor tdVrdO =
-          load_operand_b(mma, addresses.part_of_grad_o(stage, other));  // (MMA, MMA_DV, MMA_M)
+      Tensor tdVrdO =  // (MMA, MMA_DV, MMA_M)
+          load_operand_b(mma, addresses.part_of_grad_o(stage, other));
       await_scores();
       sums.end(thread);
       gemm_register_b(mma, addresses.part_of_p(other), tdVrdO, tdVrdV);

@@ -283,8 +283,8 @@ struct BackwardCompute {
       auto const& stage = shared.stages[ring.stage];
       auto const tile = score_tile(work, stage.m_block, tSrS, packing);
       KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
-      Tensor tdPsDelta =
-          row_numbers<Traits>(thread, shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
+      Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
+          row_numbers<Traits>(thread, shared.delta[ring.stage]);
       CUTE_UNROLL
       for (int k = 0; k < size<2>(tdVrP); ++k) {  // block after block: fewer words in registers
         auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);

@@ -77,7 +77,8 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     }
     if constexpr (kDrops) {
       auto const kept = kept_of(work, shared.stages[ring.stage], tSrS);
-      // A factor is never negative: the sign says that its score is dropped.
+      // Without a map a factor is P, never negative: its sign says that its score is dropped.
+      static_assert(Scores::kMasksFirst, "a derivative may be rounded to less than 0");
       write_factors(rS, sLse, terms, [&](FragmentS& factors) {
         CUTE_UNROLL
         for (int i = 0; i < size(factors); ++i) {
@@ -234,8 +235,8 @@ struct GradKCompute : GradKvConsumer<Row, GradKCompute<Row>> {
     if constexpr (kDrops) {
       clear_dropped(tdPrdP);
     }
-    Tensor tdPsDelta =
-        row_numbers<Traits>(thread, shared.delta[ring.stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
+        row_numbers<Traits>(thread, shared.delta[ring.stage]);
     CUTE_UNROLL
     for (int i = 0; i < size(tdPrdP); ++i) {
       tdPrdP(i) += tdPsDelta(i);
