@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from cute_attention import flash_attn, flash_attn_interface
+from cute_attention.cache_arguments import CacheArguments
 from cute_attention.flash_attn.layers.rotary import apply_rotary_emb
-from cute_attention.integrations.flash_attn.cache import CacheCall, _append
+from cute_attention.inference.lowered import _append
 from flash_attn_plain import CLOSE, cumulative, plain, rotated
 
 BATCH, ROOM, HEADS, HEADS_KV, DIM = 3, 24, 4, 2, 16
@@ -280,7 +281,7 @@ def test_tokens_that_the_host_has_not_counted(packed: bool, paged: bool) -> None
     if paged:
         caches = rand(7, 4, HEADS_KV, DIM), rand(7, 4, HEADS_KV, DIM)
         table = torch.tensor([[6, 0, 1], [3, 4, 5], [2, 2, 2]], dtype=torch.int32)
-        given["table"] = table
+        given["block_table"] = table
         places = [(6, 0), (6, 1), (6, 2)], [(5, 3)]
     else:
         caches = rand(BATCH, 12, HEADS_KV, DIM), rand(BATCH, 12, HEADS_KV, DIM)
@@ -292,10 +293,9 @@ def test_tokens_that_the_host_has_not_counted(packed: bool, paged: bool) -> None
                 cache[target] = new[b, i]
     if packed:  # with rows that belong to no sequence
         k, v = (torch.cat((t.flatten(0, 1), rand(2, HEADS_KV, DIM))) for t in (k, v))
-        given["cu_seqlens_new"] = cumulative(3, 3, 3)
+        given["cu_seqlens_k_new"] = cumulative(3, 3, 3)
     q = rand(BATCH, 1, HEADS, DIM)
-    call = CacheCall("test", "block_table", q, *caches, lengths, {}, k, v, **given)
-    _append(call, is_checked=False)
+    _append(CacheArguments(q, *caches, lengths, "reference", 1.0, k=k, v=v, **given))
     for cache, want in zip(caches, wanted, strict=True):
         assert torch.equal(cache, want)
 

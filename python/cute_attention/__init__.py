@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import inference as inference  # defines its ops
 from .api import attention, attention_varlen
 from .dispatch.explain import Explanation, explain, kernels
 from .dispatch.request import use_backend

@@ -13,3 +13,15 @@ class BackendError(NotImplementedError):
 
 class FallbackWarning(UserWarning):
     """No kernel serves a call on a GPU, so the slower `reference` backend does; once per reason."""
+
+
+class PageError(ValueError, RuntimeError):
+    """A `block_table` is too short for a sequence, or names no page where one is needed.
+
+    It is also a RuntimeError, which is what flash-attn raises.
+    """
+
+
+class OutOfPagesError(RuntimeError):
+    """A `PagedCache` has no free page left. Nothing was changed: the call can be made again once
+    sequences have been freed."""

@@ -92,24 +92,39 @@ def with_defaults(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def documented(function: Function) -> Function:
-    """Shows the options of a function that takes `**options` one by one, to `help` and to
-    `inspect`: in its signature, and in its docstring for the line that stands for them."""
-    signature = inspect.signature(function, eval_str=True)
-    hints = get_type_hints(AllOptions)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hints[name]
+def documenting(
+    options: type, all_options: type, defaults: Mapping[str, Any]
+) -> Callable[[Function], Function]:
+    """A decorator that shows the options of a function that takes `**options` one by one, to `help`
+    and to `inspect`: in its signature, and in its docstring for the line that stands for them.
+
+    Args:
+        options: a TypedDict whose docstring has the meanings.
+        all_options: one that has the types, those of `options` among them.
+        defaults: of all of them.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function, eval_str=True)
+        hints = get_type_hints(all_options)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hints[name]
+            )
+            for name, value in defaults.items()
+        ]
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*own, *shown]
         )
-        for name, value in DEFAULTS.items()
-    ]
-    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*own, *options]
-    )
-    if function.__doc__ and Options.__doc__:  # python -OO has neither
-        meanings = inspect.cleandoc(Options.__doc__).split("Args:\n")[1]
-        lines = textwrap.indent(textwrap.dedent(meanings), "    ")
-        text = inspect.cleandoc(function.__doc__)
-        function.__doc__ = re.sub(r"    \*\*options:.*\n", lambda _: lines + "\n", text)
-    return function
+        if function.__doc__ and options.__doc__:  # python -OO has neither
+            meanings = inspect.cleandoc(options.__doc__).split("Args:\n")[1]
+            lines = textwrap.indent(textwrap.dedent(meanings), "    ")
+            text = inspect.cleandoc(function.__doc__)
+            function.__doc__ = re.sub(r"    \*\*options:.*\n", lambda _: lines + "\n", text)
+        return function
+
+    return decorate
+
+
+documented = documenting(Options, AllOptions, DEFAULTS)

@@ -28,22 +28,24 @@ class Explanation:
     call: str  # the call in words
     requested: str  # what was asked for, and by what
     chosen: str | None  # the backend of the forward; None where the one asked for cannot serve
-    chosen_backward: str
+    chosen_backward: str  # empty where there is no backward
     forward: tuple[Report, ...]  # every backend, fastest first, with its rows
     backward: tuple[Report, ...]
 
     def __str__(self) -> str:
         verdict = self.chosen or "none: the call raises BackendError"
-        return "\n".join(
-            [
-                f"call:     {self.call}",
-                f"asked:    {self.requested}",
-                f"forward:  {verdict}",
-                table(self.forward, self.chosen, estimates=True),
+        lines = [
+            f"call:     {self.call}",
+            f"asked:    {self.requested}",
+            f"forward:  {verdict}",
+            table(self.forward, self.chosen, estimates=True),
+        ]
+        if self.chosen_backward:
+            lines += [
                 f"backward: {self.chosen_backward}",
                 table(self.backward, self.chosen_backward, estimates=True),
             ]
-        )
+        return "\n".join(lines)
 
     __repr__ = __str__
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..arguments import Arguments
+from ..cache_arguments import CacheArguments
+from . import cache as cache  # defines the ops that are named below
 from .schema import backward_arguments, forward_arguments, spelled_out
 
 
@@ -44,10 +46,34 @@ def _backward(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
     return 2 * _pairs(call) * call.q.shape[-2] * products
 
 
+def _cached(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Each query counts with all tokens of its sequence, the new ones and the padding included; all
+    that there is room for where cache_seqlens has no values."""
+    call = CacheArguments(*args, **kwargs)
+    heads, head_dim = call.q.shape[-2:]
+    if call.qv is not None:
+        head_dim += call.qv.shape[-1]
+    products = 2 * heads * (head_dim + call.v_cache.shape[-1])
+    queries: list[int] = [call.q.shape[0 if call.packed else 1]] * call.batch
+    if _is_hollow(call.cache_seqlens):
+        rows = call.q.shape[0] if call.packed else sum(queries)
+        return products * rows * call.room
+    if call.cu_seqlens_q is not None:
+        queries = call.cu_seqlens_q.diff().tolist()
+    new = [0] * call.batch
+    if call.cu_seqlens_k_new is not None:
+        new = call.cu_seqlens_k_new.diff().tolist()
+    elif call.k is not None:
+        new = [call.k.shape[1]] * call.batch
+    lengths = zip(queries, call.cache_seqlens.tolist(), new, strict=True)
+    return products * sum(many * (cached + more) for many, cached, more in lengths)
+
+
 _OPS = torch.ops.cute_attention
 for _prefix in ("", "reference_"):
     register_flop_formula(getattr(_OPS, f"{_prefix}forward"), get_raw=True)(_forward)
     register_flop_formula(getattr(_OPS, f"{_prefix}backward"), get_raw=True)(_backward)
+    register_flop_formula(getattr(_OPS, f"{_prefix}cached_forward"), get_raw=True)(_cached)
 for _prefix in ("brief_", "brief_packed_"):
     register_flop_formula(getattr(_OPS, f"{_prefix}forward"), get_raw=True)(spelled_out(_forward))
     register_flop_formula(getattr(_OPS, f"{_prefix}backward"), get_raw=True)(

@@ -79,7 +79,7 @@ def length(name: str, label: str, value: Any) -> Any:
 
 # What our options are called there.
 _LABELS = {"scale": "softmax_scale", "window": "window_size", "return_lse": "return_attn_probs"}
-_MESSAGE = re.compile(r"attention(?:_varlen)?: (\w+)(.*)", re.DOTALL)
+_MESSAGE = re.compile(r"attention(?:_varlen|_with_cache)?: (\w+)(.*)", re.DOTALL)
 
 
 def renamed(name: str, error: Exception, labels: Mapping[str, str] | None = None) -> Exception:
@@ -87,7 +87,7 @@ def renamed(name: str, error: Exception, labels: Mapping[str, str] | None = None
 
     Args:
         name: the function of flash-attn that was called.
-        error: what `attention` or `attention_varlen` raised.
+        error: what `attention`, `attention_varlen` or `attention_with_cache` raised.
         labels: what further arguments are called there, by our names.
     """
     match = _MESSAGE.fullmatch(str(error))

@@ -1,15 +1,15 @@
-"""flash_attn_with_kvcache of flash-attn 2, and the checks of calls with a cache."""
+"""flash_attn_with_kvcache of flash-attn 2, and what that of FlashAttention-3 shares with it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...checks import on_device, tensors, type_name
+from ...inference.api import attention_with_cache
 from .arguments import WindowSize, options_of, renamed
-from .cache import CacheCall, attend_to_cache
-from .pages import check_integers, check_table
-from .rotary import check_angles
+from .pages import int32
 
 
 def flash_attn_with_kvcache(
@@ -58,7 +58,7 @@ def flash_attn_with_kvcache(
         softcap: see there.
         rotary_interleaved: pairs are neighbours; else number i and number `i + rotary_dim / 2`.
         alibi_slopes: see there.
-        num_splits: a hint, which changes nothing here.
+        num_splits: a hint: into how many parts a kernel divides the keys.
         return_softmax_lse: return `(out, softmax_lse)`.
 
     Returns:
@@ -72,122 +72,57 @@ def flash_attn_with_kvcache(
     """
     name = "flash_attn_with_kvcache"
     try:
-        call = CacheCall(
-            name=name,
-            table_label="block_table",
-            q=q,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            lengths=-1 if cache_seqlens is None else cache_seqlens,
-            options=options_of(
-                name, softmax_scale, causal, window_size, softcap, alibi_slopes, False
-            ),
+        options = options_of(name, softmax_scale, causal, window_size, softcap, alibi_slopes, False)
+        out, lse = attend_to_cache(
+            (q, k_cache, v_cache, cache_seqlens),
             k=k,
             v=v,
-            cos=rotary_cos,
-            sin=rotary_sin,
-            interleaved=rotary_interleaved,
-            batch_idx=cache_batch_idx,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved,
+            cache_batch_idx=cache_batch_idx,
             leftpad=cache_leftpad,
-            table=block_table,
+            block_table=block_table,
+            num_splits=num_splits,
+            **options,
         )
-        out, lse = attend_to_cache(checked_call(call))
     except (TypeError, ValueError) as error:
-        raise renamed(name, error, {"k": "k_cache", "v": "v_cache"}) from None
+        raise renamed(name, error, CACHE_LABELS) from None
     return (out, lse) if return_softmax_lse else out
 
 
-def checked_call(call: CacheCall) -> CacheCall:
-    """A call whose tensors agree, with lengths where -1 stood for as many as there is room for."""
-    name, q, k_cache = call.name, call.q, call.k_cache
-    tensors(name, q=q, k_cache=k_cache, v_cache=call.v_cache)
-    rank = 4 if call.cu_seqlens_q is None else 3
-    for label, tensor, expected in (
-        ("q", q, rank),
-        ("k_cache", k_cache, 4),
-        ("v_cache", call.v_cache, 4),
+# What arguments of `attention_with_cache` are called by flash-attn.
+CACHE_LABELS = {"leftpad": "cache_leftpad", "return_lse": "return_softmax_lse"}
+
+
+@torch.no_grad()
+def attend_to_cache(call: tuple[Any, Any, Any, Any], **options: Any) -> tuple[Tensor, Tensor]:
+    """`attention_with_cache`, with integers of 64 bits too, and with the length of the longest
+    sequence where the host has it or reads it.
+
+    It reads lengths on a GPU for one purpose: with a table, outside of a CUDA graph, they decide
+    how many pages are copied for kernels that read none.
+    """
+    q, k_cache, v_cache, lengths = call
+    options = {name: int32(value) for name, value in options.items()}
+    lengths = int32(lengths)
+    options["max_seqlen_k"] = _longest(lengths, options)
+    return attention_with_cache(q, k_cache, v_cache, lengths, return_lse=True, **options)
+
+
+def _longest(lengths: Any, options: dict[str, Any]) -> int | None:
+    """The length of the longest sequence with its new tokens, at least; None where nobody says."""
+    k, packed = options.get("k"), options.get("cu_seqlens_k_new") is not None
+    new = k.shape[0 if packed else 1] if isinstance(k, Tensor) and k.dim() > 1 else 0
+    if isinstance(lengths, int):
+        return lengths + new
+    if (
+        options.get("block_table") is None
+        or not isinstance(lengths, Tensor)
+        or not lengths.is_cuda
+        or not lengths.numel()
+        or torch.compiler.is_compiling()
+        or torch.cuda.is_current_stream_capturing()
     ):
-        if tensor.dim() != expected:
-            raise ValueError(
-                f"{name}: {label} has shape {list(tensor.shape)}, expected {expected} dimensions"
-            )
-        on_device(name, label, tensor, q.device)
-    if call.v_cache.shape[:3] != k_cache.shape[:3]:
-        raise ValueError(
-            f"{name}: v_cache has shape {list(call.v_cache.shape)}, expected "
-            f"{[*k_cache.shape[:3], '*']} (all but the head dim must match k_cache)"
-        )
-    if call.table is not None:
-        check_table(name, call.table_label, call.table, q.device)
-    for label, value in (
-        ("cache_seqlens", call.lengths),
-        ("rotary_seqlens", call.rotary_lengths),
-        ("cache_batch_idx", call.batch_idx),
-        ("cache_leftpad", call.leftpad),
-    ):
-        if value is not None and not isinstance(value, int):
-            check_integers(name, label, value, call.batch, q.device)
-    for label, value in (
-        ("cu_seqlens_q", call.cu_seqlens_q),
-        ("cu_seqlens_k_new", call.cu_seqlens_new),
-    ):
-        if value is not None:
-            check_integers(name, label, value, call.batch + 1, q.device)
-    _check_rows(call)
-    _check_new(call)
-    if isinstance(call.lengths, int) and call.lengths < 0:
-        return call._replace(lengths=call.room)
-    return call
-
-
-def _check_rows(call: CacheCall) -> None:
-    """There is a cached sequence, or a row of the table, for each sequence."""
-    label, rows = (
-        ("k_cache", call.k_cache) if call.table is None else (call.table_label, call.table)
-    )
-    if call.batch_idx is None:
-        if rows.shape[0] < call.batch:
-            raise ValueError(
-                f"{call.name}: {label} has shape {list(rows.shape)}, expected at least "
-                f"{call.batch} rows (the batch of q)"
-            )
-        return
-    if call.batch_idx.is_cuda or torch.compiler.is_compiling():
-        return
-    if not all(0 <= row < rows.shape[0] for row in call.batch_idx.tolist()):
-        raise ValueError(
-            f"{call.name}: cache_batch_idx is {call.batch_idx.tolist()}, expected rows of {label} "
-            f"from 0 to {rows.shape[0] - 1}"
-        )
-
-
-def _check_new(call: CacheCall) -> None:
-    """k and v have the caches' dtypes and dimensions, and come with lengths; angles with k."""
-    name = call.name
-    for label, new, cache in (("k", call.k, call.k_cache), ("v", call.v, call.v_cache)):
-        if new is None and call.k is None and call.v is None:
-            continue
-        if not isinstance(new, Tensor):
-            raise TypeError(
-                f"{name}: {label} is {type_name(new)}, expected a torch.Tensor (k and v come "
-                "together)"
-            )
-        if new.dtype != cache.dtype:
-            raise TypeError(
-                f"{name}: {label} has dtype {new.dtype}, expected {cache.dtype} (that of "
-                f"{label}_cache)"
-            )
-        on_device(name, label, new, cache.device)
-        packed = call.cu_seqlens_new is not None
-        rows = [call.k.shape[0]] if packed else [call.batch, call.k.shape[1]]  # type: ignore[union-attr]
-        if list(new.shape) != [*rows, *cache.shape[2:]]:
-            raise ValueError(
-                f"{name}: {label} has shape {list(new.shape)}, expected {[*rows, *cache.shape[2:]]}"
-            )
-    if call.k is not None and isinstance(call.lengths, int) and call.lengths < 0:
-        raise ValueError(f"{name}: cache_seqlens is None, expected the lengths to append k at")
-    if call.cos is None and call.sin is None:
-        return
-    if call.k is None:
-        raise ValueError(f"{name}: rotary_cos is given, expected k and v with it")
-    check_angles(name, call.q, call.cos, call.sin, "rotary_")
+        return None
+    return int(lengths.max()) + new

@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 
 from ...checks import tensors
-from .pages import check_integers, check_room, check_table, gather
-from .spans import Spans, attend_spans, spans_of
+from ...inference.api import attention_with_cache
+from .arguments import renamed
+from .pages import check_integers, check_room, int32
+
+# What arguments of `attention_with_cache` are called here.
+_LABELS = {"k_cache": "k", "v_cache": "v", "cache_seqlens": "seqused_k", "leftpad": "leftpad_k"}
 
 
 def attend_pages(
@@ -23,8 +27,7 @@ def attend_pages(
     leftpad: Tensor | None = None,
     used: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output and LSE, without a gradient. The pages of all sequences are copied into one tensor,
-    `[batch, max_seqlen_k up to whole pages, heads_kv, head_dim]`.
+    """Output and LSE, without a gradient.
 
     Args:
         name: the function that was called.
@@ -38,31 +41,38 @@ def attend_pages(
         used: how many keys each sequence has, `[batch]`; None for what cu_seqlens_k says.
     """
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
-    tensors(name, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    check_table(name, "block_table", block_table, q.device)
+    tensors(name, q=q, k=k, v=v, block_table=block_table)
+    tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     batch = cu_seqlens_q.shape[0] - 1
-    check_integers(name, "cu_seqlens_q", cu_seqlens_q, batch + 1, q.device)
     check_integers(name, "cu_seqlens_k", cu_seqlens_k, batch + 1, q.device)
-    if block_table.shape[0] != batch:
-        raise ValueError(
-            f"{name}: block_table has shape {list(block_table.shape)}, expected [{batch}, pages of "
-            "a sequence] (as many rows as sequences)"
-        )
     for label, pages in (("k", k), ("v", v)):
         if pages.dim() != 4:
             raise ValueError(
                 f"{name}: {label} has shape {list(pages.shape)}, expected [pages, page_size, "
                 "heads_kv, head_dim] with a block_table"
             )
-    check_room(name, "block_table", block_table, k.shape[1], max_seqlen_k)
-    with torch.no_grad():
-        keys, values = (gather(pages, block_table, max_seqlen_k) for pages in (k, v))
-        room = keys.shape[1]
-        lengths = cu_seqlens_k.diff() if used is None else used
-        starts = torch.arange(batch, device=q.device) * room
-        ends = starts + lengths.clamp(max=room)
-        if leftpad is not None:
-            starts = torch.minimum(starts + leftpad, ends)
-        spans = Spans(starts, ends, max_seqlen_k, gap=room * (1 if leftpad is None else 2))
-        queries = spans_of(cu_seqlens_q, max_seqlen_q)
-        return attend_spans(q, keys.flatten(0, 1), values.flatten(0, 1), queries, spans, options)
+    if block_table.dim() == 2:
+        if block_table.shape[0] != batch:
+            raise ValueError(
+                f"{name}: block_table has shape {list(block_table.shape)}, expected [{batch}, "
+                "pages of a sequence] (as many rows as sequences)"
+            )
+        check_room(name, "block_table", block_table, k.shape[1], max_seqlen_k)
+    given = {key: value for key, value in options.items() if key != "deterministic"}
+    try:
+        with torch.no_grad():
+            return attention_with_cache(
+                q,
+                k,
+                v,
+                int32(cu_seqlens_k.diff() if used is None else used),
+                block_table=int32(block_table),
+                cu_seqlens_q=int32(cu_seqlens_q),
+                max_seqlen_q=max_seqlen_q,
+                max_seqlen_k=max_seqlen_k,
+                leftpad=int32(leftpad),
+                return_lse=True,
+                **given,
+            )
+    except (TypeError, ValueError) as error:
+        raise renamed(name, error, _LABELS) from None

@@ -1,45 +1,24 @@
-"""Keys and values from pages: where a token lies, and a copy of the tokens one after the other."""
+"""Arguments of flash-attn's functions that are tensors of integers, and the room of a table."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...checks import on_device, tensors, type_name
-
-
-def check_table(name: str, label: str, table: Tensor, device: torch.device) -> None:
-    """int32 `[batch, pages of a sequence]` on `device`."""
-    tensors(name, **{label: table})
-    if table.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: {label} has dtype {table.dtype}, expected torch.int32")
-    if table.dim() != 2:
-        raise ValueError(
-            f"{name}: {label} has shape {list(table.shape)}, expected [batch, pages of a sequence]"
-        )
-    on_device(name, label, table, device)
+from ...checks import on_device, type_name
+from ...errors import PageError
 
 
 def check_room(name: str, label: str, table: Tensor, page_size: int, tokens: int) -> None:
     """Raise where a sequence of `tokens` has more pages than a row of the table."""
     if tokens > table.shape[1] * page_size:
-        raise RuntimeError(
+        raise PageError(
             f"{name}: {label} has shape {list(table.shape)}, expected "
             f"[batch, at least {-(-tokens // page_size)}]: a sequence has {tokens} tokens, a page "
             f"holds {page_size}"
         )
-
-
-def check_entries(name: str, label: str, table: Tensor, page_size: int, pages: int,
-                  lengths: list[int]) -> None:  # fmt: skip
-    """Raise where a page that a sequence needs is none; for tables whose values can be read."""
-    for row, tokens in zip(table.tolist(), lengths, strict=True):
-        needed = row[: -(-tokens // page_size)]
-        wrong = [page for page in needed if not 0 <= page < pages]
-        if wrong:
-            raise RuntimeError(
-                f"{name}: {label} holds {wrong[0]}, expected pages from 0 to {pages - 1}"
-            )
 
 
 def check_integers(name: str, label: str, value: object, batch: int, device: torch.device) -> None:
@@ -53,18 +32,6 @@ def check_integers(name: str, label: str, value: object, batch: int, device: tor
     on_device(name, label, value, device)
 
 
-def gather(pages: Tensor, table: Tensor, tokens: int) -> Tensor:
-    """The first `tokens` of each sequence, up to whole pages, one sequence after the other.
-
-    Entries of the table for pages that a sequence does not need may hold anything.
-
-    Args:
-        pages: `[pages, page_size, heads_kv, head_dim]`.
-        table: `[batch, pages of a sequence]`.
-        tokens: how many of each sequence.
-
-    Returns:
-        A copy, `[batch, tokens up to whole pages, heads_kv, head_dim]`.
-    """
-    needed = table[:, : -(-tokens // pages.shape[1])].clamp(0, max(pages.shape[0] - 1, 0))
-    return pages[needed].flatten(1, 2)
+def int32(value: Any) -> Any:
+    """`value`, in int32 where it is a tensor of int64, which flash-attn's callers pass too."""
+    return value.int() if isinstance(value, Tensor) and value.dtype == torch.int64 else value

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ...api import attention, attention_varlen
 from ...checks import tensors
+from ...inference.spans import Spans, attend_spans, spans_of
 from .arguments import options_of, renamed
 from .dropout import check_dropout, draw_rng_state, ratio, rescaled, seed_of
 from .gradients import gradients, row_sums
 from .paged import attend_pages
 from .softmax import BLOCK_SIZE_N, dense_softmax, packed_softmax
-from .spans import Spans, attend_spans, spans_of
 from .varlen import Packing, packing_of
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, S_dmask, rng_state

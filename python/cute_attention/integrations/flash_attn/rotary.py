@@ -1,7 +1,4 @@
-"""Rotary embeddings: pairs of a head's first numbers, turned by an angle that depends on the place.
-
-The arithmetic is float32 (float64 where x is), and the result is rounded once.
-"""
+"""apply_rotary_emb of flash-attn: rotary embeddings as `semantics/rotary.py` defines them."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...checks import on_device, tensors
+from ...semantics.rotary import places_in, rotate
 
 
 def apply_rotary_emb(
@@ -65,43 +63,3 @@ def check_angles(name: str, x: Tensor, cos: object, sin: object, prefix: str = "
         )
     on_device(name, f"{prefix}cos", cos, x.device)
     on_device(name, f"{prefix}sin", sin, x.device)
-
-
-def places_in(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Of each of `rows` packed rows the sequence and the place in it; rows after the last sequence
-    count as the last one's."""
-    row = torch.arange(rows, device=cu_seqlens.device)
-    last = cu_seqlens.shape[0] - 2
-    ends = cu_seqlens[1:].long()  # of row's dtype
-    sequence = torch.searchsorted(ends, row, right=True).clamp(max=last)
-    return sequence, row - cu_seqlens[sequence]
-
-
-def rotate(
-    name: str, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool
-) -> Tensor:
-    """x `[..., heads, head_dim]` turned by the angles of `positions [...]`.
-
-    A position for which there is no angle raises where positions can be read; on a GPU, where
-    reading them would wait for it, it takes the last.
-    """
-    last = cos.shape[0] - 1
-    readable = positions.numel() and not positions.is_cuda and not torch.compiler.is_compiling()
-    if readable and int(positions.max()) > last:
-        raise ValueError(
-            f"{name}: cos and sin (rotary_cos and rotary_sin) have {last + 1} positions, expected "
-            f"at least {int(positions.max()) + 1}"
-        )
-    index = positions.clamp(0, max(last, 0))
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    # [..., 1, rotary_dim / 2]
-    cosine, sine = cos[index].to(dtype).unsqueeze(-2), sin[index].to(dtype).unsqueeze(-2)
-    half = cos.shape[1]
-    turned, rest = x[..., : 2 * half].to(dtype), x[..., 2 * half :]
-    if interleaved:
-        first, second = turned.unflatten(-1, (half, 2)).unbind(-1)
-    else:
-        first, second = turned.split(half, -1)
-    pair = first * cosine - second * sine, first * sine + second * cosine
-    joined = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat((joined.to(x.dtype), rest), -1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...checks import tensors
+from ...inference.merge import merge_attention
 from ..flash_attn.arguments import WindowSize
 
 
@@ -42,12 +43,9 @@ def flash_attn_combine(
         raise ValueError(
             f"{name}: out has shape {list(out.shape)}, expected {list(out_partial.shape[1:])}"
         )
-    parts = lse_partial.float()
-    lse = torch.logsumexp(parts, 0)
-    empty = parts == -torch.inf
-    weights = (parts - lse.masked_fill(lse == -torch.inf, 0.0)).exp()[..., None]
-    values = out_partial.float().masked_fill(empty[..., None], 0.0)
-    whole = (weights * values).sum(0)
+    lses = lse_partial.float().transpose(-1, -2)
+    whole, lse = merge_attention(out_partial.float(), lses)
+    lse = lse.transpose(-1, -2).contiguous()
     if out is None:
         return whole.to(out_partial.dtype if out_dtype is None else out_dtype), lse
     return out.copy_(whole), lse

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...api import attention
 from ...checks import tensors
+from ...inference.spans import attend_spans, equal_spans
 from ..flash_attn.arguments import WindowSize, options_of, refuse_descales, renamed
-from ..flash_attn.spans import attend_spans, equal_spans
 
 Results = Tensor | tuple[Tensor, Tensor]
 

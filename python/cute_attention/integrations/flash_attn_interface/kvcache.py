@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...checks import tensors
 from ..flash_attn.arguments import WindowSize, length, options_of, refuse_descales, renamed
-from ..flash_attn.cache import CacheCall, attend_to_cache
-from ..flash_attn.kvcache import checked_call
+from ..flash_attn.kvcache import CACHE_LABELS, attend_to_cache
 from .dense import check_chunk
 
 
@@ -79,8 +77,8 @@ def flash_attn_with_kvcache(
         softcap: see there.
         rotary_interleaved: pairs are neighbours; else number i and number `i + rotary_dim / 2`.
         scheduler_metadata: a hint, which changes nothing here.
-        num_splits: likewise.
-        pack_gqa: likewise.
+        num_splits: a hint: into how many parts a kernel divides the keys.
+        pack_gqa: a hint, which changes nothing here.
         sm_margin: likewise.
         return_softmax_lse: return `(out, softmax_lse)`.
 
@@ -98,33 +96,29 @@ def flash_attn_with_kvcache(
     try:
         refuse_descales(name, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
         check_chunk(name, attention_chunk)
-        if cu_seqlens_q is not None and max_seqlen_q is None:
-            tensors(name, q=q)
-            max_seqlen_q = q.shape[0]  # a bound that needs no reading
-        call = CacheCall(
-            name=name,
-            table_label="page_table",
-            q=q,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            lengths=-1 if cache_seqlens is None else cache_seqlens,
-            options=options_of(name, softmax_scale, causal, window_size, softcap, None, False),
+        options = options_of(name, softmax_scale, causal, window_size, softcap, None, False)
+        if max_seqlen_q is not None:
+            max_seqlen_q = length(name, "max_seqlen_q", max_seqlen_q)
+        out, lse = attend_to_cache(
+            (q, k_cache, v_cache, cache_seqlens),
             k=k,
             v=v,
             cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=length(name, "max_seqlen_q", max_seqlen_q or 0),
-            cu_seqlens_new=cu_seqlens_k_new,
-            cos=rotary_cos,
-            sin=rotary_sin,
-            interleaved=rotary_interleaved,
-            rotary_lengths=rotary_seqlens,
-            batch_idx=cache_batch_idx,
+            max_seqlen_q=max_seqlen_q,
+            cu_seqlens_k_new=cu_seqlens_k_new,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved,
+            rotary_seqlens=rotary_seqlens,
+            cache_batch_idx=cache_batch_idx,
             leftpad=cache_leftpad,
-            table=page_table,
+            block_table=page_table,
             qv=qv,
-            chunk=attention_chunk,
+            attention_chunk=attention_chunk,
+            num_splits=num_splits,
+            **options,
         )
-        out, lse = attend_to_cache(checked_call(call))
     except (TypeError, ValueError) as error:
-        raise renamed(name, error, {"k": "k_cache", "v": "v_cache"}) from None
+        labels = {**CACHE_LABELS, "block_table": "page_table"}
+        raise renamed(name, error, labels) from None
     return (out, lse) if return_softmax_lse else out

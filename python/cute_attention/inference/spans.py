@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...api import attention_varlen
+from ..api import attention_varlen
 
 
 class Spans(NamedTuple):

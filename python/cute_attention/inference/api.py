@@ -1,0 +1,123 @@
+"""`attention_with_cache`: attention to a cache of keys and values, which it extends in place."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from ..options import documenting
+from .checked import NAME, checked_cache
+from .choice import choose
+from .options import DEFAULTS, AllCacheOptions, CacheOptions, with_defaults
+
+
+@overload
+def attention_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | int | None,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[CacheOptions],
+) -> Tensor: ...
+
+
+@overload
+def attention_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | int | None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[CacheOptions],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | int | None,
+    *,
+    return_lse: bool,
+    **options: Unpack[CacheOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+@documenting(CacheOptions, AllCacheOptions, DEFAULTS)
+def attention_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | int | None,
+    **options: Unpack[AllCacheOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention to the keys and values of a cache, to which new ones may be appended first.
+
+    Sequence `b` has `n = cache_seqlens[b]` tokens in the cache, plus its new ones where `k` and `v`
+    are given, less `leftpad[b]`. Its queries stand at its last tokens: with a causal mask, 3
+    queries and 5 tokens in all (1 where query i sees token j)
+
+        1 1 1 0 0
+        1 1 1 1 0
+        1 1 1 1 1
+
+    The cache is contiguous, with room for as many tokens in each row, or of pages. What lies in it
+    beyond the tokens of a sequence is not read, and may be anything, NaN included. Nothing is read
+    on the host but where the reference backend runs, so a CUDA graph that a kernel serves can be
+    replayed with other lengths. There is no gradient.
+
+    Lengths and tables are checked where they are read: by the reference backend on every device. A
+    kernel cannot raise: new tokens for which there is no room, or no page, are not written, and
+    rows of a sequence that is longer than its room are right or NaN. A position without an angle
+    takes the last.
+
+    Args:
+        q: queries `[batch, seqlen_q, heads, head_dim]`, or with `cu_seqlens_q` packed `[total_q,
+            heads, head_dim]`; float16, bfloat16, float32 or float64.
+        k_cache: `[rows, room, heads_kv, head_dim]` with a row for each sequence; with a
+            `block_table` `[pages, page_size, heads_kv, head_dim]`. For a kernel page_size is a
+            multiple of 16. Of q's dtype and on its device.
+        v_cache: likewise, with a head dim of its own. It may be a view of `k_cache`, whose first
+            columns are then the values.
+        cache_seqlens: how many tokens of each sequence are in the cache before the call, padding on
+            the left included: int32 `[batch]` on q's device, or an int for all; None for all that
+            there is room for.
+        **options: those of `CacheOptions` in options.py.
+
+    Returns:
+        `out [batch, seqlen_q, heads, head_dim_v]`, packed `[total_q, heads, head_dim_v]`, in q's
+        dtype, contiguous. With `return_lse` the pair `(out, lse)`, where `lse [batch, heads,
+        seqlen_q]`, packed `[heads, total_q]`, is the natural logarithm of the softmax's
+        denominator, float32 (float64 where q is). A row that sees no key has output 0 and an LSE of
+        -inf (of `sink` where there is one).
+
+    Raises:
+        TypeError: an argument of the wrong type, or a tensor of the wrong dtype.
+        ValueError: shapes or devices that do not agree, a value out of range, or a tensor that
+            requires a gradient while gradients are recorded.
+        PageError: a table that is too short for a sequence, or names no page where one is needed.
+        BackendError: the backend that was forced does not serve the call; the message says why not.
+
+    Example:
+        >>> import torch
+        >>> from cute_attention.inference import attention_with_cache
+        >>> k_cache, v_cache = torch.zeros(2, 2, 64, 2, 32).unbind()
+        >>> cache_seqlens = torch.tensor([5, 9], dtype=torch.int32)
+        >>> q, k, v = torch.randn(2, 1, 8, 32), torch.randn(2, 1, 2, 32), torch.randn(2, 1, 2, 32)
+        >>> out = attention_with_cache(q, k_cache, v_cache, cache_seqlens, k=k, v=v, causal=True)
+        >>> out.shape, bool((k_cache[1, 9] == k[1, 0]).all())
+        (torch.Size([2, 1, 8, 32]), True)
+    """
+    given = with_defaults(NAME, {**options})
+    call = checked_cache(q, k_cache, v_cache, cache_seqlens, given)
+    ops, backend = choose(call)
+    op = ops.forward if given["return_lse"] else ops.output
+    with torch.no_grad():
+        return op(*call._replace(backend=backend))

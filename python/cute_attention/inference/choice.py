@@ -1,0 +1,153 @@
+"""Which backend serves a call with a KV cache, and why: the choice, and `explain_with_cache`."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import Unpack
+
+from ..arguments import feature_words, kind_of, problem_of
+from ..cache_arguments import CacheArguments
+from ..dispatch.backends import Report
+from ..dispatch.explain import Explanation, explain_problem
+from ..dispatch.request import check_name, requested_backend
+from ..dispatch.select import select
+from ..errors import BackendError, FallbackWarning
+from ..ops.cache import KERNELS, REFERENCE, CachedFamily
+from ..options import documenting
+from ..problem import Problem
+from .checked import NAME, checked_cache
+from .options import DEFAULTS, AllCacheOptions, CacheOptions, with_defaults
+
+_NOT_INVARIANT = "no kernel promises batch_invariant"
+_warned: list[object] = []
+
+
+def choose(call: CacheArguments) -> tuple[CachedFamily, str]:
+    """The ops that serve a call, and the backend that they are told.
+
+    A kernel serves where one serves `attention` to the same queries and keys: the ops of kernels
+    are made of those (`lowered.py`).
+
+    Raises:
+        BackendError: the backend that was asked for does not serve the call.
+    """
+    check_name(NAME, "backend", call.backend)
+    requested = requested_backend(call.backend)
+    if call.batch_invariant:
+        backend = _invariant_backend(requested, call.q.is_cuda)
+    else:
+        backend = select(requested, *_kind(call))
+    return (REFERENCE if backend == "reference" else KERNELS), backend
+
+
+def _invariant_backend(requested: str, on_gpu: bool) -> str:
+    """The one that keeps the promise, which is the reference."""
+    if requested not in ("auto", "reference"):
+        raise BackendError(
+            f"{NAME}: backend {requested!r} cannot serve this call: {_NOT_INVARIANT}"
+        )
+    if requested == "auto" and on_gpu:
+        _warn_of_fallback()
+    return "reference"
+
+
+def _warn_of_fallback() -> None:
+    mine = object()
+    _warned.append(mine)
+    if _warned[0] is mine:  # threads may race
+        warnings.warn(
+            f"{NAME}: no kernel serves this call, so the slower reference backend does "
+            f"({_NOT_INVARIANT}); backend='reference' silences this",
+            FallbackWarning,
+            stacklevel=5,
+        )
+
+
+_warn_of_fallback._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in request.py
+
+
+def _kind(call: CacheArguments) -> Problem:
+    kind = kind_of(call.as_attention())
+    if call.qv is None:
+        return kind
+    return kind._replace(head_dim=kind.head_dim + kind.head_dim_v)
+
+
+@documenting(CacheOptions, AllCacheOptions, DEFAULTS)
+def explain_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | int | None,
+    **options: Unpack[AllCacheOptions],
+) -> Explanation:
+    """For a call of `attention_with_cache`: what every backend and every kernel says to it, and
+    which one runs. Computes nothing, writes nothing and never falls back. A causal mask with 2
+    queries and 3 keys:
+
+        1 1 0
+        1 1 1
+
+    Args:
+        q: as in `attention_with_cache`, like all that follows.
+        k_cache: see there.
+        v_cache: see there.
+        cache_seqlens: see there.
+        **options: those of `CacheOptions` in options.py.
+
+    Returns:
+        An `Explanation`, as `cute_attention.explain` returns; there is no backward.
+
+    Raises:
+        TypeError: as the call would.
+        ValueError: as the call would, but that no tensor's values are read.
+
+    Example:
+        >>> import torch
+        >>> from cute_attention.inference import explain_with_cache
+        >>> q, cache = torch.randn(1, 1, 4, 64), torch.zeros(1, 32, 2, 64)
+        >>> explain_with_cache(q, cache, cache, 7, causal=True).chosen
+        'reference'
+    """
+    name = "explain_with_cache"
+    call = checked_cache(q, k_cache, v_cache, cache_seqlens, with_defaults(name, {**options}))
+    check_name(NAME, "backend", call.backend)
+    problem = problem_of(call.as_attention())._replace(
+        head_dim=_kind(call).head_dim, seqlen_k=call.max_seqlen_k or call.room
+    )
+    words = [*feature_words(call.as_attention()), "cache", *_words(call)]
+    found = explain_problem(problem, call.backend, words)
+    found = replace(found, chosen_backward="", backward=())
+    if not call.batch_invariant:
+        return found
+    asked = found.requested.split()[0]
+    reports = [
+        report
+        if report.backend == "reference"
+        else Report(report.backend, False, (_NOT_INVARIANT,))
+        for report in found.forward
+    ]
+    chosen = "reference" if asked in ("auto", "reference") else None
+    return replace(found, forward=tuple(reports), chosen=chosen)
+
+
+def _words(call: CacheArguments) -> list[str]:
+    """What a call with a cache has that `attention` does not know, in words."""
+    names: dict[str, Any] = {
+        "append": call.k,
+        "pages": call.block_table,
+        "rotary": call.rotary_cos,
+        "leftpad": call.leftpad,
+        "cache_batch_idx": call.cache_batch_idx,
+        "qv": call.qv,
+    }
+    words = [word for word, value in names.items() if value is not None]
+    if call.attention_chunk:
+        words.append(f"chunks of {call.attention_chunk}")
+    if call.batch_invariant:
+        words.append("batch_invariant")
+    return words
