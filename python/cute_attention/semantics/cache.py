@@ -264,15 +264,27 @@ def _pieces(
     """Ranges of queries and of the keys that they may see, the last query of each at its last key.
     There is one, or one for each chunk of keys."""
     shift = seqlen_k - seqlen_q  # query i stands at key i + shift
-    chunk = call.attention_chunk or max(seqlen_k, seqlen_q)
-    for number in range(shift // chunk, (seqlen_k - 1) // chunk + 1):
-        rows = max(0, number * chunk - shift), min(seqlen_q, (number + 1) * chunk - shift)
-        first = number * chunk
+    whole = (0, seqlen_q), (0, seqlen_k)
+    for (first, last), (begin, end) in _chunks(call, whole, shift):
         if call.window_left >= 0:  # what is before the window of the first query is not read
-            first = max(first, rows[0] + shift - call.window_left)
-        end = min(seqlen_k, max(0, (number + 1) * chunk))
+            begin = max(begin, first + shift - call.window_left)
+        yield (first, last), (min(begin, end), end)
+
+
+def _chunks(
+    call: CacheArguments, whole: tuple[tuple[int, int], tuple[int, int]], shift: int
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """The queries of each chunk, and its keys; queries before the first key have none."""
+    (_, seqlen_q), (_, seqlen_k) = whole
+    chunk = call.attention_chunk
+    if not chunk:
+        yield whole
+        return
+    for number in range(shift // chunk, (seqlen_k - 1) // chunk + 1):
+        begin, end = number * chunk, (number + 1) * chunk
+        rows = max(0, begin - shift), min(seqlen_q, end - shift)
         if rows[0] < rows[1]:
-            yield rows, (min(max(0, first), end), end)
+            yield rows, (max(0, begin), min(seqlen_k, max(0, end)))
 
 
 def _attend_piece(
