@@ -56,8 +56,8 @@ class KVCache:
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Rotary embedding: turns each pair (i, i + head_dim / 2) of `x`, `[batch, seqlen, heads,
-    head_dim]`, by `angles`, `[seqlen, head_dim / 2]`."""
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]  # (seqlen, 1, head_dim / 2)
+    head_dim]`, by `angles`, `[seqlen, head_dim / 2]` or `[batch, seqlen, head_dim / 2]`."""
+    cos, sin = angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2)  # (.., 1, head_dim / 2)
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
@@ -135,17 +135,21 @@ class GPT(nn.Module):
         return [KVCache(self.shape.context) for _ in self.blocks]
 
     def forward(
-        self, tokens: Tensor, caches: Sequence[KVCache] | None = None, position: int = 0
+        self,
+        tokens: Tensor,
+        caches: Sequence[KVCache] | None = None,
+        position: int | Tensor = 0,
     ) -> Tensor:
         """`[batch, seqlen]` -> `[batch, seqlen, vocabulary]`.
 
         Args:
             tokens: the bytes; with caches, those that follow what the caches hold.
             caches: one for each layer, extended by this call.
-            position: of the first token.
+            position: of the first token, or of each token `[batch, seqlen]`.
         """
-        positions = torch.arange(position, position + tokens.shape[1], device=tokens.device)
-        angles = torch.outer(positions, self.frequencies)  # (seqlen, head_dim / 2)
+        if isinstance(position, int):
+            position = torch.arange(position, position + tokens.shape[1], device=tokens.device)
+        angles = position[..., None] * self.frequencies  # (seqlen, head_dim / 2), maybe per batch
         x = self.embedding(tokens)
         for layer, block in enumerate(self.blocks):
             x = block(x, angles, caches[layer] if caches else None)

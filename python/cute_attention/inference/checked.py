@@ -87,6 +87,8 @@ _AS_GIVEN = (
 def _check_tensors(q: Tensor, k_cache: Tensor, v_cache: Tensor, given: dict[str, Any]) -> None:
     """Kinds and shapes of q, qv and the caches."""
     packed = given["cu_seqlens_q"] is not None
+    if packed:
+        checks.tensors(NAME, cu_seqlens_q=given["cu_seqlens_q"])
     expected = (("q", q, 3 if packed else 4), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4))
     for label, tensor, rank in expected:
         if tensor.dtype not in DTYPES or tensor.dtype != q.dtype:

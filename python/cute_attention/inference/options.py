@@ -89,14 +89,14 @@ class AllCacheOptions(CacheOptions, total=False):
 
 
 DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(AllCacheOptions.__annotations__),
+    **dict.fromkeys(name for name in CacheOptions.__annotations__ if name != "backend"),
     "rotary_interleaved": True,
     "causal": False,
     "attention_chunk": 0,
     "num_splits": 0,
     "batch_invariant": False,
-    "backend": "auto",
     "return_lse": False,
+    "backend": "auto",
 }
 
 # What other libraries call them.

@@ -231,7 +231,8 @@ class PagedCache:
     def _of(self, method: str, sequence: int) -> _Sequence:
         if sequence not in self._sequences:
             raise KeyError(
-                f"PagedCache.{method}: there is no sequence {sequence!r} (was it freed?)"
+                f"PagedCache.{method}: there is no sequence {sequence!r}, expected one that "
+                "allocate or fork returned and that was not freed"
             )
         return self._sequences[sequence]
 
