@@ -34,7 +34,7 @@ exit code: 0 if the texts are those without a cache, 1 if not, 2 for wrong argum
 
 examples:
   python examples/generate.py                              a minute on two CPU cores
-  python examples/generate.py --prompts "def " "class " --prefix "import torch\\n"
+  python examples/generate.py --prompt "def " --prompt "class " --prefix "import torch\\n"
   python examples/generate.py --steps 400 --length 200 --device cuda
 """
 
@@ -53,7 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("files", nargs="*", type=Path, help="text; default: the package's own")
     parser.add_argument("--prefix", default=PREFIX, help="of all prompts; default: %(default)r")
-    parser.add_argument("--prompts", nargs="+", default=list(PROMPTS), help="default: five")
+    parser.add_argument(
+        "--prompt", dest="prompts", action="append", help="several times; default: five of its own"
+    )
     parser.add_argument(
         "--length", type=int, default=48, metavar="N", help="bytes to write; default: %(default)s"
     )
@@ -78,12 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def settle(options: argparse.Namespace) -> tuple[Recipe, Text, train_gpt.Shape]:
     """Fills in what the device decides. Raises ValueError where the options do not fit together."""
-    options.sample_bytes, options.prompt = 0, ""
+    options.sample_bytes, options.prompts = 0, options.prompts or list(PROMPTS)
     shape, recipe = train_gpt.settle(options)
     if options.length < 1 or options.steps < 1 or options.page_size < 1:
         raise ValueError("--length, --steps and --page-size are positive whole numbers")
     if not all(options.prompts):
-        raise ValueError("--prompts has an empty one: there is nothing to continue")
+        raise ValueError("--prompt is empty: there is nothing to continue")
     longest = max(len(prompt.encode()) for prompt in options.prompts)
     needed = len(options.prefix.encode()) + longest + options.length
     if needed > shape.context:

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
 from . import (
     accuracy,
     adversarial,
+    decode_command,
     features,
     features_verdict,
     ladder,
@@ -22,10 +22,11 @@ from . import (
 )
 from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
+from .beginning import begin, report_absent, speed_settings
 from .compare import compare, print_comparison
-from .contenders import CONTENDERS, Contender, default_names, select
+from .contenders import CONTENDERS, default_names, select
 from .limits import Limits
-from .machine import Environment, describe, pick_device
+from .machine import Environment, pick_device
 from .options import Defaults, build_points
 from .points import Point
 from .report import Report, speed_lines
@@ -40,50 +41,6 @@ GPU = Defaults((64, 128, 256), MASKS, POWERS, ("bf16",), named="paper")
 CPU = Defaults((64,), MASKS, (128, 256, 512), ("fp32",), tokens=512, hidden=256, named="cpu")
 
 
-def _machine(args: argparse.Namespace, console: Console) -> tuple[torch.device, Environment]:
-    device = pick_device(args.device)
-    environment = describe(device)
-    versions = f"torch {environment.torch}"
-    if environment.driver:
-        versions += f", driver {environment.driver}, CUDA {environment.cuda}"
-    package = environment.package or "not installed"
-    console.print(f"{environment.device}; {versions}; cute-attention {package}")
-    if device.type == "cuda":
-        console.print(environment.peak_text())
-    return device, environment
-
-
-def _absent(
-    contenders: Sequence[Contender],
-    device: torch.device,
-    args: argparse.Namespace,
-    console: Console,
-) -> dict[str, str]:
-    """The contenders that this machine cannot run at all, by name with the reason; prints them."""
-    absent = {c.name: why for c in contenders if (why := c.missing(device))}
-    if not args.quiet:
-        for reason in dict.fromkeys(absent.values()):
-            who = ", ".join(name for name, why in absent.items() if why == reason)
-            console.print(f"not measured: {who}: {reason}")
-    return absent
-
-
-def _speed_settings(
-    args: argparse.Namespace, device: torch.device, environment: Environment, memory: bool
-) -> Settings:
-    return Settings(
-        device=device,
-        contenders=select(args.contenders, device),
-        directions=args.direction,
-        rounds=args.rounds,
-        time_ms=args.time_ms,
-        limit_s=args.limit_s,
-        peak_tflops=environment.peak_tflops,
-        memory=memory,
-        seed=args.seed,
-    )
-
-
 def _run_speed(
     kind: str,
     args: argparse.Namespace,
@@ -93,7 +50,7 @@ def _run_speed(
     console: Console,
 ) -> list[Row]:
     """The measurement that `speed` and `ladder` share."""
-    absent = _absent(settings.contenders, settings.device, args, console)
+    absent = report_absent(settings.contenders, settings.device, args, console)
     names = [c.name for c in settings.contenders if c.name not in absent]
     with Report(kind, args, environment, console, len(points) * len(settings.directions)) as report:
 
@@ -109,9 +66,9 @@ def _run_speed(
 def run_speed(args: argparse.Namespace) -> int:
     console = make_console()
     recorded = read_recorded(args.against) if args.against else []
-    device, environment = _machine(args, console)
+    device, environment = begin(args, console)
     points = build_points(args, GPU if device.type == "cuda" else CPU)
-    settings = _speed_settings(args, device, environment, memory=False)
+    settings = speed_settings(args, device, environment, memory=False)
     rows = _run_speed("speed", args, points, settings, environment, console)
     rows = [*rows, *joining(recorded, rows)]
     print_speed(console, rows)
@@ -128,16 +85,16 @@ def run_speed(args: argparse.Namespace) -> int:
 def run_features(args: argparse.Namespace) -> int:
     console = make_console()
     values = features.Values(args.softcap_value, args.dropout_value)
-    device, environment = _machine(args, console)
+    device, environment = begin(args, console)
     if device.type == "cuda":
         defaults = Defaults((64, 128, 256), MASKS, (1024, 4096, 16384), ("bf16",))
     else:
         defaults = Defaults((64,), MASKS, (256,), ("fp32",), batch=1, heads=4)
     args.contenders = args.contenders or features.default_contenders(device)
     points = build_points(args, defaults)
-    settings = _speed_settings(args, device, environment, memory=False)
+    settings = speed_settings(args, device, environment, memory=False)
     bench = features.Features(settings, args.features, values)
-    _absent(settings.contenders, device, args, console)
+    report_absent(settings.contenders, device, args, console)
     total = len(points) * len(settings.directions)
     with Report("features", args, environment, console, total) as report:
 
@@ -153,14 +110,14 @@ def run_features(args: argparse.Namespace) -> int:
 
 def run_ladder(args: argparse.Namespace) -> int:
     console = make_console()
-    device, environment = _machine(args, console)
+    device, environment = begin(args, console)
     if device.type == "cuda":
         defaults = Defaults((128,), ("causal",), POWERS, ("bf16",), batch=1, heads=16)
     else:
         defaults = Defaults((64,), ("causal",), (256, 512, 1024), ("fp32",), batch=1, heads=4)
     points = build_points(args, defaults)
     args.contenders = args.contenders or ladder.STEPS
-    settings = _speed_settings(args, device, environment, memory=True)
+    settings = speed_settings(args, device, environment, memory=True)
     rows = _run_speed("ladder", args, points, settings, environment, console)
     ladder.print_ladder(console, rows)
     _plot_growth(
@@ -193,7 +150,7 @@ def _progress(
     report: Report, row: Row, what: str, metric: str, unit: str, absent: Container[str]
 ) -> list[str]:
     """The line to print about a finished row. Contenders that this machine lacks have none:
-    `_absent` has printed them at the start."""
+    `report_absent` has printed them at the start."""
     if row.contender in absent:
         return []
     figure = f"{row.metrics[metric]:.1f} {unit}" if row.metrics else f"- {row.reason}"
@@ -202,7 +159,7 @@ def _progress(
 
 def run_memory(args: argparse.Namespace) -> int:
     console = make_console()
-    device, environment = _machine(args, console)
+    device, environment = begin(args, console)
     lengths = (1024, 2048, 4096, 8192, 16384, 32768)
     if device.type == "cuda":
         defaults = Defaults((128,), ("causal",), lengths, ("bf16",), batch=1, heads=16)
@@ -212,7 +169,7 @@ def run_memory(args: argparse.Namespace) -> int:
     names = args.contenders or ",".join(dict.fromkeys([*default_names(device), "plain"]))
     contenders = select(names, device)
     total = len(points) * len(args.direction) * len(contenders)
-    absent = _absent(contenders, device, args, console)
+    absent = report_absent(contenders, device, args, console)
     deadline = Deadline(args.limit_s)
     with Report("memory", args, environment, console, total) as report:
 
@@ -229,7 +186,7 @@ def run_memory(args: argparse.Namespace) -> int:
 
 def run_accuracy(args: argparse.Namespace) -> int:
     console = make_console()
-    device, environment = _machine(args, console)
+    device, environment = begin(args, console)
     if device.type == "cuda":
         defaults = Defaults((64, 128, 256), MASKS, (1024,), ("fp16", "bf16"), batch=2, heads=4)
     else:
@@ -263,7 +220,7 @@ def run_robustness(args: argparse.Namespace) -> int:
         console.print(table)
         return 0
     words = robustness.check_words(args.inputs)
-    device, environment = _machine(args, console)
+    device, environment = begin(args, console)
     if device.type == "cuda":
         defaults = Defaults((64, 128, 256), MASKS, (2048,), ("bf16", "fp16"))
         names = "sm90,sm80,auto,flash,cudnn"
@@ -283,7 +240,7 @@ def run_robustness(args: argparse.Namespace) -> int:
     )
     limits = Limits({"sm90": args.time_limit_sm90, "sm80": args.time_limit_sm80}, args.error_limit)
     total = sum(len(robustness.entries_of(point, words)) for point in points)
-    _absent(settings.contenders, device, args, console)
+    report_absent(settings.contenders, device, args, console)
     with Report("robustness", args, environment, console, total) as report:
 
         def done(rows: list[Row]) -> None:
@@ -296,7 +253,7 @@ def run_robustness(args: argparse.Namespace) -> int:
 
 def run_overhead(args: argparse.Namespace) -> int:
     console = make_console()
-    device, environment = _machine(args, console)
+    device, environment = begin(args, console)
     point = overhead.default_point(device)
     defaults = Defaults(
         (point.head_dim,),
@@ -310,7 +267,7 @@ def run_overhead(args: argparse.Namespace) -> int:
     contenders = select(args.contenders, device)
     chosen = contenders, args.forms, args.modes
     total = sum(len(list(overhead.measurements(each, *chosen))) for each in points)
-    absent = _absent(contenders, device, args, console)
+    absent = report_absent(contenders, device, args, console)
     deadline = Deadline(args.limit_s)
     with Report("overhead", args, environment, console, total) as report:
 
@@ -392,6 +349,7 @@ RUN = {
     "ladder": run_ladder,
     "accuracy": run_accuracy,
     "robustness": run_robustness,
+    "decode": decode_command.run_decode,
     "memory": run_memory,
     "overhead": run_overhead,
     "compare": run_compare,

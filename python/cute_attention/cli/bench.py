@@ -11,7 +11,7 @@ from ..bench import features, forms, memory, robustness, steps
 from ..bench.inputs import DISTRIBUTIONS
 from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
 from ..bench.options import add_all_of, add_common, add_shapes, choices, words
-from ..bench.points import FEATURES
+from ..bench.points import DTYPES, FEATURES
 from . import bench_texts as texts
 from .subcommands import Subcommands
 
@@ -129,6 +129,20 @@ def _robustness(parser: argparse.ArgumentParser) -> None:
     add_common(parser, plot=False)
 
 
+def _decode(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("shapes (lists are comma-separated; every combination runs)")
+    group.add_argument(
+        "--layouts", type=words, metavar="HEADS/HEADS_KVxHEAD_DIM,...", help="such as 32/8x128"
+    )
+    group.add_argument("--batches", type=words, metavar="BATCHxKEYS,...", help="such as 8x8192")
+    group.add_argument(
+        "--page-size", type=int, default=0, metavar="N", help="0 (default): a contiguous cache"
+    )
+    group.add_argument("--dtype", choices=DTYPES, help="default: bf16, on a CPU fp32")
+    _add_timing(parser, "fwd")
+    add_common(parser)
+
+
 def _memory(parser: argparse.ArgumentParser) -> None:
     add_shapes(parser, sets=False)
     add_all_of(parser, "--direction", memory.DIRECTIONS)
@@ -214,6 +228,12 @@ SUBCOMMANDS = {
         texts.ROBUSTNESS,
         texts.ROBUSTNESS_EXAMPLES,
         _robustness,
+    ),
+    "decode": _Subcommand(
+        "TB/s of decoding from a KV cache, with a verdict",
+        texts.DECODE,
+        texts.DECODE_EXAMPLES,
+        _decode,
     ),
     "memory": _Subcommand(
         "peak memory against the sequence length, with a verdict",

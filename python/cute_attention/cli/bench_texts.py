@@ -98,6 +98,20 @@ examples:
       --direction fwd --contenders sm90,flash
 """
 
+DECODE = """\
+One query per sequence against a KV cache: bytes of K and V per second for a grid of head layouts
+and batches. Contenders are ours (`attention_with_cache`), flash_attn_with_kvcache of
+FlashAttention-3, FlashInfer's decode with pages, and PyTorch's attention. Exit code 1 where ours is
+behind the fastest peer at any point, or below 1.2 of it in the geometric mean.
+"""
+
+DECODE_EXAMPLES = """\
+examples:
+  python -m cute_attention bench decode --json decode.json --plot decode.png
+  python -m cute_attention bench decode --page-size 64 --contenders sm90,fa3,flashinfer
+  python -m cute_attention bench decode --layouts 32/8x128 --batches 1x131072,8x8192 --time-ms 30
+"""
+
 MEMORY = """\
 Peak memory beyond the inputs, forward (no gradient) and forward with backward, against the sequence
 length. Ours must be linear. Exit code 1 if it is not.

@@ -2,8 +2,8 @@
 
 Some packages ship the library without the Python functions of FlashAttention-3, xformers for one
 (`xformers/flash_attn_3/_C.so`). `load` registers the library's ops as torch.ops.flash_attn_3.
-`flash_attn_func` and `flash_attn_varlen_func` here call them under the names and arguments that the
-package `flash_attn_interface` has, so a contender calls either in the same way.
+The functions here call them under the names and arguments that the package `flash_attn_interface`
+has, so a contender calls either in the same way.
 """
 
 from __future__ import annotations
@@ -159,3 +159,27 @@ def flash_attn_varlen_func(
     }
     rest = causal, window_size, softcap, num_splits, deterministic, return_attn_probs
     return _call((q, k, v), packing, *rest)
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    page_table: torch.Tensor | None = None,
+    causal: bool = False,
+    num_splits: int = 0,
+) -> torch.Tensor:
+    """Attention of `q [batch, seqlen_q, heads, head_dim]` to the first `cache_seqlens` keys of each
+    sequence of a cache, `[batch, room, heads_kv, head_dim]` or of pages."""
+    out, *_ = torch.ops.flash_attn_3.fwd(
+        q,
+        k_cache,
+        v_cache,
+        seqused_k=cache_seqlens,
+        page_table=page_table,
+        softmax_scale=q.shape[-1] ** -0.5,
+        is_causal=causal,
+        num_splits=num_splits,
+    )
+    return out
