@@ -164,6 +164,24 @@ def test_compiled_code_writes_the_caches(form: str, dynamic: bool) -> None:
         assert_same_bits(mine[name], theirs[name], name)
 
 
+def test_compiled_code_with_values_in_the_keys() -> None:
+    """v_cache is a view of k_cache, inside of the graph."""
+    torch._dynamo.reset()
+
+    def step(q: Tensor, cache: Tensor, lengths: Tensor, k: Tensor) -> Tensor:
+        values = cache[..., :16], k[..., :16]
+        out = attention_with_cache(q, cache, values[0], lengths, k=k, v=values[1], causal=True)
+        return out + cache.sum()
+
+    torch.manual_seed(0)
+    lengths = torch.tensor([5, 17], dtype=torch.int32)
+    cache, k, q = torch.randn(2, 32, 1, 24), torch.randn(2, 3, 1, 24), torch.randn(2, 3, 6, 24)
+    caches = cache.clone(), cache.clone()
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(q, caches[0], lengths, k)
+    assert_close(found, step(q, caches[1], lengths, k), "exact")
+    assert_same_bits(caches[0], caches[1], "cache")
+
+
 def test_inference_mode_and_autocast() -> None:
     call = Call(FORMS["plain"])
     given = {n: t.clone() if isinstance(t, Tensor) else t for n, t in call.given.items()}
