@@ -180,9 +180,12 @@ inline void check_bias(TensorView const& bias, TensorView const& q, int64_t cons
 // A bias, or its gradient, whose last stride is 1 or belongs to a dimension of one number.
 inline BiasTensor bias_of(TensorView const& bias) {
   auto const stride = [&](int i) { return bias.sizes[i] == 1 ? 0 : bias.strides[i]; };
-  return {bias.data, stride(0),
-          stride(1), stride(2),
-          static_cast<int32_t>(stride(3)), bias.dtype == aoti_torch_dtype_float32()};
+  return {bias.data,
+          stride(0),
+          stride(1),
+          stride(2),
+          static_cast<int32_t>(stride(3)),
+          bias.dtype == aoti_torch_dtype_float32()};
 }
 
 // Dropout with probability `p`, rounded to 256ths, halves up, as semantics/dropout.py does.

@@ -64,8 +64,8 @@ struct KnownBias {
     return Number(float(index(b, h, i, j) % 509));
   }
   BiasTensor tensor() {
-    return {numbers.data(),     stride[0], stride[1], stride[2], int32_t(stride[3]),
-            sizeof(Number) == 4};
+    return {numbers.data(), stride[0],          stride[1],
+            stride[2],      int32_t(stride[3]), sizeof(Number) == 4};
   }
 };
 
@@ -93,7 +93,8 @@ void check_scores(Tile const& tile, KnownBias<Number> const& bias, int batch, He
       float const score = tile.scores(row, col);
       if (query >= tile.sequence.seqlen_q) {
         check(score == 1.f, what + ": a query that is not there");
-      } else if (key < tile.sequence.seqlen_k && query < longest.seqlen_q && key < longest.seqlen_k) {
+      } else if (key < tile.sequence.seqlen_k && query < longest.seqlen_q &&
+                 key < longest.seqlen_k) {
         check(score == 1.f + float(bias.value(batch, head_of(row), query, key)) / kUnit,
               what + ": a score");
       } else {
@@ -172,9 +173,10 @@ void check_gradient_tiles() {
     grad.col_stride = (kept & 8) != 0;
     std::map<std::tuple<int, int, int, int>, int> visits;
     int64_t const ctas = grad_bias_grid(params, kM, kN).ctas();
-    check_equal(ctas, int64_t((kept & 1 ? 2 : 1) * (kept & 2 ? 3 : 1) * (kept & 4 ? 3 : 1) *
-                              (kept & 8 ? 3 : 1)),
-                "CTAs");
+    check_equal(
+        ctas,
+        int64_t((kept & 1 ? 2 : 1) * (kept & 2 ? 3 : 1) * (kept & 4 ? 3 : 1) * (kept & 8 ? 3 : 1)),
+        "CTAs");
     for (int64_t cta = 0; cta < ctas; ++cta) {
       GradBiasTiles const tiles = grad_bias_tiles(params, kM, kN, cta);
       ScoreBlock block = tiles.first;

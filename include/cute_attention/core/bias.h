@@ -84,20 +84,28 @@ struct BiasTerm {
   template <class Element, class Params, class Tile, class HeadOf>
   CUTE_HOST_DEVICE static void add_to(Params const& params, Tile const& tile, float per_unit,
                                       HeadOf const& head_of) {
-    if (params.bias.is_float) {
-      add_numbers<float>(params, tile, per_unit, head_of);
+    if (params.bias.col_stride == 0) {
+      add_to_columns<Element, 0>(params, tile, per_unit, head_of);
     } else {
-      add_numbers<Element>(params, tile, per_unit, head_of);
+      add_to_columns<Element, 1>(params, tile, per_unit, head_of);
+    }
+  }
+  template <class Element, int kColStride, class Params, class Tile, class HeadOf>
+  CUTE_HOST_DEVICE static void add_to_columns(Params const& params, Tile const& tile,
+                                              float per_unit, HeadOf const& head_of) {
+    if (params.bias.is_float) {
+      add_numbers<float, kColStride>(params, tile, per_unit, head_of);
+    } else {
+      add_numbers<Element, kColStride>(params, tile, per_unit, head_of);
     }
   }
 
-  // Reads no number of a query or key that the sequence or the bias does not have. A packed sequence
-  // may have more than the bias, where it is longer than params.seqlen_q or seqlen_k says: its
-  // scores become NaN.
-  template <class Number, class Params, class Tile, class HeadOf>
+  // Reads no number of a query or key that the sequence or the bias does not have. A packed
+  // sequence may have more than the bias, where it is longer than params.seqlen_q or seqlen_k says:
+  // its scores become NaN.
+  template <class Number, int kColStride, class Params, class Tile, class HeadOf>
   CUTE_HOST_DEVICE static void add_numbers(Params const& params, Tile const& tile, float per_unit,
                                            HeadOf const& head_of) {
-    BiasTensor const& bias = params.bias;
     int32_t const queries = min_of(tile.sequence.seqlen_q, params.seqlen_q);
     int32_t const keys = min_of(tile.sequence.seqlen_k, params.seqlen_k);
     uint32_t zero = 0;
@@ -109,18 +117,18 @@ struct BiasTerm {
       // The mask hides keys that the sequence does not have, but not rows of queries that it does
       // not have, where NaN would make the softmax of the warp slower.
       float const missing = query < tile.sequence.seqlen_q ? NAN : 0.f;
-      auto const* numbers = static_cast<Number const*>(head_of(row)) + query * bias.row_stride +
-                            int64_t(origin) * bias.col_stride + zero;
+      auto const* numbers = static_cast<Number const*>(head_of(row)) +
+                            query * params.bias.row_stride + kColStride * origin + zero;
       CUTE_UNROLL
       for (int col = 0; col < Tile::kCols; ++col) {
-        if (int const before = row * Tile::kCols + col; before > 0 && before % kInFlight == 0) {
-          zero = zero_after(tile.scores(col > 0 ? row : row - 1, col > 0 ? col - 1 : Tile::kCols - 1),
-                            bias);
+        int const before = row * Tile::kCols + col;
+        if (kColStride != 0 && before > 0 && before % kInFlight == 0) {
+          zero = zero_after(tile.scores(col > 0 ? row : row - 1, (col > 0 ? col : Tile::kCols) - 1),
+                            params.bias);
           numbers += zero;
         }
         int32_t const key = tile.keys_behind_first(row, col);
-        float const number =
-            key < keys_left ? float(numbers[key * bias.col_stride]) : missing;
+        float const number = key < keys_left ? float(numbers[kColStride * key]) : missing;
         tile.scores(row, col) = fmaf(number, per_unit, tile.scores(row, col));
       }
     }
@@ -128,7 +136,7 @@ struct BiasTerm {
 
   // How many numbers a thread loads at a time. Without a limit ptxas loads all of them first, into
   // registers that are not there.
-  static constexpr int kInFlight = 8;
+  static constexpr int kInFlight = 16;
 
   // Returns 0 as soon as the score is computed. The compiler does not know that col_stride is 0 or
   // 1, so an address to which it is added cannot be known sooner.

@@ -13,8 +13,8 @@
 // nothing costs nothing. A map may change the unit.
 //
 // The maps of a list stand before its terms. The backward computes the derivative of a map from
-// what the map left. So a term that is cheap to compute is added in the exponent of P and not to the
-// score, for which no second register is needed then.
+// what the map left. So a term that is cheap to compute is added in the exponent of P and not to
+// the score, for which no second register is needed then.
 //
 // Scores are masked after they are modified. A score of -infinity that comes from the data is not
 // hidden: its softcap is finite.
@@ -118,10 +118,13 @@ struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
 
 // The modifiers of a row, from its set of score_mods, in the order of docs/design.md.
 template <uint32_t kScoreMods>
-struct ScoreModifiers : ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List {
-  static_assert((kScoreMods & ~(SoftcapMap::kBit | AlibiTerm::kBit | BiasTerm::kBit | score_mods::Dropout)) == 0,
+struct ScoreModifiers
+    : ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List {
+  static_assert((kScoreMods &
+                 ~(SoftcapMap::kBit | AlibiTerm::kBit | BiasTerm::kBit | score_mods::Dropout)) == 0,
                 "modifiers that are listed, and dropout, which modifies no score");
-  using List = typename ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List;
+  using List =
+      typename ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List;
 
   template <class Params>
   CUTE_DEVICE explicit ScoreModifiers(Params const& params) : List(params, params.scale) {}
