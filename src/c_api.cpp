@@ -76,6 +76,7 @@ LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int3
                         p.softcap,
                         (p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)) |
                             (p.sink == nullptr ? 0u : uint32_t(kSink)) |
+                            (p.bias.data == nullptr ? 0u : uint32_t(kBias)) |
                             (p.alibi_slopes.data == nullptr ? 0u : uint32_t(kAlibi)) |
                             (p.dropout.seed == nullptr ? 0u : uint32_t(kDropout))};
   return find_row(problem, arch, device);

@@ -140,10 +140,25 @@ void check_cu_seqlens(Params const& p) {
   check_numbers("cu_seqlens_k", p.cu_seqlens_k, 4, Presence::Optional);
 }
 
+// Checks a bias or its gradient.
+void check_bias(std::string const& name, BiasTensor const& bias) {
+  if (bias.data == nullptr) return;
+  auto const check = [&](char const* member, int64_t value, int64_t high) {
+    check_range((name + "." + member).c_str(), value, 0, high);
+  };
+  check("is_float", bias.is_float, 1);
+  check_numbers(name.c_str(), bias.data, bias.is_float ? 4 : 2, Presence::Required);
+  check("batch_stride", bias.batch_stride, kMaxSpan);
+  check("head_stride", bias.head_stride, kMaxSpan);
+  check("row_stride", bias.row_stride, kMaxSpan);
+  check("col_stride", bias.col_stride, 1);
+}
+
 template <class Params>
 void check_optional_numbers(Params const& p) {
   check_cu_seqlens(p);
   check_numbers("sink", p.sink, 4, Presence::Optional);
+  check_bias("bias", p.bias);
   check_numbers("dropout.seed", p.dropout.seed, 8, Presence::Optional);
   check_range("dropout.drop_count", p.dropout.drop_count, 0, p.dropout.seed == nullptr ? 0 : 256);
   check_numbers("alibi_slopes", p.alibi_slopes.data, 4, Presence::Optional);
@@ -192,6 +207,12 @@ void check_tensors(BackwardParams const& params) {
   check_numbers("grad_sink", params.grad_sink, 4, Presence::Optional);
   require(params.grad_sink == nullptr || params.sink != nullptr,
           "sink is null, expected it where grad_sink is not");
+  check_bias("grad_bias", params.grad_bias);
+  require(params.grad_bias.data == nullptr || params.bias.data != nullptr,
+          "bias is null, expected it where grad_bias is not");
+  require(params.grad_bias.data == nullptr || params.grad_bias.is_float == params.bias.is_float,
+          "grad_bias.is_float is ", params.grad_bias.is_float, ", expected ", params.bias.is_float,
+          " as in bias");
 }
 
 void check_workspaces(BackwardParams const& params, BackwardWorkspace const& sizes) {

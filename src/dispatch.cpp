@@ -277,6 +277,7 @@ std::vector<std::string> score_mod_names(uint32_t score_mods) {
   std::vector<std::string> names;
   if (score_mods & score_mods::Softcap) names.push_back("softcap");
   if (score_mods & score_mods::Alibi) names.push_back("alibi");
+  if (score_mods & score_mods::Bias) names.push_back("bias");
   if (score_mods & score_mods::Dropout) names.push_back("dropout");
   return names;
 }

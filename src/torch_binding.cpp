@@ -39,6 +39,7 @@ struct Inputs {
   OptionalTensor cu_seqlens_k = {};
   int64_t max_seqlen_q = 0;
   int64_t max_seqlen_k = 0;
+  OptionalTensor bias = {};
   OptionalTensor alibi_slopes = {};
   OptionalTensor sink = {};
   double dropout_p = 0;
@@ -82,8 +83,7 @@ Inputs inputs_of(Stack& stack) {
     in.cu_seqlens_k = stack.optional_tensor();
     in.max_seqlen_q = stack.integer();
     in.max_seqlen_k = stack.integer();
-    // No kernel has a bias, so dispatch sends calls with one to another backend.
-    STD_TORCH_CHECK(!stack.optional_tensor(), "cute_attention: no kernel has a bias");
+    in.bias = stack.optional_tensor();
     in.alibi_slopes = stack.optional_tensor();
     in.sink = stack.optional_tensor();
     in.dropout_p = stack.real();
@@ -123,6 +123,9 @@ Params shape_params(Inputs const& in) {
   params.softcap = static_cast<float>(in.options.softcap);
   params.window_left = window_bound(in.options.window_left);
   params.window_right = window_bound(in.options.window_right);
+  if (in.bias) {
+    check_bias(*in.bias, in.q, {params.batch, params.heads, params.seqlen_q, params.seqlen_k});
+  }
   params.alibi_slopes = slopes_of(in.alibi_slopes, in.q, params.batch);
   params.dropout = dropout_of(in.dropout_p, in.dropout_seed, in.q);
   return params;
@@ -139,6 +142,11 @@ void set_inputs(Params& params, Inputs const& in, std::vector<Tensor>& copies) {
   params.q_stride = strides_of(q);
   params.k_stride = strides_of(k);
   params.v_stride = strides_of(v);
+  if (in.bias) {
+    int64_t const last = in.bias->strides[3];
+    bool const reads = in.bias->sizes[3] == 1 || last == 0 || last == 1;
+    params.bias = bias_of(reads ? *in.bias : contiguous(*in.bias, copies));
+  }
   if (in.sink) params.sink = static_cast<float const*>(contiguous(*in.sink, copies).data);
 }
 
@@ -290,15 +298,17 @@ void backward(StableIValue* values, uint64_t /* arguments */, uint64_t /* result
   Tensor dq = empty_like(in.q), dk = empty_like(in.k), dv = empty_like(in.v);
   Tensor dbias, dsink;  // an empty tensor stands for a gradient that is not wanted
   if constexpr (kForm == Form::Full) {
-    stack.flag();  // whether the gradient of a bias is wanted, which there is not
+    bool const wants_bias = stack.flag() && in.bias;
     bool const wants_sink = stack.flag() && in.sink;
-    dbias = empty({0}, in.q.dtype, in.device());
+    dbias = wants_bias ? empty(in.bias->sizes, 4, in.bias->dtype, in.device())
+                       : empty({0}, in.q.dtype, in.device());
+    if (wants_bias) params.grad_bias = bias_of(TensorView(dbias));
     dsink = wants_sink ? empty({params.heads}, aoti_torch_dtype_float32(), in.device())
                        : empty({0}, in.q.dtype, in.device());
     if (wants_sink) params.grad_sink = static_cast<float*>(data_of(dsink));
   }
   if (in.q.numel() == 0 || params.batch == 0) {  // no query of a sequence: no kernel writes them
-    for (Tensor const* gradient : {&dq, &dk, &dv, &dsink}) {
+    for (Tensor const* gradient : {&dq, &dk, &dv, &dbias, &dsink}) {
       if (*gradient) fill_with_zeros(*gradient);
     }
   } else {

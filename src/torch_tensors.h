@@ -166,6 +166,28 @@ inline AlibiSlopes slopes_of(OptionalTensor const& slopes, TensorView const& q, 
           slopes->strides[dim - 1]};
 }
 
+// Checks a bias: four dimensions, each of which has 1 or as many numbers as the scores have.
+inline void check_bias(TensorView const& bias, TensorView const& q, int64_t const (&scores)[4]) {
+  bool fits = bias.dim == 4;
+  for (int64_t i = 0; fits && i < 4; ++i) fits = bias.sizes[i] == 1 || bias.sizes[i] == scores[i];
+  STD_TORCH_CHECK(
+      fits && bias.is_beside(q) &&
+          (bias.dtype == q.dtype || bias.dtype == aoti_torch_dtype_float32()),
+      "cute_attention: bias must have q's dtype or float32, be on q's device, and broadcast from "
+      "four dimensions to [batch, heads, seqlen_q, seqlen_k]");
+}
+
+// A bias, or its gradient, whose last stride is 1 or belongs to a dimension of one number.
+inline BiasTensor bias_of(TensorView const& bias) {
+  auto const stride = [&](int i) { return bias.sizes[i] == 1 ? 0 : bias.strides[i]; };
+  return {bias.data,
+          stride(0),
+          stride(1),
+          stride(2),
+          static_cast<int32_t>(stride(3)),
+          bias.dtype == aoti_torch_dtype_float32()};
+}
+
 // Dropout with probability `p`, rounded to 256ths, halves up, as semantics/dropout.py does.
 inline DropoutOptions dropout_of(double p, OptionalTensor const& seed, TensorView const& q) {
   if (p == 0) return {};

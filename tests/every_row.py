@@ -30,6 +30,9 @@ DROPOUT = {"dropout_p": 0.3, "dropout_seed": 1234567890123}
 # In turn for the heads: usual slopes, none, and one that favours distant keys. All are exact in 16
 # bits, so that plain PyTorch has the same.
 SLOPES = (0.5, 0.0625, 0.0, 1.0, -0.015625, 0.25)
+# In turn for the heads. One number serves all queries and keys, so that it fits every shape;
+# tests/test_bias.py has the others.
+BIASES = (0.5, -3.0, 0.0, 8.0, -0.25)
 
 
 def is_built(row: rows.TableRow) -> bool:
@@ -98,6 +101,12 @@ def slopes_of(heads: int) -> torch.Tensor:
     return slopes[:heads].contiguous()
 
 
+def biases_of(heads: int) -> torch.Tensor:
+    """`[1, heads, 1, 1]`, in fp32."""
+    biases = torch.tensor(BIASES, device="cuda").repeat(heads // len(BIASES) + 1)
+    return biases[:heads].view(1, heads, 1, 1)
+
+
 def options_of(
     row: rows.TableRow, options: dict[str, Any], heads: int, softcap: float = SOFTCAP
 ) -> dict[str, Any]:
@@ -107,6 +116,8 @@ def options_of(
         needed["softcap"] = softcap
     if "alibi" in row.score_mods:
         needed["alibi_slopes"] = slopes_of(heads)
+    if "bias" in row.score_mods:
+        needed["bias"] = biases_of(heads)
     if "dropout" in row.score_mods:
         needed |= DROPOUT
     return {**needed, **options}

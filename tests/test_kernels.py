@@ -111,6 +111,8 @@ def plain_pytorch(
     if (slopes := options.get("alibi_slopes")) is not None:  # distances need more than 16 bits
         distances = slopes[..., None, None] * (position - key).abs()
         scores = (scores.float() - distances).to(q.dtype)
+    if (bias := options.get("bias")) is not None:
+        scores = (scores + bias).to(q.dtype)
     hidden = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device="cuda")
     if left is not None:
         hidden |= key < position - left

@@ -21,7 +21,15 @@ from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip, skip_if_places_matter
 from test_backward_kernels import BACKWARD, NAMES, check, gradients, make
 from test_kernels import CAUSAL, Case, options_for, plain_pytorch
-from test_sizes import AlibiSlopes, BackwardParams, DropoutOptions, Workspace, garbage, set_tensor
+from test_sizes import (
+    AlibiSlopes,
+    BackwardParams,
+    BiasTensor,
+    DropoutOptions,
+    Workspace,
+    garbage,
+    set_tensor,
+)
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
@@ -54,6 +62,9 @@ def params_of(row: rows.TableRow, case: Case) -> BackwardParams:
     if (slopes := options.get("alibi_slopes")) is not None:
         params.alibi_slopes = AlibiSlopes(slopes.data_ptr(), 0, 1)
         params.slopes = slopes  # so that it is not freed
+    if (bias := options.get("bias")) is not None:
+        params.bias = BiasTensor(bias.data_ptr(), 0, 1, 0, 0, 1)
+        params.kept_bias = bias  # likewise
     if p := options.get("dropout_p"):
         params.seed = dropout.as_seed(options["dropout_seed"], "cuda")  # likewise
         params.dropout = DropoutOptions(params.seed.data_ptr(), dropout.drop_count(p))

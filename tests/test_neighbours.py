@@ -260,6 +260,8 @@ def test_the_order_permutes_the_bits(
     dims, options = (row.head_dim, row.head_dim_v), options_of(row, options, 4)
     if "alibi_slopes" in options:  # heads that change places must have the same slope
         options["alibi_slopes"] = torch.full((4,), 0.125, device="cuda")
+    if "bias" in options:  # and the same bias
+        options["bias"] = torch.full((1, 1, 1, 1), 0.5, device="cuda")
     check(backend_of(row), dims, DTYPES[row.dtype], options, "cuda")
 
 

@@ -41,11 +41,22 @@ class AlibiSlopes(ctypes.Structure):
     ]
 
 
+class BiasTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("col_stride", ctypes.c_int32),
+        ("is_float", ctypes.c_int32),
+    ]
+
+
 class DropoutOptions(ctypes.Structure):
     _fields_ = [("seed", ctypes.c_void_p), ("drop_count", ctypes.c_int32)]
 
 
-def fields(pointers: str, strides: str, last: str) -> list[tuple[str, type]]:
+def fields(pointers: str, strides: str, last: str, biases: str) -> list[tuple[str, type]]:
     """The members of a struct of params.h."""
     shape = [(name, ctypes.c_int32) for name in ("batch", "seqlen_q", "seqlen_k")]
     shape += [(name, ctypes.c_int64) for name in ("total_q", "total_k")]
@@ -59,12 +70,13 @@ def fields(pointers: str, strides: str, last: str) -> list[tuple[str, type]]:
         *shape,
         *((name, ctypes.c_void_p) for name in last.split()),
         ("alibi_slopes", AlibiSlopes),
+        *((name, BiasTensor) for name in biases.split()),
         ("dropout", DropoutOptions),
     ]
 
 
 class ForwardParams(ctypes.Structure):
-    _fields_ = fields("q k v o lse cu_seqlens_q cu_seqlens_k", "q k v o", "next_tile sink")
+    _fields_ = fields("q k v o lse cu_seqlens_q cu_seqlens_k", "q k v o", "next_tile sink", "bias")
 
 
 class BackwardParams(ctypes.Structure):
@@ -73,6 +85,7 @@ class BackwardParams(ctypes.Structure):
         "grad_kv_parts cu_seqlens_q cu_seqlens_k",
         "q k v o grad_o grad_q grad_k grad_v",
         "sink grad_sink",
+        "bias grad_bias",
     )
 
 

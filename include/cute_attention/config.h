@@ -34,6 +34,7 @@ namespace score_mods {
 constexpr uint32_t None = 0;
 constexpr uint32_t Softcap = kSoftcap;
 constexpr uint32_t Alibi = kAlibi;
+constexpr uint32_t Bias = kBias;
 constexpr uint32_t Dropout = kDropout;
 }  // namespace score_mods
 

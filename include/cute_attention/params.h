@@ -49,6 +49,19 @@ struct AlibiSlopes {
   int64_t head_stride;
 };
 
+// A bias that is added to scores, [batch, heads, seqlen_q, seqlen_k], of the type of q or fp32; or
+// its gradient. Strides are in elements, 0 where one number serves the whole dimension, and that of
+// seqlen_k is 0 or 1. In the gradient no two numbers may share an address, and a stride of 0 means
+// that the dimension is summed. Packed sequence b has the first rows and columns of bias[b].
+struct BiasTensor {
+  void* data;  // null: none
+  int64_t batch_stride;
+  int64_t head_stride;
+  int64_t row_stride;
+  int32_t col_stride;
+  int32_t is_float;  // 1 where it is fp32
+};
+
 // Dropout of probabilities: the one of a query and a key is dropped where its byte
 // (core/dropout.h) is less than drop_count, and multiplied by keep_scale() (core/keep_scale.h)
 // where it is kept.
@@ -104,6 +117,7 @@ struct ForwardParams {
 
   float const* sink;  // [heads]: the logit that joins the softmax of a head's rows; null: none
   AlibiSlopes alibi_slopes;
+  BiasTensor bias;
   DropoutOptions dropout;
 };
 
@@ -163,6 +177,8 @@ struct BackwardParams {
   float const* sink;  // [heads]; null where there is none: the LSE contains it
   float* grad_sink;   // [heads]; null where it is not wanted or there is no sink
   AlibiSlopes alibi_slopes;
+  BiasTensor bias;
+  BiasTensor grad_bias;  // each number is written; its type is that of the bias
   DropoutOptions dropout;
 };
 

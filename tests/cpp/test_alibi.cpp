@@ -62,7 +62,7 @@ void check_forward(Place const& place, int shift) {
     AlibiTerm::OfRows<std::decay_t<Tile>::kRows> rows;
     auto const row_of = [&](int row) { return int(get<0>(tile.coords(row, 0))); };
     rows.load(params, 7, [&](int row) { return packing.head(row_of(row)); }, kUnit);
-    AlibiTerm::add(tile, rows);
+    AlibiTerm::add<half_t>(params, tile, rows);
     for (int row = 0; row < std::decay_t<Tile>::kRows; ++row) {
       for (int col = 0; col < std::decay_t<Tile>::kCols; ++col) {
         int const query = place.m_begin + packing.query(row_of(row));

@@ -124,6 +124,27 @@ std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
          call.params.alibi_slopes = {static_cast<float const*>(testing::device_memory()),
                                      int64_t(1) << 40, 1};
        }},
+      {"bias is 0x1001, expected a multiple of 2 bytes",
+       [](Call& call) { call.params.bias.data = reinterpret_cast<void*>(0x1001); }},
+      {"bias is 0x1002, expected a multiple of 4 bytes",
+       [](Call& call) {
+         call.params.bias.data = reinterpret_cast<void*>(0x1002);
+         call.params.bias.is_float = 1;
+       }},
+      {"bias.is_float is 2, expected 0 to 1",
+       [](Call& call) { call.params.bias = {testing::device_memory(), 0, 0, 0, 0, 2}; }},
+      {"bias.batch_stride is -1, expected 0 to 549755813888",
+       [](Call& call) { call.params.bias = {testing::device_memory(), -1, 0, 0, 0, 0}; }},
+      {"bias.head_stride is 1099511627776, expected 0 to 549755813888",
+       [](Call& call) {
+         call.params.bias = {testing::device_memory(), 0, int64_t(1) << 40, 0, 0, 0};
+       }},
+      {"bias.row_stride is -8, expected 0 to 549755813888",
+       [](Call& call) { call.params.bias = {testing::device_memory(), 0, 0, -8, 1, 0}; }},
+      {"bias.col_stride is 2, expected 0 to 1",
+       [](Call& call) { call.params.bias = {testing::device_memory(), 0, 0, 8, 2, 0}; }},
+      {"it does not serve bias",
+       [](Call& call) { call.params.bias = {testing::device_memory(), 0, 0, 0, 0, 0}; }},
       {"dropout.drop_count is 257, expected 0 to 256",
        [](Call& call) {
          call.params.dropout = {static_cast<uint64_t const*>(testing::device_memory()), 257};
@@ -209,6 +230,17 @@ void test_backward() {
       {"sink is null, expected it where grad_sink is not",
        [](BackwardCall& call) {
          call.params.grad_sink = static_cast<float*>(testing::device_memory());
+       }},
+      {"bias is null, expected it where grad_bias is not",
+       [](BackwardCall& call) { call.params.grad_bias.data = testing::device_memory(); }},
+      {"grad_bias.is_float is 1, expected 0 as in bias",
+       [](BackwardCall& call) {
+         call.params.bias = {testing::device_memory(), 0, 0, 0, 0, 0};
+         call.params.grad_bias = {testing::device_memory(), 0, 0, 0, 0, 1};
+       }},
+      {"grad_bias.col_stride is -1, expected 0 to 1",
+       [](BackwardCall& call) {
+         call.params.grad_bias = {testing::device_memory(), 0, 0, 0, -1, 0};
        }},
       {"grad_sink is 0x1002, expected a multiple of 4 bytes",
        [](BackwardCall& call) { call.params.grad_sink = reinterpret_cast<float*>(0x1002); }},

@@ -20,6 +20,7 @@ CUTE_DEVICE float alibi_slope(Params const& params, int32_t batch, int32_t head)
 struct AlibiTerm {
   static constexpr uint32_t kBit = score_mods::Alibi;
   static constexpr bool kIsMap = false;
+  static constexpr bool kInExponent = true;  // the backward adds it to exponents of P
 
   template <class Params>
   CUTE_DEVICE AlibiTerm(Params const&, float) {}
@@ -46,8 +47,8 @@ struct AlibiTerm {
 
   // Adds its terms to the scores of a tile: a subtraction and an FFMA a score, which takes the
   // magnitude of an operand for nothing.
-  template <class Tile>
-  CUTE_DEVICE static void add(Tile const& tile, OfRows<Tile::kRows> const& rows) {
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add(Params const&, Tile const& tile, OfRows<Tile::kRows> const& rows) {
     int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
     CUTE_UNROLL
     for (int row = 0; row < Tile::kRows; ++row) {

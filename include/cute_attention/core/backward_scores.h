@@ -12,13 +12,18 @@ namespace cute_attention {
 // Without a map begin() computes P, and finish() only multiplies. With a map the derivative is
 // computed from what the map left, and P would take its register too early: so begin() applies the
 // map, and finish() computes P and dS together, without another register for each score. Terms are
-// added in the exponent of P.
+// added in the exponent of P, or by add_terms().
 template <uint32_t kScoreMods>
 struct BackwardScores {
   using Modifiers = ScoreModifiers<kScoreMods>;
   using Terms = typename Modifiers::Terms;
   // Whether the kernel masks scores before begin(). Else it masks mapped scores after begin().
   static constexpr bool kMasksFirst = !Modifiers::kHasMap;
+  // How the terms are added: in the exponent of P, or to the scores before they are masked.
+  static constexpr bool kTermsInExponent = Terms::kInExponent;
+  static constexpr bool kTermsInScores = Modifiers::kHasTerm && !kTermsInExponent;
+  static_assert(kMasksFirst || !kTermsInScores,
+                "the derivative of a map is computed from what the map left");
   Modifiers modifiers;
   float scale_log2;
 
@@ -37,11 +42,20 @@ struct BackwardScores {
     }
   }
 
-  // The terms of a step, whose scores tile() describes (score_tile.h); of_query() returns those of
-  // a query, for begin() and finish().
+  // Adds the terms to the scores of a step before they are masked, with kTermsInScores.
+  //   Element  of q
+  //   tile     the scores (score_tile.h)
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add_terms(Params const& params, typename Terms::OfHead const& head,
+                                    Tile const& tile) {
+    Terms::template add_of_head<Element>(params, tile, head);
+  }
+
+  // The terms in the exponents of a step, whose scores tile() describes (score_tile.h); of_query()
+  // returns those of a query, for begin() and finish().
   template <class Tile>
   CUTE_DEVICE static auto terms(typename Terms::OfHead const& head, Tile const& tile) {
-    if constexpr (Modifiers::kHasTerm) {
+    if constexpr (kTermsInExponent) {
       return typename Terms::template OfStep<decltype(tile())>(tile(), head);
     } else {
       return NoTerms::OfStep{};
@@ -53,7 +67,7 @@ struct BackwardScores {
   template <class TermsOfQuery>
   CUTE_DEVICE float probability(float score, float lse_log2, TermsOfQuery const& terms,
                                 int i) const {
-    if constexpr (Modifiers::kHasTerm) {
+    if constexpr (kTermsInExponent) {
       return exp2f(score * scale_log2 + (terms(i) - lse_log2));
     } else {
       return exp2f(score * scale_log2 - lse_log2);

@@ -5,16 +5,16 @@
 // kinds:
 //
 //   a map   replaces a score by a function of it (softcap). It knows its derivative.
-//   a term  adds a number that depends on where the score stands, and not on the score (ALiBi). Its
-//           derivative is 1.
+//   a term  adds a number that depends on where the score stands, and not on the score (ALiBi,
+//           bias). Its derivative is 1.
 //
 // Scores stay in a unit of their own: a score s is unit * y, where y is what the kernel holds, and
 // the softmax folds the unit into its exponent. q.k has the unit `scale`. So a list that changes
 // nothing costs nothing. A map may change the unit.
 //
 // The maps of a list stand before its terms. The backward computes the derivative of a map from
-// what the map left, and adds the terms in the exponent of P instead of to the scores: so it needs
-// no second register for a score.
+// what the map left. So a term that is cheap to compute is added in the exponent of P and not to
+// the score, for which no second register is needed then.
 //
 // Scores are masked after they are modified. A score of -infinity that comes from the data is not
 // hidden: its softcap is finite.
@@ -25,16 +25,18 @@
 
 #include "cute_attention/config.h"
 #include "cute_attention/core/alibi.h"
+#include "cute_attention/core/bias.h"
 #include "cute_attention/core/softcap.h"
 
 namespace cute_attention {
 
 // What a list without terms knows of places: nothing.
 struct NoTerms {
+  static constexpr bool kInExponent = false;
   template <int kRows>
   struct OfRows {};
-  template <class Tile, class Rows>
-  CUTE_DEVICE static void add(Tile const&, Rows const&) {}
+  template <class Element, class Params, class Tile, class Rows>
+  CUTE_DEVICE static void add(Params const&, Tile const&, Rows const&) {}
   struct OfHead {};
   struct OfStep {
     CUTE_DEVICE NoTerms of_query(int) const { return {}; }
@@ -116,10 +118,13 @@ struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
 
 // The modifiers of a row, from its set of score_mods, in the order of docs/design.md.
 template <uint32_t kScoreMods>
-struct ScoreModifiers : ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm>::List {
-  static_assert((kScoreMods & ~(SoftcapMap::kBit | AlibiTerm::kBit | score_mods::Dropout)) == 0,
+struct ScoreModifiers
+    : ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List {
+  static_assert((kScoreMods &
+                 ~(SoftcapMap::kBit | AlibiTerm::kBit | BiasTerm::kBit | score_mods::Dropout)) == 0,
                 "modifiers that are listed, and dropout, which modifies no score");
-  using List = typename ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm>::List;
+  using List =
+      typename ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List;
 
   template <class Params>
   CUTE_DEVICE explicit ScoreModifiers(Params const& params) : List(params, params.scale) {}

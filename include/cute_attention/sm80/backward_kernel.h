@@ -211,6 +211,11 @@ struct BackwardKernel {
   CUTE_DEVICE void multiply_values(Step const& step, int stage, ScoresT& tSrS, ScoresT& tdPrdP,
                                    LoadNext&& load_next) {
     using namespace cute;
+    if constexpr (Scores::kTermsInScores) {
+      QueryPacking const packing = unpacked_queries();
+      Scores::template add_terms<Element>(params, Scores::of_head(params, tile.batch, step.head),
+                                          score_tile(step, tSrS, packing));
+    }
     auto product = smem_product<typename Traits::TiledMmaS>(
         typename Operands::V(addresses.k, offsetof(Tiles, v)),
         typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),

@@ -1,4 +1,4 @@
-// sm80/backward_launch.h: launches the three sm80 backward kernels of one row.
+// sm80/backward_launch.h: launches the sm80 backward kernels of one row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,6 +9,7 @@
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm80/backward_finish.h"
 #include "cute_attention/sm80/backward_kernel.h"
+#include "cute_attention/sm80/grad_bias_launch.h"
 
 namespace cute_attention::sm80 {
 
@@ -70,7 +71,7 @@ struct BackwardLaunch {
     GradSchedule const schedule =
         make_grad_schedule(backward_params, Traits::kTileM, Traits::kTileN,
                            context->device->l2_bytes / 2, ctas(*context->device), sums.parts);
-    cudaError_t const error =
+    cudaError_t error =
         allow_shared_memory<&backward<Row>>(kSharedMemoryBytes, context->device->ordinal);
     if (error != cudaSuccess) {
       return error;
@@ -87,7 +88,8 @@ struct BackwardLaunch {
           <<<unsigned(sums.ctas + m_tiles), kThreads, Traits::kSmemBytesGradQ, stream>>>(
               backward_params, sums);
     }
-    return cudaGetLastError();
+    error = launch_grad_bias<Row>(backward_params, context->device->ordinal, stream);
+    return error == cudaSuccess ? cudaGetLastError() : error;
   }
 
  private:

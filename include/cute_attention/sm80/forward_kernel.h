@@ -219,7 +219,7 @@ struct ForwardKernel {
     };
     modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(
         modifiers, rS, masked, [&] { mask_scores(score_tile()); },
-        [&] { Modifiers::Terms::add(score_tile(), terms); });
+        [&] { Modifiers::Terms::template add<Element>(params, score_tile(), terms); });
     if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
       scale_rows(rO, factors);
     }

@@ -255,6 +255,9 @@ struct BackwardCompute {
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
+    if constexpr (Scores::kTermsInScores) {
+      add_terms(work, shared.stages[ring.stage], tSrS);
+    }
     if constexpr (Scores::kMasksFirst) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
@@ -340,6 +343,13 @@ struct BackwardCompute {
   CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
     QueryPacking const packing = unpacked_queries();
     return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
+  }
+
+  template <class Stage>
+  CUTE_DEVICE void add_terms(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    Scores::template add_terms<Element>(arguments.params, stage,
+                                        score_tile(work, stage.m_block, tSrS, packing));
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.

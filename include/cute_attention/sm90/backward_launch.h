@@ -7,6 +7,7 @@
 #include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
+#include "cute_attention/sm80/grad_bias_launch.h"
 #include "cute_attention/sm90/backward_finish.h"
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/backward_maps.h"
@@ -133,7 +134,8 @@ struct BackwardWithSums {
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
               p, sums);
     }
-    return cudaGetLastError();
+    error = sm80::launch_grad_bias<Row>(p, device, stream);
+    return error == cudaSuccess ? cudaGetLastError() : error;
   }
 
  private:

@@ -11,6 +11,7 @@
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
+#include "cute_attention/sm80/grad_bias_launch.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/grad_kv_kernel.h"
 #include "cute_attention/sm90/grad_q_kernel.h"
@@ -155,7 +156,8 @@ struct BackwardWithoutSums {
       grad_sink<Row>
           <<<unsigned(p.heads), kSinkThreads, kSinkThreads / 32 * sizeof(float), stream>>>(p);
     }
-    return cudaGetLastError();
+    error = sm80::launch_grad_bias<Row>(p, device, stream);
+    return error == cudaSuccess ? cudaGetLastError() : error;
   }
 
  private:

@@ -96,7 +96,10 @@ struct ForwardScores {
     cute_attention::modify_and_mask<kMapGroup>(
         Modifiers(arguments.params), rS, masked,
         [&] { mask_scores_by_side(score_tile(tile, n_block)); },
-        [&] { Modifiers::Terms::add(score_tile(tile, n_block), terms); });
+        [&] {
+          Modifiers::Terms::template add<Element>(arguments.params, score_tile(tile, n_block),
+                                                  terms);
+        });
   }
 
   CUTE_DEVICE auto score_tile(ForwardTile const& tile, int32_t n_block) {

@@ -64,6 +64,9 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     Tensor tSsLse = row_numbers<Traits>(thread, shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
+    if constexpr (Scores::kTermsInScores) {
+      add_terms(work, shared.stages[ring.stage], tSrS);
+    }
     if constexpr (Scores::kMasksFirst) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
@@ -177,6 +180,13 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     QueryPacking const packing = unpacked_queries();
     return kept_blocks_of_transpose(score_tile(work, stage.m_block, tSrS, packing),
                                     arguments.params.dropout, stage.words);
+  }
+
+  template <class Stage>
+  CUTE_DEVICE void add_terms(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    Scores::template add_terms<Element>(arguments.params, stage,
+                                        score_tile(work, stage.m_block, tSrS, packing));
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.

@@ -162,6 +162,12 @@ struct GradQCompute {
                  typename Traits::SmemLayoutV>(shared.grad_o, shared.v, ring_v.stage, tdPrdP);
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
+    if constexpr (Scores::kTermsInScores) {
+      QueryPacking const packing = unpacked_queries();
+      Scores::template add_terms<Element>(
+          arguments.params, Scores::of_head(arguments.params, work.tile.batch, work.tile.head),
+          score_tile(work, n_block, tSrS, packing));
+    }
     if constexpr (Scores::kMasksFirst) {
       mask(work, n_block, tSrS);
     }

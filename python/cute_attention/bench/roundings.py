@@ -78,6 +78,7 @@ def exact(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,  # broadcastable to [batch, heads, seqlen_q, seqlen_k]
     dropout_p: float = 0.0,
     dropout_seed: int | None = None,
 ) -> Exact:
@@ -105,7 +106,10 @@ def exact(
         positions = torch.arange(q.shape[2], device=q.device) + (k.shape[2] - q.shape[2])
         distances = (positions[:, None] - torch.arange(k.shape[2], device=q.device)).abs()
         biases = -alibi_slopes.double()[..., None, None] * distances
-        scores = scores + biases
+    if bias is not None:
+        biases = biases + bias.double()
+    scores = scores + biases
+    biases = biases.masked_fill(biases == -torch.inf, 0.0)  # what it hides adds no error
     sees = visible(q.shape[2], k.shape[2], causal, window).to(q.device)
     scores = scores.masked_fill(~sees, -torch.inf)
     lse = scores.logsumexp(-1)

@@ -99,6 +99,9 @@ def table() -> tuple[TableRow, ...]:
     return tuple(row for file in files for row in parse(file.read_text()))
 
 
+_MODIFIERS = ("softcap", "alibi", "bias", "dropout")
+
+
 def support_matrix(rows: Iterable[TableRow]) -> str:
     """What the rows serve, as a Markdown table."""
     lines: dict[tuple[str, str, int, int, tuple[str, ...]], list[str]] = {}
@@ -108,11 +111,12 @@ def support_matrix(rows: Iterable[TableRow]) -> str:
         if row.dtype not in dtypes:
             dtypes.append(row.dtype)
     text = (
-        "| kernels for | pass | head_dim, head_dim_v up to | dtype | softcap | ALiBi | dropout |\n"
+        "| kernels for | pass | head_dim, head_dim_v up to | dtype "
+        "| softcap | ALiBi | bias | dropout |\n"
     )
-    text += "|---|---|---|---|---|---|---|\n"
+    text += "|---|---|---|---|---|---|---|---|\n"
     for (arch, direction, head_dim, head_dim_v, score_mods), dtypes in lines.items():
-        served = ("yes" if name in score_mods else "no" for name in ("softcap", "alibi", "dropout"))
+        served = ("yes" if name in score_mods else "no" for name in _MODIFIERS)
         text += (
             f"| {_ARCHITECTURES[arch]} | {direction} | {head_dim}, {head_dim_v} "
             f"| {', '.join(dtypes)} | {' | '.join(served)} |\n"
