@@ -1,9 +1,16 @@
-"""For all tests: skips those marked `gpu` where there is no GPU, and has the fixture `device`."""
+"""For all tests: skips those marked `gpu` where there is no GPU, and has the fixtures `device` and
+`kernels`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from kernel_stand_ins import Kernels
 
 
 def _has_gpu() -> bool:
@@ -23,3 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """The device of a test. The test runs on the CPU, and also on a GPU if there is one."""
     return request.param
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
+    """Ops that stand in for kernels on the CPU, and count."""
+    from kernel_stand_ins import standing_in
+
+    with standing_in(monkeypatch) as stand_ins:
+        yield stand_ins

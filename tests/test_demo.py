@@ -136,15 +136,17 @@ def test_step_times_are_medians_of_turns(demo, prose, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [20, 50], ids=["within context", "beyond context"])
-def test_cache_gives_the_logits_of_a_full_pass(length):
+@pytest.mark.parametrize("position", ["rotary", "alibi", "t5"])
+def test_cache_gives_the_logits_of_a_full_pass(length, position):
     """After more tokens than the context has, one layer with a cache computes a sliding window over
     the last tokens."""
     from gpt.model import GPT, Shape
 
     torch.manual_seed(0)
-    shape = Shape(layers=1, heads=4, heads_kv=2, head_dim=16, context=32)
+    shape = Shape(1, heads=4, heads_kv=2, head_dim=16, context=32, position=position, sink=True)
     window = functools.partial(attention, causal=True, window=(shape.context - 1, None))
     model = GPT(shape, functools.partial(attention, causal=True))
+    torch.nn.init.normal_(model.blocks[0].attention.sink)
     full = GPT(shape, window)
     full.load_state_dict(model.state_dict())
     tokens = torch.randint(256, (2, length))
@@ -189,6 +191,10 @@ WRONG = {
     "no steps": (["--steps", "0"], "argument --steps: '0' is not a positive whole number"),
     "no number": (["--batch", "many"], "argument --batch: 'many' is not a positive whole number"),
     "learning rate": (["--learning-rate", "nan"], "'nan' is not a positive, finite number"),
+    "position": (["--position", "sinusoidal"], "argument --position: invalid choice: 'sinusoidal'"),
+    "dropout": (["--dropout", "1"], "argument --dropout: '1' is not a number from 0 to below 1"),
+    "no share": (["--dropout", "half"], "argument --dropout: 'half' is not a number from 0"),
+    "sinks compared": (["--compare", "--sink"], "PyTorch's attention has no sink"),
     "device": (["--device", "toaster"], "--device toaster: expected cpu, cuda or cuda:N"),
     "other device": (["--device", "meta"], "--device meta: expected cpu, cuda or cuda:N"),
     "GPU that is not there": (["--device", "cuda:99"], "--device cuda:99: PyTorch sees"),

@@ -15,21 +15,24 @@ import torch
 
 import cute_attention
 
-from .model import Shape
+from .model import GPT
 from .training import Deviation, Recipe, Run, deviation
 
 _COLOURS = ("#d62728", "#1f77b4")  # ours warm, PyTorch's cool
 
 
-def backend_report(shape: Shape, recipe: Recipe) -> str:
+def backend_report(model: GPT, recipe: Recipe) -> str:
     """Which backend computes the attention of a training step, and why no faster one does."""
+
+    shape = model.shape
 
     def like(heads: int) -> torch.Tensor:
         size = (recipe.batch, shape.context, heads, shape.head_dim)
         return torch.empty(size, dtype=recipe.dtype, device=recipe.device)
 
     q, k, v = like(shape.heads), like(shape.heads_kv), like(shape.heads_kv)
-    answer = cute_attention.explain(q, k, v, causal=True)
+    model.train()
+    answer = cute_attention.explain(q, k, v, causal=True, **model.attention_options())
     lines = [f"attention  {answer.call}; asked for: {answer.requested}"]
     for direction, reports, chosen in (
         ("forward", answer.forward, answer.chosen),

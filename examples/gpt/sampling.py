@@ -14,6 +14,7 @@ def sample(model: GPT, prompt: bytes, length: int, temperature: float, seed: int
     Keys and values of what was read are kept, so that every byte after the prompt is a call with
     seqlen_q 1: the causal mask is aligned to the bottom right and lets that query see every key.
     """
+    model.eval()  # without dropout
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(seed)
     caches = model.new_caches()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -33,20 +32,58 @@ _BACKENDS = {
 }
 
 
-def torch_attention(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> Tensor:
-    """PyTorch's own attention, for as many queries as keys: there its causal mask is ours."""
-    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    with sdpa_kernel(backend):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return out.transpose(1, 2)
+class TorchAttention:
+    """PyTorch's own attention with one of its backends, for as many queries as keys: there its
+    causal mask is ours. ALiBi and biases become a mask of numbers. Sinks it has none."""
+
+    def __init__(self, backend: SDPBackend) -> None:
+        self._backend = backend
+        self._slopes: Tensor | None = None  # what the mask was made of
+        self._bias: Tensor | None = None
+        self._mask: Tensor | None = None
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        alibi_slopes: Tensor | None = None,
+        bias: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        """Raises RuntimeError where the backend cannot do it."""
+        mask = None
+        if alibi_slopes is not None or bias is not None:
+            mask = self._made_mask(q, alibi_slopes, bias)
+        if mask is not None and mask.requires_grad and self._backend is SDPBackend.CUDNN_ATTENTION:
+            raise RuntimeError("PyTorch's cuDNN backend has no gradient of a bias.")
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        if self._backend is SDPBackend.EFFICIENT_ATTENTION:  # takes no groups of query heads
+            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
+        with sdpa_kernel(self._backend):
+            out = F.scaled_dot_product_attention(
+                q, k, v, mask, dropout_p, is_causal=mask is None, enable_gqa=True
+            )
+        return out.transpose(1, 2)
+
+    def _made_mask(self, q: Tensor, slopes: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The mask of q's dtype, made once for the layers that share slopes or a bias."""
+        length = q.shape[1]
+        same = slopes is self._slopes and bias is self._bias
+        if self._mask is None or self._mask.shape[-1] != length or not same:
+            positions = torch.arange(length, device=q.device)
+            distances = positions[:, None] - positions
+            mask = bias if slopes is None else -slopes[None, :, None, None] * distances
+            assert mask is not None
+            self._mask = mask.masked_fill(distances < 0, -torch.inf).to(q.dtype)
+            self._slopes, self._bias = slopes, bias
+        return self._mask
 
 
 def torch_attentions(device: torch.device) -> dict[str, Attend]:
     """PyTorch's attention by backend, under the names that the table shows."""
-    return {
-        name: functools.partial(torch_attention, backend=backend)
-        for name, backend in _BACKENDS[device.type].items()
-    }
+    return {name: TorchAttention(backend) for name, backend in _BACKENDS[device.type].items()}
 
 
 @dataclass

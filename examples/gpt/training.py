@@ -129,7 +129,10 @@ def _loss(model: GPT, sequences: Tensor, recipe: Recipe) -> Tensor:
 
 @torch.no_grad()
 def _held_out_loss(model: GPT, sequences: Tensor, recipe: Recipe) -> float:
-    return _loss(model, sequences, recipe).item()
+    model.eval()  # without dropout
+    loss = _loss(model, sequences, recipe).item()
+    model.train()
+    return loss
 
 
 def _bar(name: str, steps: int) -> tqdm:

@@ -39,9 +39,9 @@ class Argument(NamedTuple):
     asks: Callable[[Any], bool] = _is_given  # whether a value asks for the feature
     check: Callable[[str, str, Any, Arguments], None] | None = None  # of what the user passed
     gradient: bool = False
-    kept: bool = (
-        False  # kernels' ops check it, so that a plan that is kept may serve a call with it
-    )
+    # A plan that is kept serves calls with it: the kernels' ops check it, and of a tensor nothing
+    # decides what runs but whether it is there.
+    kept: bool = False
 
 
 class Arguments(NamedTuple):
@@ -62,13 +62,19 @@ class Arguments(NamedTuple):
     cu_seqlens_k: Tensor | None = None
     max_seqlen_q: int = 0  # of packed calls alone
     max_seqlen_k: int = 0
-    bias: Annotated[Tensor | None, Argument("bias", 1, check=_check_bias, gradient=True)] = None
-    alibi_slopes: Annotated[Tensor | None, Argument("alibi", 2, check=_check_slopes)] = None
+    bias: Annotated[
+        Tensor | None, Argument("bias", 1, check=_check_bias, gradient=True, kept=True)
+    ] = None
+    alibi_slopes: Annotated[Tensor | None, Argument("alibi", 2, check=_check_slopes, kept=True)] = (
+        None
+    )
     sink: Annotated[
         Tensor | None, Argument("sink", 4, check=_check_per_head, gradient=True, kept=True)
     ] = None
-    dropout_p: Annotated[float, Argument("dropout", 8, is_positive, check=checks.dropout_p)] = 0.0
-    dropout_seed: Annotated[Tensor | None, Argument(check=_check_seed)] = None
+    dropout_p: Annotated[
+        float, Argument("dropout", 8, is_positive, check=checks.dropout_p, kept=True)
+    ] = 0.0
+    dropout_seed: Annotated[Tensor | None, Argument(check=_check_seed, kept=True)] = None
 
     @property
     def packed(self) -> bool:

@@ -2,13 +2,13 @@
 
 A call that has been made before, but for the tensors and their lengths, takes the short way: a plan
 is looked up and its op called, and that op checks the tensors. Everything else goes the long way:
-the first call of its kind, one with a bias, slopes or dropout, one that the op refuses (so
-that the checks find words for why), one in a graph that is traced, and whatever is not a plain
-tensor in a plain mode.
+the first call of its kind, one that the op refuses (so that the checks find words for why), one in
+a graph that is traced, and whatever is not a plain tensor in a plain mode.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +25,7 @@ from .dispatch.request import asked_around
 from .dispatch.select import is_kept
 from .options import with_defaults
 from .problem import Plan
+from .semantics.dropout import as_seed
 
 plans: dict[tuple[Any, ...], Plan] = {}
 _MOST_PLANS = 4096  # beyond it all are forgotten: options may differ at every call
@@ -32,6 +33,10 @@ _PACKING = 4  # so many of the extras, the first, belong to packed sequences
 _OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
 _KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})  # equal ones mean the same
 _NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
+_PLACES = {name: EXTRAS.index(name) for name in KEPT}
+_TENSORS = KEPT - {"dropout_p", "dropout_seed"}
+_BIAS, _SLOPES, _P, _SEED = map(EXTRAS.index, ("bias", "alibi_slopes", "dropout_p", "dropout_seed"))
+_NUMBERS = frozenset({int, float})
 
 _autocast_is_on = torch._C._is_any_autocast_enabled
 _functorch_is_on = torch._C._are_functorch_transforms_active
@@ -55,20 +60,25 @@ def attend(
     if torch.compiler.is_dynamo_compiling():
         return _attend_checked(name, q, k, v, packing, options)[1]
     if _autocast_is_on() and isinstance(q, Tensor):
-        q, k, v = as_autocast_does(q.device, (q, k, v))
+        q, k, v, bias = as_autocast_does(q.device, (q, k, v, options.get("bias")))
+        if bias is not None:
+            options = {**options, "bias": bias}
     extras, kind = packing, options
     if not KEPT.isdisjoint(options):
-        extras, kind = _apart(packing, options)
+        extras, kind = apart(packing, options)
     try:
         key = key_of(name, q, v, kind)
         plan = plans.get(key)
     except _NO_PLAN:
         return _attend_checked(name, q, k, v, packing, options)[1]
     if plan is not None and is_plain(q, k, v, extras):
+        if len(extras) > _BIAS:
+            extras = settled(extras, q.device)
         try:
             return _run_at_once(plan, q, k, v, extras)
-        except RuntimeError:
-            pass  # the checks below say why, or the op again
+        except RuntimeError:  # the checks below say why, or the op again
+            if len(extras) > _SEED:  # with the seed that is drawn, so that none is drawn twice
+                options = {**options, "dropout_seed": extras[_SEED]}
     plan, results = _attend_checked(name, q, k, v, packing, options)
     if plan is not None and all(type(value) in _KEY_TYPES for value in kind.values()):
         if len(plans) >= _MOST_PLANS:
@@ -77,20 +87,39 @@ def attend(
     return results
 
 
-def _apart(
+def apart(
     packing: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The extras of a call with tensors of `KEPT`, and its options without them: a plan depends on
-    whether they are there, and not on which they are."""
-    tensors = {name: options[name] for name in KEPT if options.get(name) is not None}
-    if not tensors:
+    """The extras of a call with options of `KEPT`, and its options as they are part of the key: of
+    a tensor, whether it is there, and of the seed of dropout nothing."""
+    p = options.get("dropout_p", 0.0)
+    drops = type(p) in _NUMBERS and p > 0
+    tensors: list[str] = []
+    if not _TENSORS.isdisjoint(options):
+        tensors = [name for name in _TENSORS if options.get(name) is not None]
+    if not tensors and not drops:
         return packing, options
     extras = [*(packing or EXTRA_DEFAULTS[:_PACKING]), *_OTHER_DEFAULTS]
-    for name, tensor in tensors.items():
-        extras[EXTRAS.index(name)] = tensor
-    count = 1 + max(EXTRAS.index(name) for name in tensors)
-    kind = {name: True if name in tensors else value for name, value in options.items()}
-    return tuple(extras[:count]), kind
+    kind = dict(options)
+    last = 0
+    for name in tensors:
+        place = _PLACES[name]
+        extras[place], kind[name] = options[name], True
+        last = max(last, place)
+    if drops:
+        extras[_P], extras[_SEED], kind["dropout_seed"] = p, options.get("dropout_seed"), None
+        last = max(last, _SEED)
+    return tuple(extras[: last + 1]), kind
+
+
+def settled(extras: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+    """The extras as ops take them: a bias of four dimensions, and a seed that is a tensor."""
+    bias = extras[_BIAS]
+    if bias is not None and bias.dim() < 4:
+        extras = (*extras[:_BIAS], bias[(None,) * (4 - bias.dim())], *extras[_BIAS + 1 :])
+    if len(extras) > _SEED and type(extras[_SEED]) is not Tensor:
+        extras = (*extras[:_SEED], as_seed(extras[_SEED], device), *extras[_SEED + 1 :])
+    return extras
 
 
 def key_of(name: str, q: Any, v: Any, options: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -130,12 +159,20 @@ def _are_plain(extras: tuple[Any, ...]) -> bool:
     types = tuple(map(type, extras))
     if types == _PACKED:
         return True
-    return types[:_PACKING] in _PLAIN_PACKINGS and _PLAIN_TENSORS.issuperset(types[_PACKING:])
+    plain = types[:_PACKING] in _PLAIN_PACKINGS
+    plain = plain and all(map(operator.contains, _PLAIN_TYPES, types[_PACKING:]))
+    slopes = extras[_SLOPES] if len(extras) > _SLOPES else None
+    if plain and slopes is not None and slopes.requires_grad:
+        return not _gradients_are_on()  # else the checks refuse them
+    return plain
 
 
+_NONE = type(None)
 _PACKED = (Tensor, Tensor, int, int)
-_PLAIN_PACKINGS = {_PACKED, (type(None), type(None), int, int)}
-_PLAIN_TENSORS = {Tensor, torch.nn.Parameter, type(None)}
+_PLAIN_PACKINGS = {_PACKED, (_NONE, _NONE, int, int)}
+_PLAIN_TENSORS = {Tensor, torch.nn.Parameter, _NONE}
+_OTHER_TYPES = {"dropout_p": _NUMBERS, "dropout_seed": {Tensor, int, _NONE}}
+_PLAIN_TYPES = tuple(_OTHER_TYPES.get(name, _PLAIN_TENSORS) for name in EXTRAS[_PACKING:])
 
 
 def _run_at_once(plan: Plan, q: Tensor, k: Tensor, v: Tensor, extras: tuple[Any, ...]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..arguments import EXTRAS, Arguments
-from ..call import is_plain, key_of, plans
+from ..call import apart, is_plain, key_of, plans, settled
 from ..checked import checked
 from ..dispatch.plans import plan_for
 from ..options import with_defaults
@@ -38,7 +38,8 @@ def parts_of(
     given = with_defaults(name, options)
     call: Arguments = checked(name, q, k, v, packing, dict(given))
     plan = plan_for(name, call, given)
-    kept = plans.get(key_of(name, q, v, options))
+    extras, kind = apart(packing, options)
+    kept = plans.get(key_of(name, q, v, kind))
     runs = kept or plan
     op = runs.forward if runs.return_lse else runs.output
     if kept is None:  # the call is checked each time
@@ -48,8 +49,9 @@ def parts_of(
             "choice": lambda: plan_for(name, call, given),
             "launch": lambda: op(*arguments),
         }
+    ready = settled(extras, q.device) if len(extras) > len(packing) else extras
     return {
-        "checks": lambda: is_plain(q, k, v, packing),
-        "choice": lambda: plans.get(key_of(name, q, v, options)),
-        "launch": lambda: op(q, k, v, *runs.options, *packing),
+        "checks": lambda: is_plain(q, k, v, extras),
+        "choice": lambda: plans.get(key_of(name, q, v, apart(packing, options)[1])),
+        "launch": lambda: op(q, k, v, *runs.options, *ready),
     }

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ...api import attention
-from ...checks import tensors
 from .arguments import WindowSize, options_of, renamed
-from .dropout import check_dropout, draw_rng_state, rescaled, seed_of
+from .attend import Results, attend
 from .packed_tensors import parts_of
-from .softmax import dense_softmax
-
-Results = Tensor | tuple[Tensor, Tensor, Tensor]
 
 
 def flash_attn_func(
@@ -65,7 +59,7 @@ def flash_attn_func(
         )  # fmt: skip
         if not dropout_p and not return_attn_probs:
             return attention(q, k, v, **options)
-        return attend("flash_attn_func", q, k, v, dropout_p, options, return_attn_probs)
+        return attend("flash_attn_func", q, k, v, (), dropout_p, options, return_attn_probs)
     except (TypeError, ValueError) as error:
         raise renamed("flash_attn_func", error) from None
 
@@ -105,7 +99,7 @@ def flash_attn_kvpacked_func(
             name, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
         )
         k, v = parts_of(name, "kv", kv, 2, "[batch, seqlen_k, 2, heads_kv, head_dim]")
-        return attend(name, q, k, v, dropout_p, options, return_attn_probs)
+        return attend(name, q, k, v, (), dropout_p, options, return_attn_probs)
     except (TypeError, ValueError) as error:
         raise renamed(name, error, {"k": "kv", "v": "kv"}) from None
 
@@ -143,32 +137,6 @@ def flash_attn_qkvpacked_func(
             name, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
         )
         q, k, v = parts_of(name, "qkv", qkv, 3, "[batch, seqlen, 3, heads, head_dim]")
-        return attend(name, q, k, v, dropout_p, options, return_attn_probs)
+        return attend(name, q, k, v, (), dropout_p, options, return_attn_probs)
     except (TypeError, ValueError) as error:
         raise renamed(name, error, {"q": "qkv", "k": "qkv", "v": "qkv"}) from None
-
-
-def attend(
-    name: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    options: dict[str, Any],
-    return_attn_probs: bool,
-) -> Results:
-    """`attention` with flash-attn's dropout and results."""
-    if not dropout_p:
-        if not return_attn_probs:
-            return attention(q, k, v, **options)
-        out, lse = attention(q, k, v, return_lse=True, **options)
-        return out, lse, q.new_empty(0)
-    check_dropout(name, dropout_p)
-    if not return_attn_probs:
-        return rescaled(attention(q, k, v, dropout_p=dropout_p, **options), dropout_p)
-    tensors(name, q=q)
-    seed = seed_of(draw_rng_state(q))
-    out, lse = attention(
-        q, k, v, dropout_p=dropout_p, dropout_seed=seed, return_lse=True, **options
-    )
-    return rescaled(out, dropout_p), lse, dense_softmax(q, k, options, dropout_p, seed)

@@ -17,11 +17,12 @@ from ...api import attention, attention_varlen
 from ...checks import tensors
 from ...inference.spans import Spans, attend_spans, spans_of
 from .arguments import options_of, renamed
+from .attend import Packing
 from .dropout import check_dropout, draw_rng_state, ratio, rescaled, seed_of
 from .gradients import gradients, row_sums
 from .paged import attend_pages
 from .softmax import BLOCK_SIZE_N, dense_softmax, packed_softmax
-from .varlen import Packing, packing_of
+from .varlen import packing_of
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, S_dmask, rng_state
 

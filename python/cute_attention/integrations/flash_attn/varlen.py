@@ -6,16 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ...api import attention_varlen
-from ...checks import tensors
 from .arguments import WindowSize, forward_only, length, options_of, renamed
-from .dense import Results
-from .dropout import check_dropout, draw_rng_state, rescaled, seed_of
+from .attend import Packing, Results, attend
 from .packed_tensors import parts_of
 from .paged import attend_pages
-from .softmax import packed_softmax
-
-Packing = tuple[Tensor, Tensor, int, int]
 
 
 def flash_attn_varlen_func(
@@ -191,31 +185,3 @@ def packing_of(
     """These four, the lengths as ints."""
     longest_q = length(name, "max_seqlen_q", max_seqlen_q)
     return cu_seqlens_q, cu_seqlens_k, longest_q, length(name, "max_seqlen_k", max_seqlen_k)
-
-
-def attend(
-    name: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    packing: Packing,
-    dropout_p: float,
-    options: dict[str, Any],
-    return_attn_probs: bool,
-) -> Results:
-    """`attention_varlen` with flash-attn's dropout and results."""
-    if not dropout_p:
-        if not return_attn_probs:
-            return attention_varlen(q, k, v, *packing, **options)
-        out, lse = attention_varlen(q, k, v, *packing, return_lse=True, **options)
-        return out, lse, q.new_empty(0)
-    check_dropout(name, dropout_p)
-    if not return_attn_probs:
-        out = attention_varlen(q, k, v, *packing, dropout_p=dropout_p, **options)
-        return rescaled(out, dropout_p)
-    tensors(name, q=q)
-    seed = seed_of(draw_rng_state(q))
-    dropped = {**options, "dropout_p": dropout_p, "dropout_seed": seed}
-    out, lse = attention_varlen(q, k, v, *packing, return_lse=True, **dropped)
-    softmax = packed_softmax(q, k, packing, options, dropout_p, seed)
-    return rescaled(out, dropout_p), lse, softmax

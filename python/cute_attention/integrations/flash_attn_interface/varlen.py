@@ -10,8 +10,9 @@ from ...api import attention_varlen
 from ...checks import tensors
 from ...inference.spans import attend_spans, spans_of
 from ..flash_attn.arguments import WindowSize, options_of, refuse_descales, renamed
+from ..flash_attn.attend import Packing
 from ..flash_attn.pages import check_integers
-from ..flash_attn.varlen import Packing, packing_of
+from ..flash_attn.varlen import packing_of
 from .dense import Results, check_chunk, joined
 
 
