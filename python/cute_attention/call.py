@@ -23,6 +23,7 @@ from .dispatch.backends import BACKENDS
 from .dispatch.plans import plan_for, shortened
 from .dispatch.request import asked_around
 from .dispatch.select import is_kept
+from .native.core import Kernel
 from .options import with_defaults
 from .problem import Plan
 
@@ -30,7 +31,7 @@ plans: dict[tuple[Any, ...], Plan] = {}
 _MOST_PLANS = 4096  # beyond it all are forgotten: options may differ at every call
 _PACKING = 4  # so many of the extras, the first, belong to packed sequences
 _OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
-_KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})  # equal ones mean the same
+_KEY_TYPES = frozenset({bool, int, float, str, tuple, Kernel, type(None)})  # equal ones mean the same
 _NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
 
 _autocast_is_on = torch._C._is_any_autocast_enabled
@@ -168,7 +169,7 @@ def _may_be_kept(plan: Plan, call: Arguments) -> bool:
     other extras than those of packed sequences and of `KEPT`."""
     others = zip(EXTRAS[_PACKING:], call[-len(EXTRAS) + _PACKING :], _OTHER_DEFAULTS, strict=True)
     return (
-        len(BACKENDS[plan.choices[0]].brief) > 0
+        len(BACKENDS[plan.backend].brief) > 0
         and all(value is default or name in KEPT for name, value, default in others)
         and is_kept(plan.requested, *plan.problem)
     )

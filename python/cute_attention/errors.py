@@ -1,4 +1,4 @@
-"""The error and the warning that callers may want to catch by name."""
+"""The errors and the warning that callers may want to catch by name."""
 
 from __future__ import annotations
 
@@ -13,3 +13,10 @@ class BackendError(NotImplementedError):
 
 class FallbackWarning(UserWarning):
     """No kernel serves a call on a GPU, so the slower `reference` backend does; once per reason."""
+
+
+class BuildError(RuntimeError):
+    """A row of `cute_attention.rows` could not be compiled or loaded.
+
+    The message says what is missing and how to get it, or is the compiler's own.
+    """
