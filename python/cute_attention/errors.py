@@ -15,6 +15,11 @@ class FallbackWarning(UserWarning):
     """No kernel serves a call on a GPU, so the slower `reference` backend does; once per reason."""
 
 
+class RowError(ValueError):
+    """A row of `cute_attention.rows` cannot be right: the kernels' own assertions refuse it, or
+    proofs about its layouts do not hold. The message names each with its number."""
+
+
 class BuildError(RuntimeError):
     """A row of `cute_attention.rows` could not be compiled or loaded.
 

@@ -50,7 +50,7 @@ class Kernels(Backend):
         device = problem.device
         ordinal = device.index if device is not None and device.type == "cuda" else None
         rounded = problem._replace(
-            head_dim=_whole_vectors(problem.head_dim), head_dim_v=_whole_vectors(problem.head_dim_v)
+            head_dim=whole_vectors(problem.head_dim), head_dim_v=whole_vectors(problem.head_dim_v)
         )
         core.check_sizes(rounded)
         if not core.available():
@@ -102,7 +102,8 @@ def _families_for(device: torch.device | None) -> tuple[str, ...]:
     return packages.families_for(major * 10 + minor)
 
 
-def _whole_vectors(head_dim: int) -> int:
+def whole_vectors(head_dim: int) -> int:
+    """The head dim to which kernels' tensors are filled up."""
     return -(-head_dim // VECTOR) * VECTOR
 
 

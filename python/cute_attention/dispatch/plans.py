@@ -35,7 +35,13 @@ def plan_for(name: str, call: Arguments, options: dict[str, Any]) -> Plan:
     problem = kind_of(call, forward_row)
     backend = BACKENDS[select(requested, *problem)]
     ops = _fitted(backend.ops, problem, backend.multiple)
-    choices = (forward_row or backend.name, call.scale, call.window_left, call.window_right, call.softcap)
+    choices = (
+        forward_row or backend.name,
+        call.scale,
+        call.window_left,
+        call.window_right,
+        call.softcap,
+    )
     return Plan(
         problem=problem,
         requested=requested,

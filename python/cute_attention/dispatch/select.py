@@ -9,6 +9,7 @@ from ..errors import BackendError, FallbackWarning
 from ..native import core
 from ..ops.dtensor import register_rules
 from ..problem import Problem
+from . import jit
 from .backends import Report, survey, table
 
 _choices: dict[tuple[Any, ...], str] = {}
@@ -59,6 +60,8 @@ def _choose(problem: Problem, requested: str) -> tuple[str, bool]:
         return choose_row(requested, problem.row, survey(problem)), True
     if requested == "reference" or (not on_gpu and (requested == "auto" or not forward)):
         return "reference", True
+    if jit.is_on():
+        jit.build_for(problem, requested)
     reports = survey(problem)
     choice = choose_forward(requested, reports) if forward else choose_backward(requested, reports)
     if choice == "reference":

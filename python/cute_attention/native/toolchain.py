@@ -99,6 +99,19 @@ def _said(command: list[str]) -> str:
     return result.stdout
 
 
+@functools.cache
+def chips_here() -> tuple[int, ...]:
+    """The compute capabilities (major * 10 + minor) of this machine's GPUs from 8.0 on, or 80 where
+    there is none. Asks the driver's program, so that CUDA is not initialised in this process."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return (80,)
+    command = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    found = {int(major + minor) for major, minor in re.findall(r"(\d+)\.(\d)", output)}
+    return tuple(sorted(chip for chip in found if chip >= 80)) or (80,)
+
+
 def find() -> Toolchain:
     """The compiler and the headers that builds of this process use.
 
