@@ -31,9 +31,8 @@ plans: dict[tuple[Any, ...], Plan] = {}
 _MOST_PLANS = 4096  # beyond it all are forgotten: options may differ at every call
 _PACKING = 4  # so many of the extras, the first, belong to packed sequences
 _OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
-_KEY_TYPES = frozenset(
-    {bool, int, float, str, tuple, Kernel, type(None)}
-)  # equal ones mean the same
+# Options of these types mean the same where they are equal.
+_KEY_TYPES = frozenset({bool, int, float, str, tuple, Kernel, type(None)})
 _NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
 
 _autocast_is_on = torch._C._is_any_autocast_enabled

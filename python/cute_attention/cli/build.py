@@ -28,8 +28,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of the command."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Compiles one kernel with nvcc, which takes about a minute, and keeps it in the "
-        "cache. No GPU is needed.",
+        description="Compiles one kernel with nvcc, which takes about a minute, and keeps it in "
+        "the cache. No GPU is needed.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

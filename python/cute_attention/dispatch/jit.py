@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -30,10 +31,10 @@ def jit(on: bool) -> None:
     of this process. It is off by default, and the environment variable CUTE_ATTENTION_JIT=1 turns
     it on; this function wins over that.
 
-    With it, the first call of its kind looks which row of the tables (src/kernels/*.def) would serve
-    it best. If that row is not loaded, nvcc builds it, once for all processes, with a message: about
-    a minute, in which the call waits. If the row cannot be built, a warning says why, and the call
-    runs on what there is.
+    With it, the first call of its kind looks which row of the tables (src/kernels/*.def) would
+    serve it best. If that row is not loaded, nvcc builds it, once for all processes, with a
+    message: about a minute, in which the call waits. If the row cannot be built, a warning says
+    why, and the call runs on what there is.
 
     Args:
         on: whether calls build.
@@ -76,12 +77,13 @@ def build_for(problem: Problem, requested: str) -> bool:
     Returns:
         Whether a row was loaded.
     """
-    if problem.row or problem.device is None or problem.device.type != "cuda":
+    device = problem.device
+    if problem.row or device is None or device.type != "cuda":
         return False
     problem = problem._replace(
         head_dim=whole_vectors(problem.head_dim), head_dim_v=whole_vectors(problem.head_dim_v)
     )
-    capability, shared_memory = _chip(problem.device)
+    capability, shared_memory = _chip(device)
     loaded = {kernel.name for kernel in core.kernels()}
     for family in packages.families_for(capability):
         if requested not in ("auto", family):
@@ -100,7 +102,7 @@ def build_for(problem: Problem, requested: str) -> bool:
 
 def _chip(device: torch.device) -> tuple[int, int]:
     """The compute capability of a GPU, and the bytes of shared memory of a CTA."""
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     return properties.major * 10 + properties.minor, properties.shared_memory_per_block_optin
 
 

@@ -73,8 +73,8 @@ def _version() -> str:
     abi = int(match[1]) if match else None
     if abi != built["kernel_abi"]:
         raise BuildError(
-            f"{header} has kernel ABI {abi}, and the installed core {built['kernel_abi']}: it would "
-            "refuse what is built. Install the package anew from these sources"
+            f"{header} has kernel ABI {abi}, and the installed core {built['kernel_abi']}: it "
+            "would refuse what is built. Install the package anew from these sources"
         )
     return str(built["version"])
 

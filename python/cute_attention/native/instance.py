@@ -43,8 +43,8 @@ def sources() -> Path:
             return folder
     raise BuildError(
         "the C++ headers and sources of the kernels, include/ and src/, are neither in a checkout "
-        f"around {Path(__file__).parents[1]} nor installed with the package: install cute-attention "
-        "anew (pip install --force-reinstall cute-attention)"
+        f"around {Path(__file__).parents[1]} nor installed with the package: install "
+        "cute-attention anew (pip install --force-reinstall cute-attention)"
     )
 
 

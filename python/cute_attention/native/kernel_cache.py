@@ -97,9 +97,9 @@ def _refuse_if_others_write(path: Path) -> None:
         )
     if info.st_mode & _WRITABLE_BY_OTHERS:
         raise BuildError(
-            f"{path} can be written by other users: kernels that somebody else may have written are "
-            f"not loaded. Run `chmod -R go-w {path}` if you trust what is in it, or set {FOLDER} to "
-            "another folder"
+            f"{path} can be written by other users: kernels that somebody else may have written "
+            f"are not loaded. Run `chmod -R go-w {path}` if you trust what is in it, or set "
+            f"{FOLDER} to another folder"
         )
 
 

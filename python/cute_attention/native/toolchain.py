@@ -16,6 +16,7 @@ from pathlib import Path
 from ..errors import BuildError
 
 CUTLASS = "4.2.0"  # as in third_party/cutlass.cmake
+_NVCC_READS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")  # from the environment
 _NVCC_HINT = (
     'nvcc was not found. Get it with\n  pip install "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.*"'
     "\nor set CUDA_HOME to an installed toolkit, or CUDACXX to its nvcc."
@@ -118,16 +119,19 @@ def find() -> Toolchain:
     Raises:
         BuildError: there is none; the message says how to get it.
     """
-    return _known(_find_nvcc(), _find_cutlass())
+    more = "".join(f"{name}={os.environ.get(name)}\n" for name in _NVCC_READS)
+    return _known(_find_nvcc(), _find_cutlass(), more)
 
 
 @functools.cache
-def _known(nvcc: str, cutlass: Path) -> Toolchain:
+def _known(nvcc: str, cutlass: Path, more: str) -> Toolchain:
     version = _said([nvcc, "--version"])
     release = re.search(r"V(\d[\d.]*)", version)
     # The compiler of the host's part, which nvcc takes from the PATH.
     host = shutil.which("g++")
-    identity = version + (_said([host, "--version"]) if host else "") + hash_of_folder(cutlass)
+    identity = (
+        version + more + (_said([host, "--version"]) if host else "") + hash_of_folder(cutlass)
+    )
     # The nvcc from PyPI does not know where the package of the CUDA runtime has its libraries.
     prefix = Path(nvcc).parent.parent
     libraries = [prefix / name for name in ("lib64", "lib")]
