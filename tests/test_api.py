@@ -22,16 +22,17 @@ from cute_attention import (
     attention_varlen_reference,
     explain,
     kernels,
+    rows,
     use_backend,
 )
 from cute_attention.options import DEFAULTS, AllOptions, Options
 from tolerances import assert_close
 
-PUBLIC = [getattr(cute_attention, name) for name in cute_attention.__all__]
+PUBLIC = [getattr(module, name) for module in (cute_attention, rows) for name in module.__all__]
 DOCUMENTED = [item for item in PUBLIC if "Example" in (item.__doc__ or "")]
 OPTIONS = (
     "causal", "window", "scale", "softcap", "alibi_slopes", "bias", "sink", "dropout_p",
-    "dropout_seed", "deterministic", "return_lse", "backend",
+    "dropout_seed", "deterministic", "return_lse", "backend", "kernel",
 )  # fmt: skip
 
 

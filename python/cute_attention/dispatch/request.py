@@ -201,7 +201,7 @@ def use(*kernels: core.Kernel) -> Iterator[None]:
     compiled functions, which compile again under another `use`.
 
     Args:
-        *kernels: one of a direction, of `Row.build` or of `kernels()`.
+        kernels: one of a direction, of `Row.build` or of `kernels()`.
 
     Raises:
         TypeError: not a kernel.
