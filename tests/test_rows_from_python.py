@@ -143,6 +143,9 @@ kernel = row.build()
 assert kernel.name.startswith(row.name + "_") and kernel.on_request
 assert (kernel.tile_n, kernel.threads, kernel.shared_memory_bytes) == (32, 128, 24576)
 assert kernel in kernels() and row.build() == kernel and len(kernels()) == 1
+from cute_attention.native import kernel_cache
+assert len(kernel_cache.clear()) == 1
+assert row.build() == kernel and kernel_cache.entries() == [], "it is loaded, and needs no file"
 
 # No call takes it by itself.
 with pytest.warns(cute_attention.FallbackWarning, match="it serves only calls that ask for it"):

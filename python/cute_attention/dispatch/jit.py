@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,16 @@ _LARGEST_SHARED_MEMORY = {"sm80": 163 * 1024, "sm90": 227 * 1024}  # of a CTA, a
 
 _asked: bool | None = None  # by `jit`
 _tried: set[str] = set()  # rows that this process has built, or could not build
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held the lock does not exist."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def jit(on: bool) -> None:
@@ -84,19 +95,22 @@ def build_for(problem: Problem, requested: str) -> bool:
         head_dim=whole_vectors(problem.head_dim), head_dim_v=whole_vectors(problem.head_dim_v)
     )
     capability, shared_memory = _chip(device)
-    loaded = {kernel.name for kernel in core.kernels()}
     for family in packages.families_for(capability):
-        if requested not in ("auto", family):
-            continue
-        best = _best(problem, family, shared_memory)
-        if not best:
-            continue  # an older family may serve
-        for row in best:
-            if row.name in loaded:
-                return False
-            if row.name not in _tried and _build(row, capability) and _serves(row, problem):
-                return True
-        return False
+        if requested in ("auto", family) and (best := _best(problem, family, shared_memory)):
+            with _lock:  # whoever comes second waits for the row
+                return _build_first(best, problem, capability)
+    return False  # no row of any family serves
+
+
+def _build_first(best: list[TableRow], problem: Problem, capability: int) -> bool:
+    """Builds and loads the first of some rows that serves a problem, where none is loaded. Returns
+    whether one was loaded."""
+    loaded = {kernel.name for kernel in core.kernels()}
+    for row in best:
+        if row.name in loaded:
+            return False
+        if row.name not in _tried and _build(row, capability) and _serves(row, problem):
+            return True
     return False
 
 
@@ -143,7 +157,8 @@ def _build(row: TableRow, capability: int) -> bool:
     _tried.add(row.name)
     try:
         _, path = build.build(Source(row, (capability,)), is_study=False)
-        core.load_library(path, on_request=False)
+        if path is not None:
+            core.load_library(path, on_request=False)
     except (BuildError, RuntimeError) as error:
         warnings.warn(
             f"attention: {ENVIRONMENT} is on, but {row.name} could not be built: {error}",

@@ -85,8 +85,9 @@ def named_after(source: Source, key: str) -> Source:
     return dataclasses.replace(source, row=row)
 
 
-def build(source: Source, is_study: bool) -> tuple[str, Path]:
-    """The name and the kernel library of a row, from the cache or compiled now.
+def build(source: Source, is_study: bool) -> tuple[str, Path | None]:
+    """The name and the kernel library of a row, from the cache or compiled now; no library where
+    this process has loaded the row.
 
     Args:
         source: the row and what is special about it.
@@ -103,6 +104,8 @@ def build(source: Source, is_study: bool) -> tuple[str, Path]:
     if is_study:
         source = named_after(source, key)
     row = source.row
+    if row.name in {kernel.name for kernel in core.kernels()}:  # its file may be gone by now
+        return row.name, None
 
     def compile_in(folder: Path) -> Path:
         return _compile(source, tools, folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checks import type_name
+from ..errors import BuildError
 from ..native import build, core, rows, toolchain
 from ..native.build import Source
 from ..native.core import Kernel
@@ -186,20 +187,16 @@ class Row:
             _path("build", "source", source),
         )
         name, path = build.build(made, is_study=True)
-        return load(name, path)
+        if path is not None:
+            _load(path)
+        return next(kernel for kernel in core.kernels() if kernel.name == name)
 
 
-def load(name: str, path: Path) -> Kernel:
-    """The kernel of a library that was built for requests alone.
-
-    Raises:
-        BuildError: the core refuses the library.
-    """
+def _load(path: Path) -> None:
     try:
         core.load_library(path, on_request=True)
     except RuntimeError as error:
-        raise build.BuildError(f"{error}. Removing the file has it built again") from error
-    return next(kernel for kernel in core.kernels() if kernel.name == name)
+        raise BuildError(f"{error}. Removing the file has it built again") from error
 
 
 def _chips(chips: Iterable[int] | None) -> tuple[int, ...]:
