@@ -51,8 +51,9 @@ def test_documentation(item: Any) -> None:
         assert "Example:" in item.__doc__
         for parameter in inspect.signature(item).parameters.values():
             assert parameter.annotation is not parameter.empty
-        code = item.__code__
-        written = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        code = inspect.unwrap(item).__code__
+        has_more = bool(code.co_flags & inspect.CO_VARARGS)  # *kernels
+        written = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_more]
         written += ("options",) if "options" in item.__annotations__ else ()
         assert set(typing.get_type_hints(item)) == {*written, "return"}
     globs: dict[str, Any] = {}
