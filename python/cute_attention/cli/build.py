@@ -77,7 +77,7 @@ def _build(args: argparse.Namespace) -> None:
     (path,) = kernel_cache.folder().glob(f"{kernel.name}-*.so")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        path = Path(shutil.copy(path, args.out / f"libcute_attention_{kernel.name}.so"))
+        path = Path(shutil.copyfile(path, args.out / f"libcute_attention_{kernel.name}.so"))
     print(path)
 
 
