@@ -33,7 +33,7 @@ audit: $(VENV)/installed
 	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="80;90a" \
 	  -DCUTE_ATTENTION_ONLY="$(ONLY)" -DCUTE_ATTENTION_TORCH=OFF
 	$(BIN)/cmake --build build/audit
-	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest tests/test_kernel_audit.py tests/test_layouts_docs.py
+	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest tests/test_kernel_audit.py tests/test_rows_audit.py tests/test_layouts_docs.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -27,6 +27,14 @@ function(cute_attention_read_rows table out)
   set(${out} "${names}" PARENT_SCOPE)
 endfunction()
 
+# Sets <out> to what nvcc.flags says of <name>, a list.
+function(cute_attention_read_flags name out)
+  file(STRINGS "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../src/kernels/nvcc.flags" line REGEX "^${name} ")
+  separate_arguments(words UNIX_COMMAND "${line}")
+  list(POP_FRONT words)
+  set(${out} "${words}" PARENT_SCOPE)
+endfunction()
+
 # Sets <out> to the compile options of one instance, beside those that all kernels have. <name> is
 # the instance. <ptxas> is a list with the column `ptxas` of each of its rows. <wgmma> is a list
 # with the N of each of its WGMMAs; it is empty for kernels that have none.
@@ -40,11 +48,11 @@ function(cute_attention_instance_options name ptxas wgmma out)
   if(NOT ptxas STREQUAL "O3")  # the level that ptxas uses without an option
     list(APPEND options "-Xptxas=-${ptxas}")
   endif()
-  list(FILTER wgmma EXCLUDE REGEX "^(8|16|32|64|96|128|192|256)$")
+  cute_attention_read_flags(wgmma defined)
+  list(REMOVE_ITEM wgmma ${defined})
   if(wgmma)
-    # CuTe defines the WGMMAs with other N only if this macro is defined, since nvcc takes 27 s to
-    # read them.
-    list(APPEND options "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
+    cute_attention_read_flags(other_wgmma flags)
+    list(APPEND options ${flags})
   endif()
   set(${out} "${options}" PARENT_SCOPE)
 endfunction()

@@ -23,8 +23,10 @@ T& pointee(char const* name, T* pointer) {
 }
 
 void check_arch(int32_t arch) {
-  if (arch != kAnyArch && arch != int32_t(Arch::Sm80) && arch != int32_t(Arch::Sm90)) {
-    throw std::invalid_argument("arch is " + std::to_string(arch) + ", expected 0 (any), 80 or 90");
+  if (arch != kAnyArch && arch != int32_t(Arch::Sm80) && arch != int32_t(Arch::Sm90) &&
+      row_of_number(arch) == nullptr) {
+    throw std::invalid_argument("arch is " + std::to_string(arch) +
+                                ", expected 0 (any), 80, 90 or the number of a row");
   }
 }
 
@@ -78,8 +80,9 @@ LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int3
                             (p.sink == nullptr ? 0u : uint32_t(kSink)) |
                             (p.bias.data == nullptr ? 0u : uint32_t(kBias)) |
                             (p.alibi_slopes.data == nullptr ? 0u : uint32_t(kAlibi)) |
-                            (p.dropout.seed == nullptr ? 0u : uint32_t(kDropout))};
-  return find_row(problem, arch, device);
+                            (p.dropout.seed == nullptr ? 0u : uint32_t(kDropout)),
+                        arch >= kFirstRow ? arch : kAnyRow};
+  return find_row(problem, arch >= kFirstRow ? kAnyArch : arch, device);
 }
 
 void launch(LoadedRow const& found, void const* params, DeviceInfo const& device, void* stream) {
@@ -161,7 +164,8 @@ char const* guarded_json(Body const& body) {
   return error == 0 ? json_text.c_str() : nullptr;
 }
 
-Json row_json(KernelRow const& row) {
+Json row_json(LoadedRow const& loaded) {
+  KernelRow const& row = *loaded.row;
   return Json::object()
       .set("name", row.name)
       .set("arch", arch_name(row.key.arch))
@@ -176,7 +180,8 @@ Json row_json(KernelRow const& row) {
       .set("warps", row.config.warps)
       .set("threads", row.threads)
       .set("shared_memory_bytes", row.shared_memory_bytes)
-      .set("features", json_array(feature_names(row.key.features)));
+      .set("features", json_array(feature_names(row.key.features)))
+      .set("on_request", loaded.on_request);
 }
 
 Json candidate_json(Candidate const& candidate) {
@@ -185,6 +190,7 @@ Json candidate_json(Candidate const& candidate) {
       .set("backend", arch_name(candidate.row->row->key.arch))
       .set("chosen", candidate.chosen)
       .set("estimate_us", candidate.estimate_us)
+      .set("on_request", candidate.row->on_request)
       .set("reasons", json_array(candidate.reasons));
 }
 
@@ -214,6 +220,16 @@ int32_t cute_attention_backward(BackwardParams const* params, DType dtype, int32
 
 int32_t cute_attention_add_kernel_folder(char const* folder) {
   return guarded([&] { add_kernel_folder(&pointee("folder", folder)); });
+}
+
+int32_t cute_attention_load_library(char const* path, int32_t on_request) {
+  return guarded([&] { load_library(&pointee("path", path), on_request != 0); });
+}
+
+int32_t cute_attention_row(char const* name) {
+  int32_t number = 0;
+  guarded([&] { number = row_of_name(&pointee("name", name)).number; });
+  return number;
 }
 
 char const* cute_attention_last_error() { return last_error.c_str(); }
@@ -246,7 +262,7 @@ char const* cute_attention_libraries_json() {
 char const* cute_attention_kernels_json() {
   return guarded_json([] {
     Json rows = Json::array();
-    for (LoadedRow const& loaded : kernel_libraries().rows) rows.add(row_json(*loaded.row));
+    for (LoadedRow const& loaded : kernel_libraries().rows) rows.add(row_json(loaded));
     return rows;
   });
 }

@@ -98,9 +98,22 @@ void refuse_device(KernelRow const& row, DeviceInfo const* device,
   }
 }
 
+// Whether the call asks for a row, for this one or for another.
+void refuse_request(LoadedRow const& loaded, Problem const& p, std::vector<std::string>* reasons) {
+  if (p.row == kAnyRow && loaded.on_request) {
+    reasons->push_back("it serves only calls that ask for it");
+  } else if (p.row != kAnyRow && p.row != loaded.number) {
+    LoadedRow const* const asked = row_of_number(p.row);
+    reasons->push_back(std::string("the call asks for ") +
+                       (asked == nullptr ? "a row that is not loaded" : asked->row->name));
+  }
+}
+
 // Everything but the sizes.
-void refuse_kind(KernelRow const& row, Problem const& p, DeviceInfo const* device,
+void refuse_kind(LoadedRow const& loaded, Problem const& p, DeviceInfo const* device,
                  std::vector<std::string>* reasons) {
+  KernelRow const& row = *loaded.row;
+  refuse_request(loaded, p, reasons);
   if (p.direction != row.key.direction) {
     reasons->push_back(std::string("it computes the ") + direction_name(row.key.direction) +
                        " pass");
@@ -130,11 +143,18 @@ std::string miss_message(Problem const& problem, int32_t arch, DeviceInfo const&
   std::string const family =
       arch == kAnyArch ? "" : std::string(arch_name(static_cast<Arch>(arch))) + " ";
   std::string message = "no " + family + "kernel serves " + describe(problem, device);
+  LoadedRow const* const asked = row_of_number(problem.row);
+  if (asked != nullptr) {
+    message = std::string("the kernel ") + asked->row->name + " does not serve " +
+              describe(problem, device);
+  }
   std::vector<Candidate> all = candidates(problem, &device);
   all.erase(std::remove_if(all.begin(), all.end(),
                            [&](Candidate const& c) {
-                             return arch != kAnyArch &&
-                                    static_cast<int32_t>(c.row->row->key.arch) != arch;
+                             if (asked != nullptr) return c.row->number != problem.row;
+                             return c.row->on_request ||
+                                    (arch != kAnyArch &&
+                                     static_cast<int32_t>(c.row->row->key.arch) != arch);
                            }),
             all.end());
   if (all.empty()) return message + ": no " + family + "kernel library is loaded";
@@ -164,7 +184,7 @@ Rows rows_for_kind(Problem const& problem, Arch arch, DeviceInfo const& device) 
   Rows rows;
   for (LoadedRow const& loaded : kernel_libraries().rows) {
     std::vector<std::string> reasons;
-    refuse_kind(*loaded.row, problem, &device, &reasons);
+    refuse_kind(loaded, problem, &device, &reasons);
     if (loaded.row->key.arch == arch && reasons.empty()) rows.push_back(&loaded);
   }
   std::stable_sort(rows.begin(), rows.end(), [](LoadedRow const* a, LoadedRow const* b) {
@@ -177,12 +197,20 @@ Rows rows_for_kind(Problem const& problem, Arch arch, DeviceInfo const& device) 
 // those that are equally distant, in the order in which they were loaded. They are remembered,
 // since sizes differ from call to call: decoding has another seqlen_k at each step.
 Rows const& remembered_rows(Problem const& p, Arch arch, DeviceInfo const& device) {
-  using Kind = std::tuple<Arch, int32_t, Direction, DType, int32_t, int32_t, uint32_t>;
+  using Kind =
+      std::tuple<Arch, int32_t, Direction, DType, int32_t, int32_t, uint32_t, int32_t, size_t>;
   static std::mutex mutex;
   static std::map<Kind, Rows> remembered;  // never erased: what is returned stays valid
   static Rows const none;
-  Kind const kind{arch,       device.ordinal, p.direction,      p.dtype,
-                  p.head_dim, p.head_dim_v,   asked_features(p)};
+  Kind const kind{arch,
+                  device.ordinal,
+                  p.direction,
+                  p.dtype,
+                  p.head_dim,
+                  p.head_dim_v,
+                  asked_features(p),
+                  p.row,
+                  kernel_libraries().rows.size()};  // the rows that are loaded only increase
   std::lock_guard<std::mutex> const lock(mutex);
   auto const found = remembered.find(kind);
   if (found != remembered.end()) return found->second;
@@ -192,9 +220,9 @@ Rows const& remembered_rows(Problem const& p, Arch arch, DeviceInfo const& devic
 }
 
 // What a row is expected to take; of rows that take the same, the one loaded first is smaller.
-std::pair<double, LoadedRow const*> cost(LoadedRow const* row, Problem const& problem,
-                                         DeviceInfo const& device) {
-  return {estimate_us(*row->row, problem, device), row};
+std::pair<double, int32_t> cost(LoadedRow const* row, Problem const& problem,
+                                DeviceInfo const& device) {
+  return {estimate_us(*row->row, problem, device), row->number};
 }
 
 // The row of one architecture that is chosen for a problem: of those that serve it the least
@@ -218,11 +246,12 @@ std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* devi
   std::vector<Candidate> all;
   for (LoadedRow const& loaded : kernel_libraries().rows) {
     Candidate candidate{&loaded, {}, std::numeric_limits<double>::infinity(), false};
-    refuse_kind(*loaded.row, problem, device, &candidate.reasons);
+    refuse_kind(loaded, problem, device, &candidate.reasons);
     refuse_sizes(*loaded.row, problem, &candidate.reasons);
     if (candidate.reasons.empty()) {
       candidate.estimate_us = estimate_us(*loaded.row, problem, *device);
-      candidate.chosen = &loaded == chosen_row(problem, loaded.row->key.arch, *device);
+      LoadedRow const* const chosen = chosen_row(problem, loaded.row->key.arch, *device);
+      candidate.chosen = chosen != nullptr && chosen->number == loaded.number;
     }
     all.push_back(std::move(candidate));
   }
@@ -239,6 +268,19 @@ LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const
   }
   if (best == nullptr) throw std::runtime_error(miss_message(problem, arch, device));
   return *best;
+}
+
+LoadedRow const* row_of_number(int32_t number) {
+  std::vector<LoadedRow> const& rows = kernel_libraries().rows;
+  size_t const place = static_cast<size_t>(number) - kFirstRow;
+  return number >= kFirstRow && place < rows.size() ? &rows[place] : nullptr;
+}
+
+LoadedRow const& row_of_name(std::string const& name) {
+  for (LoadedRow const& loaded : kernel_libraries().rows) {
+    if (name == loaded.row->name) return loaded;
+  }
+  throw std::invalid_argument("no kernel called '" + name + "' is loaded");
 }
 
 std::vector<std::string> feature_names(uint32_t features) {

@@ -22,9 +22,15 @@ std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* devi
 
 // The row that serves a call: the chosen one of `arch`, or the fastest of the chosen ones of all
 // architectures (kAnyArch). Fast, and without memory of the lengths: a call whose lengths are new
-// takes no longer than one made before. Throws std::runtime_error where no row serves, with what
-// was asked and why the nearest rows refuse it.
+// takes no longer than one made before. Where the problem asks for a row, that one, whatever `arch`
+// is. Throws std::runtime_error where no row serves, with what was asked and why the nearest rows
+// refuse it.
 LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const& device);
+
+// The loaded row of a number, or null where there is none; and that of a name, which throws
+// std::invalid_argument where there is none.
+LoadedRow const* row_of_number(int32_t number);
+LoadedRow const& row_of_name(std::string const& name);
 
 // The names of the features whose bits are set, in the order of the bits: {"bias", "softcap"}.
 std::vector<std::string> feature_names(uint32_t features);

@@ -3,14 +3,20 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <regex>
 #include <stdexcept>
+#include <utility>
+
+#include "cute_attention/c_api.h"
 
 #define CUTE_ATTENTION_STRING_OF(NAME) #NAME
 #define CUTE_ATTENTION_STRING(NAME) CUTE_ATTENTION_STRING_OF(NAME)
@@ -90,8 +96,20 @@ std::string remedy(std::string const& path) {
          "]==" CUTE_ATTENTION_VERSION "\", or rebuild it";
 }
 
+// What tells a file from another one at the same path; empty if there is no file.
+std::string identity_of(std::string const& path) {
+  struct stat file;
+  if (stat(path.c_str(), &file) != 0) return "";
+  std::string text;
+  for (int64_t const part : {int64_t(file.st_dev), int64_t(file.st_ino), int64_t(file.st_size),
+                             int64_t(file.st_mtim.tv_sec), int64_t(file.st_mtim.tv_nsec)}) {
+    text += std::to_string(part) + ' ';
+  }
+  return text;
+}
+
 LoadedLibrary load(std::string const& path) {
-  LoadedLibrary library{path, nullptr, ""};
+  LoadedLibrary library{path, nullptr, "", identity_of(path)};
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     library.error = dlerror();
@@ -131,6 +149,19 @@ std::regex wanted_names() {
   }
 }
 
+// The loaded row of a name; null where there is none.
+LoadedRow const* row_named(KernelLibraries const& all, std::string const& name) {
+  auto const found = std::find_if(all.rows.begin(), all.rows.end(),
+                                  [&](LoadedRow const& each) { return each.row->name == name; });
+  return found == all.rows.end() ? nullptr : &*found;
+}
+
+void add_row(KernelLibraries* all, KernelRow const& row, KernelLibrary const* table,
+             bool on_request) {
+  int32_t const number = kFirstRow + static_cast<int32_t>(all->rows.size());
+  all->rows.push_back({&row, table, number, on_request});
+}
+
 KernelLibraries load_all() {
   KernelLibraries all;
   std::regex const wanted = wanted_names();
@@ -139,13 +170,34 @@ KernelLibraries load_all() {
     if (library.table == nullptr) continue;
     for (int32_t i = 0; i < library.table->row_count; ++i) {
       KernelRow const& row = library.table->rows[i];
-      bool const taken = std::any_of(all.rows.begin(), all.rows.end(), [&](LoadedRow const& other) {
-        return std::string(other.row->name) == row.name;
-      });
-      if (!taken && std::regex_search(row.name, wanted)) all.rows.push_back({&row, library.table});
+      if (row_named(all, row.name) == nullptr && std::regex_search(row.name, wanted)) {
+        add_row(&all, row, library.table, false);
+      }
     }
   }
   return all;
+}
+
+// What is loaded now, null before the first call. Older versions are kept, since rows of theirs may
+// be in use; whoever adds a version holds the mutex.
+std::atomic<KernelLibraries const*> current{nullptr};
+std::mutex versions_mutex;
+
+void publish(KernelLibraries all) {
+  static auto& versions = *new std::deque<KernelLibraries>;  // never destroyed: threads may run on
+  current.store(&versions.emplace_back(std::move(all)));
+}
+
+// Whether the file is loaded. Throws if another file was loaded from its path.
+bool is_loaded(KernelLibraries const& all, std::string const& path) {
+  for (LoadedLibrary const& library : all.libraries) {
+    if (library.path != path || library.table == nullptr) continue;
+    if (library.identity == identity_of(path)) return true;
+    throw std::runtime_error(path +
+                             ": the file has changed since this process loaded it, and a process "
+                             "loads a path once: give the new file another name");
+  }
+  return false;
 }
 
 // The value of the environment variable CUTE_ATTENTION_SHARED_MEMORY, in bytes. The core takes
@@ -184,8 +236,30 @@ std::vector<DeviceInfo> query_devices() {
 }  // namespace
 
 KernelLibraries const& kernel_libraries() {
-  static KernelLibraries const all = load_all();
-  return all;
+  if (KernelLibraries const* const all = current.load()) return *all;
+  std::lock_guard<std::mutex> const lock(versions_mutex);
+  if (current.load() == nullptr) publish(load_all());
+  return *current.load();
+}
+
+void load_library(std::string const& path, bool on_request) {
+  kernel_libraries();
+  std::lock_guard<std::mutex> const lock(versions_mutex);
+  KernelLibraries all = *current.load();
+  std::string const real = canonical(path);
+  if (is_loaded(all, real)) return;
+  LoadedLibrary const library = load(real);
+  if (library.table == nullptr) throw std::runtime_error(real + ": " + library.error);
+  std::regex const wanted = on_request ? std::regex("") : wanted_names();
+  for (int32_t i = 0; i < library.table->row_count; ++i) {
+    KernelRow const& row = library.table->rows[i];
+    if (row_named(all, row.name) != nullptr) {
+      throw std::runtime_error(real + ": a row called " + row.name + " is loaded already");
+    }
+    if (std::regex_search(row.name, wanted)) add_row(&all, row, library.table, on_request);
+  }
+  all.libraries.push_back(library);
+  publish(std::move(all));
 }
 
 void add_kernel_folder(std::string const& folder) {
@@ -199,7 +273,17 @@ void add_kernel_folder(std::string const& folder) {
 }
 
 std::vector<DeviceInfo> const& devices() {
-  static std::vector<DeviceInfo> const found = query_devices();
+  static std::mutex mutex;
+  static std::vector<DeviceInfo> const none;
+  static std::vector<DeviceInfo> found;  // written once, before anybody has seen it
+  static std::atomic<bool> known{false};
+  if (known.load()) return found;
+  std::lock_guard<std::mutex> const lock(mutex);
+  if (known.load()) return found;
+  std::vector<DeviceInfo> now = query_devices();
+  if (now.empty()) return none;  // a library that can see devices may be loaded later
+  found = std::move(now);
+  known.store(true);
   return found;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "cute_attention/c_api.h"
 #include "cute_attention/config.h"
 
 namespace cute_attention {
@@ -21,11 +22,16 @@ struct Options {
   double softcap;
 };
 
+// `arch` of the C API for the text that an op is given: a family of kernels, or the name of the one
+// row that is to serve the call.
 inline int32_t arch_of(std::string const& backend) {
   if (backend == "sm80") return static_cast<int32_t>(Arch::Sm80);
   if (backend == "sm90") return static_cast<int32_t>(Arch::Sm90);
-  STD_TORCH_CHECK(false, "cute_attention: backend is '", backend, "', expected 'sm80' or 'sm90'");
-  return 0;
+  int32_t const row = cute_attention_row(backend.c_str());
+  STD_TORCH_CHECK(
+      row != 0, "cute_attention: backend is '", backend,
+      "', expected 'sm80', 'sm90' or the name of a kernel: ", cute_attention_last_error());
+  return row;
 }
 
 inline Options parsed_options(std::string const& text) {

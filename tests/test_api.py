@@ -22,6 +22,7 @@ from cute_attention import (
     attention_varlen_reference,
     explain,
     kernels,
+    rows,
     use_backend,
 )
 from cute_attention.options import DEFAULTS, AllOptions, Options
@@ -29,13 +30,13 @@ from tolerances import assert_close
 
 PUBLIC = [
     getattr(module, name)
-    for module in (cute_attention, cute_attention.inference)
+    for module in (cute_attention, cute_attention.inference, rows)
     for name in module.__all__
 ]
 DOCUMENTED = [item for item in PUBLIC if "Example" in (item.__doc__ or "")]
 OPTIONS = (
     "causal", "window", "scale", "softcap", "alibi_slopes", "bias", "sink", "dropout_p",
-    "dropout_seed", "deterministic", "return_lse", "backend",
+    "dropout_seed", "deterministic", "return_lse", "backend", "kernel",
 )  # fmt: skip
 
 
@@ -54,8 +55,9 @@ def test_documentation(item: Any) -> None:
         assert "Example:" in item.__doc__
         for parameter in inspect.signature(item).parameters.values():
             assert parameter.annotation is not parameter.empty
-        code = item.__code__
-        written = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        code = inspect.unwrap(item).__code__
+        has_more = bool(code.co_flags & inspect.CO_VARARGS)  # *kernels
+        written = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_more]
         written += ("options",) if "options" in item.__annotations__ else ()
         assert set(typing.get_type_hints(item)) == {*written, "return"}
     globs: dict[str, Any] = {}

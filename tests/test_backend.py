@@ -182,7 +182,7 @@ def test_explain_shows_rows_and_estimates(made_up: Core) -> None:
 
 
 def test_the_problem_tells_everything(made_up: Core) -> None:
-    problem = Problem("backward", "fp32", 3, 5, 7, 8, 2, 91, 27, 4, 6, 2.5, sum(FEATURES), GPU)
+    problem = Problem("backward", "fp32", 3, 5, 7, 8, 2, 91, 27, 4, 6, 2.5, sum(FEATURES), "", GPU)
     survey(problem)
     assert made_up.questions[-1] == problem._replace(head_dim=96, head_dim_v=32)
 

@@ -58,7 +58,8 @@ def _run(command: str, folder: Path, needs: str) -> subprocess.CompletedProcess[
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     }
-    if needs != "gpu":  # what runs kernels is the installed package: this one is not built
+    environment["CUTE_ATTENTION_CACHE"] = str(folder / "cache")
+    if needs not in ("gpu", "nvcc"):  # only the installed package has a core, which loads kernels
         environment["PYTHONPATH"] = str(folder / "python")
     return subprocess.run(
         command, shell=True, cwd=folder, env=environment, capture_output=True, text=True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_attention.native import rows
+from cute_attention.native import instance, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 CMAKE = shutil.which("cmake", path=sysconfig.get_path("scripts"))
@@ -70,6 +70,7 @@ def test_wheel_has_what_it_should_and_no_more(wheel):
     expected |= {f"{package}/{path}" for path in map(str, relative("include", "*.h"))}
     expected |= {f"{package}/kernels/{path.name}" for path in sources("src/kernels", "*.def")}
     expected |= {f"{package}/src/layouts/{path.name}" for path in sources("src/layouts", "*.h")}
+    expected |= {f"{package}/src/{name}" for name in instance.SOURCES}
     expected |= {f"{package}/src/json.h", f"{package}/py.typed", f"{package}/layouts/page.html"}
     expected |= {f"{package}/lib/libcute_attention{part}.so" for part in ("", "_torch")}
     assert expected <= names

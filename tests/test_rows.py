@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_attention.native import rows
+from cute_attention.native import instance, rows
 from shared_memory import BOOKKEEPING, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,6 +130,33 @@ def test_compile_options_are_those_that_the_rows_ask_for(tmp_path):
     status, error = instance_options(tmp_path, "sm00_fwd_d8", "O1;O3", "")
     assert status != 0
     assert "the rows of sm00_fwd_d8 differ in dtype alone and are compiled together" in error
+
+
+def test_python_compiles_rows_with_the_options_of_cmake(tmp_path):
+    """Those of each row, and the targets of each list of chips."""
+    asked = [(row, (80,)) for row in TABLE]
+    asked += [(TABLE[0], chips) for chips in ((86,), (80, 86), (90,), (80, 90, 120), (90, 120))]
+    lines = [
+        f'include("{ROOT}/cmake/rows.cmake")',
+        f'include("{ROOT}/cmake/architectures.cmake")',
+        "cute_attention_read_flags(kernels kernels)",
+    ]
+    for row, chips in asked:
+        archs = "90a" if row.arch == "sm90" else ";".join(map(str, chips))
+        wgmma = f"{row.tile_n};{row.head_dim_v}" if row.arch == "sm90" else ""
+        lines += [
+            f'cute_attention_read_archs("{archs}" families)',
+            f'cute_attention_instance_options(row "{row.ptxas}" "{wgmma}" options)',
+            f"set(all ${{kernels}} ${{families_{row.arch}_FLAGS}} ${{options}})",
+            'message(NOTICE "${all}")',
+        ]
+    script = tmp_path / "options.cmake"
+    script.write_text("\n".join(lines))
+    result = subprocess.run([CMAKE, "-P", script], check=True, capture_output=True, text=True)
+    for (row, chips), line in zip(asked, result.stderr.splitlines(), strict=True):
+        ours = instance.compile_flags(row, chips)
+        assert ";".join(ours).endswith(f";{line}"), row.name
+        assert len(ours) == len(line.split(";")) + 3
 
 
 def test_readme_has_the_current_support_matrix():

@@ -204,6 +204,10 @@ OPTIONS = [
           "backend is 'flash', expected one of ('auto', 'sm90', 'sm80', 'reference')"),
     Wrong("backend-type", TypeError, lambda: {"backend": None},
           "backend is None, expected a str"),
+    Wrong("kernel-type", TypeError, lambda: {"kernel": "sm80_fwd_bf16_d64"},
+          "kernel is a str, expected one that rows.Row(...).build() or kernels() returns"),
+    Wrong("kernel-in-a-tuple", TypeError, lambda: {"kernel": (None,)},
+          "kernel is None, expected one that rows.Row(...).build() or kernels() returns"),
 ]  # fmt: skip
 
 VARLEN = [

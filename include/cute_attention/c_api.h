@@ -27,10 +27,16 @@ struct Problem {
   int32_t window_right;  // kUnbounded where there is none
   float softcap;         // 0 where there is none
   uint32_t features;     // bits of Feature; dispatch adds kSoftcap where there is a softcap
+  int32_t row;           // kAnyRow, or the number of the one row that may serve
 };
 
 // In place of a value of Arch: any family of kernels that serves the problem.
 constexpr int32_t kAnyArch = 0;
+
+// In place of the number of a row: any that takes part in the choice. The numbers of rows begin at
+// kFirstRow, so that none is a value of Arch.
+constexpr int32_t kAnyRow = 0;
+constexpr int32_t kFirstRow = 1000;
 
 // In place of a device of cute_attention_explain_json: the tensors are not on a GPU. Every row then
 // gives that as one of its reasons.
@@ -44,7 +50,8 @@ extern "C" {
 // cudaStream_t of that device), and returns without waiting for it. `params` has the shapes and the
 // units of its members (params.h). Tensors are of `dtype`, the LSE of float; addresses and strides
 // must be multiples of 16 bytes. `arch` is the family of kernels to choose from: kAnyArch or a
-// value of Arch.
+// value of Arch; or it is the number of one row (cute_attention_row), which then serves the call or
+// the call fails.
 //
 // Batch and lengths may be 0. Without queries the call does nothing. Without keys it sets the
 // output to 0 and the LSE to the sink or -infinity; a backward call sets the gradients that have
@@ -82,6 +89,15 @@ CUTE_ATTENTION_API char const* cute_attention_last_error();
 // must be called before a function that loads the kernel libraries; a folder that was added already
 // may be added again at any time. Returns 0, or 1 on an error.
 CUTE_ATTENTION_API int32_t cute_attention_add_kernel_folder(char const* folder);
+
+// Loads one kernel library at run time. Its rows take part in every choice from now on; if
+// `on_request` is not 0, they serve only calls that ask for one of them by its number. A file that
+// is loaded already is not loaded again. Returns 0, or 1 on an error: the library is not of this
+// ABI and version, it has a row whose name is taken, or the file has changed since it was loaded.
+CUTE_ATTENTION_API int32_t cute_attention_load_library(char const* path, int32_t on_request);
+
+// The number of a loaded row, for `arch` of a call; 0 on an error: no row has this name.
+CUTE_ATTENTION_API int32_t cute_attention_row(char const* name);
 
 // What there is, as JSON: how the core was built, the kernel libraries that were found, the rows
 // that can be chosen, the GPUs, and what each row says to a problem. The text is valid until this

@@ -262,8 +262,9 @@ def feature_words(call: Arguments) -> list[str]:
     return [a.feature for name, a in _ASKING if a.asks(getattr(call, name))]
 
 
-def kind_of(call: Arguments) -> Problem:
-    """The problem that a call poses, without its sizes: what decides which backends serve it."""
+def kind_of(call: Arguments, row: str = "") -> Problem:
+    """The problem that a call poses, without its sizes: what decides which backends serve it. `row`
+    is the kernel that the call asks for."""
     bits = 0
     # The common call, of which a compiled function need not guard on the table: no bias, slopes or
     # sink, and no dropout, which has a seed.
@@ -279,6 +280,7 @@ def kind_of(call: Arguments) -> Problem:
         window_right=0 if holds(call.window_right >= 0) else -1,
         softcap=1.0 if holds(call.softcap > 0) else 0.0,
         features=bits,
+        row=row,
         device=call.q.device,
     )
 

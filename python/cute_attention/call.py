@@ -23,6 +23,7 @@ from .dispatch.backends import BACKENDS
 from .dispatch.plans import plan_for, shortened
 from .dispatch.request import asked_around
 from .dispatch.select import is_kept
+from .native.core import Kernel
 from .options import with_defaults
 from .problem import Plan
 from .semantics.dropout import as_seed
@@ -31,7 +32,8 @@ plans: dict[tuple[Any, ...], Plan] = {}
 _MOST_PLANS = 4096  # beyond it all are forgotten: options may differ at every call
 _PACKING = 4  # so many of the extras, the first, belong to packed sequences
 _OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
-_KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})  # equal ones mean the same
+# Options of these types mean the same where they are equal.
+_KEY_TYPES = frozenset({bool, int, float, str, tuple, Kernel, type(None)})
 _NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
 _PLACES = {name: EXTRAS.index(name) for name in KEPT}
 _TENSORS = KEPT - {"dropout_p", "dropout_seed"}
@@ -205,7 +207,7 @@ def _may_be_kept(plan: Plan, call: Arguments) -> bool:
     other extras than those of packed sequences and of `KEPT`."""
     others = zip(EXTRAS[_PACKING:], call[-len(EXTRAS) + _PACKING :], _OTHER_DEFAULTS, strict=True)
     return (
-        len(BACKENDS[plan.choices[0]].brief) > 0
+        len(BACKENDS[plan.backend].brief) > 0
         and all(value is default or name in KEPT for name, value, default in others)
         and is_kept(plan.requested, *plan.problem)
     )

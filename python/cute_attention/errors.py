@@ -1,4 +1,4 @@
-"""The error and the warning that callers may want to catch by name."""
+"""The errors and the warning that callers may want to catch by name."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ class PageError(ValueError, RuntimeError):
 class OutOfPagesError(RuntimeError):
     """A `PagedCache` has no free page left. Nothing was changed: the call can be made again once
     sequences have been freed."""
+
+
+class RowError(ValueError):
+    """A row of `cute_attention.rows` cannot be right: the kernels' own assertions refuse it, or
+    proofs about its layouts do not hold. The message names each with its number."""
+
+
+class BuildError(RuntimeError):
+    """A row of `cute_attention.rows` could not be compiled or loaded.
+
+    The message says what is missing and how to get it, or is the compiler's own.
+    """

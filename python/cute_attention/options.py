@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from torch import Tensor
 
 from .names import unknown_option
+from .native.core import Kernel
 
 Window = tuple[int | None, int | None]
 
@@ -40,6 +41,9 @@ class Options(TypedDict, total=False):
         backend: "sm90", "sm80" or "reference" to force one; "auto" for what `use_backend` or the
             environment variable CUTE_ATTENTION_BACKEND says, or else the fastest that serves the
             call.
+        kernel: exactly this kernel is to run, of `rows.Row.build` or of `kernels()`, or a tuple of
+            one for the forward and one for the backward; None for what `rows.use` says, or else
+            what serves the call best.
     """
 
     causal: bool
@@ -53,6 +57,7 @@ class Options(TypedDict, total=False):
     dropout_seed: int | Tensor | None
     deterministic: bool
     backend: str
+    kernel: Kernel | tuple[Kernel, ...] | None
 
 
 class AllOptions(Options, total=False):
@@ -74,6 +79,7 @@ DEFAULTS: dict[str, Any] = {
     "deterministic": False,
     "return_lse": False,
     "backend": "auto",
+    "kernel": None,
 }
 
 

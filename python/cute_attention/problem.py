@@ -30,6 +30,7 @@ class Problem(NamedTuple):
     window_right: int = -1
     softcap: float = 0.0  # 0 is none
     features: int = 0  # bits of `arguments.FEATURES`: Feature of c_api.h
+    row: str = ""  # the name of the one kernel that may serve; "" for any
     device: torch.device | None = None
 
 
@@ -50,10 +51,12 @@ class Plan(NamedTuple):
 
     problem: Problem  # of the kind of the call, forward
     requested: str  # the backend that was asked for when the plan was made, "auto" included
+    backend: str  # that runs the forward
     forward: Callable[..., Any]  # returns the output and the LSE
     output: Callable[..., Any]  # returns the output alone
     options: tuple[Any, ...]  # `choices`, or one text for all of them that brief ops take
-    choices: tuple[Any, ...]  # backend, scale, window_left, window_right, softcap
+    choices: tuple[Any, ...]  # backend or kernel, scale, window_left, window_right, softcap
+    backward_row: str  # the kernel that was asked for the backward, "" for any
     deterministic: bool  # what the call asks of the backward
     return_lse: bool
     brief_extras: int | None  # how many extras its brief ops take; None where its ops are not brief

@@ -49,6 +49,33 @@ void test_launch() {
   check_equal(longer.written[0], 1.f, "the large row serves 8192 queries");
 }
 
+// A call that asks for a row gets that one, although another one would be chosen.
+void test_launch_of_one_row() {
+  int32_t const large = cute_attention_row("fake_sm80_d64_large");
+  Answer const answer = forward([&](ForwardCall& call) { call.arch = large; });
+  check_equal(answer.error, "", "error of a launch of one row");
+  check_equal(answer.written[0], 1.f, "the row that was asked for");
+  Answer const back = backward(
+      [](BackwardCall& call) { call.arch = cute_attention_row("fake_sm80_bwd_d64_small"); });
+  check_equal(back.written[0], 5.f, "the backward row that was asked for");
+  Answer const refused = forward([&](ForwardCall& call) {
+    call.arch = large;
+    call.params.head_dim = 72;
+  });
+  check_equal(refused.error,
+              "the kernel fake_sm80_d64_large does not serve forward, fp16, batch 1, seqlen 64 x "
+              "64, heads 4 over 2, head_dim 72, head_dim_v 64, window (None, None), softcap "
+              "0.000000, on fake GPU (compute capability 8.0)\n"
+              "  fake_sm80_d64_large: head_dim 72 is above the row's 64",
+              "a row that was asked for and does not serve");
+  check_equal(cute_attention_row("sm80"), 0, "the number of no row");
+  check_equal(std::string(cute_attention_last_error()), "no kernel called 'sm80' is loaded",
+              "error of a name of no row");
+  Answer const unknown = forward([](ForwardCall& call) { call.arch = kFirstRow + 100; });
+  check_equal(unknown.error, "arch is 1100, expected 0 (any), 80, 90 or the number of a row",
+              "a number of no row");
+}
+
 void test_backward_launch() {
   Answer const answer = backward([](BackwardCall&) {});
   check_equal(answer.error, "", "error of a backward launch");
@@ -171,6 +198,7 @@ void test_miss() {
 
 int main() {
   cute_attention::test_launch();
+  cute_attention::test_launch_of_one_row();
   cute_attention::test_backward_launch();
   cute_attention::test_backward_workspace();
   cute_attention::test_nothing_to_do();

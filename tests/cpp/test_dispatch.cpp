@@ -58,6 +58,9 @@ DeviceInfo device(int32_t ordinal, int32_t capability, int32_t shared_memory) {
   return {ordinal, capability, 108, shared_memory, shared_memory + 1024, 40 << 20, "made-up GPU"};
 }
 
+// Whether a row is only for calls that ask for it.
+bool is_on_request(int place) { return place % 5 == 3; }
+
 // Problems of few kinds and of many sizes, some beyond what a row can count.
 Problem made_up_problem() {
   int32_t const head_dim = one_of({8, 40, 60, 64, 128, 200, 256, 264});
@@ -147,6 +150,35 @@ void test_random_problems() {
   check(served > kProblems / 10 && served < kProblems * 9 / 10, "some problems are served");
 }
 
+// A call that asks for a row gets it or nothing, and asks no other family or cost model.
+void test_rows_on_request() {
+  DeviceInfo const hopper = device(1, 90, 227 << 10);
+  int served = 0;
+  for (int i = 0; i < kProblems; ++i) {
+    Problem problem = made_up_problem();
+    auto const refuses = [&](Candidate const& candidate) { return !candidate.reasons.empty(); };
+    for (Candidate const& candidate : candidates(problem, &hopper)) {
+      if (candidate.row->on_request) check(refuses(candidate), "a row that nobody asked for");
+    }
+    problem.row = kFirstRow + i % kRows;
+    std::string expected = "none";
+    for (Candidate const& candidate : candidates(problem, &hopper)) {
+      bool const asked = candidate.row->number == problem.row;
+      if (!asked) check(refuses(candidate), "a row beside the one that was asked for");
+      if (!refuses(candidate)) expected = candidate.row->row->name;
+      if (candidate.chosen != !refuses(candidate)) check(false, "the row asked for is chosen");
+    }
+    check_equal(found(problem, kAnyArch, hopper), expected, "the row asked for");
+    served += expected != "none";
+  }
+  check(served >= 5, "some rows serve calls that ask for them");
+  Problem absent = made_up_problem();
+  absent.row = kFirstRow + kRows;
+  check_equal(found(absent, kAnyArch, hopper), "none", "a row that is not loaded");
+  check(row_of_number(80) == nullptr && row_of_number(absent.row) == nullptr, "numbers of no row");
+  check_equal(row_of_name("row 7").number, kFirstRow + 7, "the number of a name");
+}
+
 // One length after the other, as decoding asks: the estimate decides anew for each.
 void test_lengths_alone_change() {
   DeviceInfo const hopper = device(1, 90, 227 << 10);
@@ -168,7 +200,9 @@ KernelLibraries const& kernel_libraries() {
   static std::vector<KernelRow> const rows = made_up_rows();
   static KernelLibraries const made_up = [] {
     KernelLibraries all;
-    for (KernelRow const& row : rows) all.rows.push_back({&row, nullptr});
+    for (int i = 0; i < kRows; ++i) {
+      all.rows.push_back({&rows[i], nullptr, kFirstRow + i, is_on_request(i)});
+    }
     return all;
   }();
   return made_up;
@@ -179,5 +213,6 @@ KernelLibraries const& kernel_libraries() {
 int main() {
   cute_attention::test_random_problems();
   cute_attention::test_lengths_alone_change();
+  cute_attention::test_rows_on_request();
   return cute_attention::testing::report();
 }

@@ -110,7 +110,8 @@ std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
          call.params.batch = 5;
          call.params.k_stride.batch = int64_t(1) << 62;
        }},
-      {"arch is 120, expected 0 (any), 80 or 90", [](Call& call) { call.arch = 120; }},
+      {"arch is 120, expected 0 (any), 80, 90 or the number of a row",
+       [](Call& call) { call.arch = 120; }},
       {"sink is 0x1002, expected a multiple of 4 bytes",
        [](Call& call) { call.params.sink = reinterpret_cast<float const*>(0x1002); }},
       {"alibi_slopes is 0x1002, expected a multiple of 4 bytes",

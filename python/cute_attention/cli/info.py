@@ -47,6 +47,9 @@ def _packages() -> Iterator[str]:
     yield f"Python {platform.python_version()}, torch {torch.__version__}, {platform.platform()}"
     for name in (
         ENVIRONMENT,
+        "CUTE_ATTENTION_CACHE",
+        "CUTE_ATTENTION_CACHE_SIZE",
+        "CUTE_ATTENTION_JIT",
         "CUTE_ATTENTION_KERNEL_PATH",
         "CUTE_ATTENTION_ROWS",
         "CUTE_ATTENTION_SHARED_MEMORY",

@@ -50,7 +50,7 @@ class Kernels(Backend):
         device = problem.device
         ordinal = device.index if device is not None and device.type == "cuda" else None
         rounded = problem._replace(
-            head_dim=_whole_vectors(problem.head_dim), head_dim_v=_whole_vectors(problem.head_dim_v)
+            head_dim=whole_vectors(problem.head_dim), head_dim_v=whole_vectors(problem.head_dim_v)
         )
         core.check_sizes(rounded)
         if not core.available():
@@ -60,6 +60,10 @@ class Kernels(Backend):
         except RuntimeError as error:  # CUDA that torch can use and the kernel libraries cannot
             return Report(self.name, False, (str(error),), failed=True)
         rows = tuple(row for row in candidates if row.backend == self.name)
+        if problem.row:
+            rows = tuple(row for row in rows if row.name == problem.row)
+            if not rows:
+                return self._refuse(f"the call asks for kernel {problem.row}")
         if not rows:
             refused = [f"{entry.path}: {entry.error}" for entry in core.libraries() if entry.error]
             if not refused and self.name in _families_for(device):
@@ -73,7 +77,7 @@ class Kernels(Backend):
             return Report(self.name, False, (unbound,), rows, failed=True)
         if any(not row.reasons for row in rows):
             return Report(self.name, True, (), rows)
-        nearest = min(rows, key=lambda row: len(row.reasons))
+        nearest = min(rows, key=lambda row: (row.on_request, len(row.reasons)))
         return Report(self.name, False, tuple(nearest.reasons), rows)
 
     def _refuse(self, *reasons: str) -> Report:
@@ -84,7 +88,9 @@ class Reference(Backend):
     """Pure PyTorch, which serves every call on every device."""
 
     def report(self, problem: Problem) -> Report:
-        """It serves."""
+        """It serves all but what asks for a kernel by its name."""
+        if problem.row:
+            return Report(self.name, False, (f"the call asks for kernel {problem.row}",))
         return Report(self.name, True, ())
 
 
@@ -96,7 +102,8 @@ def _families_for(device: torch.device | None) -> tuple[str, ...]:
     return packages.families_for(major * 10 + minor)
 
 
-def _whole_vectors(head_dim: int) -> int:
+def whole_vectors(head_dim: int) -> int:
+    """The head dim to which kernels' tensors are filled up."""
     return -(-head_dim // VECTOR) * VECTOR
 
 

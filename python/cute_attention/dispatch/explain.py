@@ -13,11 +13,17 @@ from typing_extensions import Unpack  # which torch depends on
 from ..arguments import feature_words, problem_of
 from ..checked import checked
 from ..native import core
-from ..native.core import Row
+from ..native.core import Kernel
 from ..options import AllOptions, documented, with_defaults
 from ..problem import Problem
 from .backends import Report, survey, table
-from .request import ENVIRONMENT, check_name, context_backend, environment_backend
+from .request import (
+    ENVIRONMENT,
+    check_name,
+    context_backend,
+    environment_backend,
+    requested_rows,
+)
 from .select import choose_backward
 
 
@@ -28,21 +34,21 @@ class Explanation:
     call: str  # the call in words
     requested: str  # what was asked for, and by what
     chosen: str | None  # the backend of the forward; None where the one asked for cannot serve
-    chosen_backward: str  # empty where there is no backward
+    chosen_backward: str | None  # None as for the forward; empty where there is no backward
     forward: tuple[Report, ...]  # every backend, fastest first, with its rows
     backward: tuple[Report, ...]
 
     def __str__(self) -> str:
-        verdict = self.chosen or "none: the call raises BackendError"
+        nothing = "none: the call raises BackendError"
         lines = [
             f"call:     {self.call}",
             f"asked:    {self.requested}",
-            f"forward:  {verdict}",
+            f"forward:  {self.chosen or nothing}",
             table(self.forward, self.chosen, estimates=True),
         ]
-        if self.chosen_backward:
+        if self.chosen_backward != "":
             lines += [
-                f"backward: {self.chosen_backward}",
+                f"backward: {self.chosen_backward or nothing}",
                 table(self.backward, self.chosen_backward, estimates=True),
             ]
         return "\n".join(lines)
@@ -108,31 +114,44 @@ def explain(
     if given["deterministic"] or torch.are_deterministic_algorithms_enabled():
         words.append("deterministic")
     check_name(name, "backend", given["backend"])
-    return explain_problem(problem_of(call), given["backend"], words)
+    asked_for = requested_rows(name, given["kernel"])
+    return explain_problem(problem_of(call), given["backend"], words, asked_for)
 
 
 def explain_problem(
-    problem: Problem, backend: str = "auto", words: Sequence[str] = ()
+    problem: Problem,
+    backend: str = "auto",
+    words: Sequence[str] = (),
+    rows: tuple[str, str] = ("", ""),
 ) -> Explanation:
-    """`explain` for a call that is only described; `words` say what it asks of a kernel."""
+    """`explain` for a call that is only described; `words` say what it asks of a kernel, `rows` are
+    the kernels that are asked for by name, forward and backward."""
     requested, source = _requested(backend)
-    forward = survey(problem)
-    backward = survey(problem._replace(direction="backward"))
-    serving = [report.backend for report in forward if report.serves]
-    wanted = serving[0] if requested == "auto" else requested
+    forward = survey(problem._replace(row=rows[0]))
+    backward = survey(problem._replace(direction="backward", row=rows[1]))
+    asked_for = "".join(f", kernel {row}" for row in rows if row)
     return Explanation(
         call=", ".join([*_describe(problem), *words]),
-        requested=f"{requested} ({source})",
-        chosen=wanted if wanted in serving else None,
-        chosen_backward=choose_backward(requested, backward),
+        requested=f"{requested} ({source}){asked_for}",
+        chosen=_forced(requested, forward),
+        chosen_backward=_forced(requested, backward)
+        if rows[1]
+        else choose_backward(requested, backward),
         forward=forward,
         backward=backward,
     )
 
 
-def kernels() -> list[Row]:
+def _forced(requested: str, reports: tuple[Report, ...]) -> str | None:
+    """The backend that was asked for, or for "auto" the first that serves; None where none does."""
+    serving = [report.backend for report in reports if report.serves]
+    wanted = serving[0] if requested == "auto" and serving else requested
+    return wanted if wanted in serving else None
+
+
+def kernels() -> list[Kernel]:
     """The rows of every kernel library that is loaded: name, architecture, direction, dtype, head
-    dims, tile and resources.
+    dims, tile and resources; of those that `rows.load_library` loads later, too.
 
     Loads the libraries, which does not initialise CUDA. Empty where the package was built without
     kernels.

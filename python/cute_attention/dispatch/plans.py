@@ -17,7 +17,7 @@ from ..arguments import Arguments, kind_of
 from ..ops.schema import Family, brief
 from ..problem import Backward, Plan, Problem
 from .backends import BACKENDS
-from .request import check_name, requested_backend
+from .request import check_name, requested_backend, requested_rows
 from .select import is_kept, select
 
 
@@ -25,23 +25,32 @@ def plan_for(name: str, call: Arguments, options: dict[str, Any]) -> Plan:
     """What runs for a call of the function `name`.
 
     Raises:
-        TypeError: the backend is no string.
+        TypeError: the backend is no string, or the kernel is none.
         ValueError: there is no such backend.
-        BackendError: the backend that was asked for does not serve the call.
+        BackendError: the backend or the kernel that was asked for does not serve the call.
     """
     check_name(name, "backend", options["backend"])
     requested = requested_backend(options["backend"])
-    problem = kind_of(call)
+    forward_row, backward_row = requested_rows(name, options["kernel"])
+    problem = kind_of(call, forward_row)
     backend = BACKENDS[select(requested, *problem)]
     ops = _fitted(backend.ops, problem, backend.multiple)
-    choices = (backend.name, call.scale, call.window_left, call.window_right, call.softcap)
+    choices = (
+        forward_row or backend.name,
+        call.scale,
+        call.window_left,
+        call.window_right,
+        call.softcap,
+    )
     return Plan(
         problem=problem,
         requested=requested,
+        backend=backend.name,
         forward=ops.forward,
         output=ops.output,
         options=choices,
         choices=choices,
+        backward_row=backward_row,
         deterministic=options["deterministic"],
         return_lse=options["return_lse"],
         brief_extras=None,
@@ -53,7 +62,7 @@ def shortened(plan: Plan, extras: int) -> Plan:
     """The plan for calls outside of traced code that need no checks: with the functions in C++ that
     OpOverloads pass their arguments on to, which takes half a microsecond; brief ones where the
     backend has them for this number of extras."""
-    backend = BACKENDS[plan.choices[0]]
+    backend = BACKENDS[plan.backend]
     is_brief = extras in backend.brief
     ops = backend.brief[extras] if is_brief else backend.ops
     ops = _fitted(_in_cpp(ops), plan.problem, backend.multiple)
@@ -71,9 +80,9 @@ def backward_of(plan: Plan) -> Backward:
     `select` warn of falling back. The choice is kept where `select` keeps it."""
     if plan.backward:
         return plan.backward[0]
-    problem = ("backward", *plan.problem[1:])
+    problem = ("backward", *plan.problem[1:-2], plan.backward_row, plan.problem.device)
     backend = BACKENDS[select(plan.requested, *problem)]
-    choices = (backend.name, *plan.choices[1:])
+    choices = (plan.backward_row or backend.name, *plan.choices[1:])
     ops, options = backend.ops, choices
     if plan.brief_extras is not None and plan.brief_extras in backend.brief:
         ops, options = _in_cpp(backend.brief[plan.brief_extras]), brief(choices)

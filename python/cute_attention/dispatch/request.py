@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ..checks import type_name
+from ..native import core
 from .backends import BACKENDS
 
 if TYPE_CHECKING:
@@ -26,8 +28,13 @@ _outside: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
 )
 
 
+# The kernels that `rows.use` asks for in this thread or task: names, forward and backward.
+_asked_rows: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar("cute_attention_rows")
+
+
 class _Asked:
-    """Its attribute `backend` is what `use_backend` asks for now, or the object itself for nothing.
+    """Its attribute `backend` is what `use_backend` asks for now, or the object itself for nothing;
+    `rows` is the same of `rows.use`.
 
     torch.compile can neither trace nor guard on a ContextVar, but it guards on the value of an
     attribute, and of a property whose getter is written in C it takes the value without tracing
@@ -37,6 +44,7 @@ class _Asked:
     """
 
     backend = property(_asked.get)
+    rows = property(_asked_rows.get)
 
 
 class _Traced:
@@ -149,6 +157,71 @@ def requested_backend(argument: str) -> str:
     return environment_backend() if context == "auto" else context
 
 
+def rows_of(name: str, kernels: object) -> tuple[str, str]:
+    """The names of the kernels, of a forward and of a backward one; "" where there is none.
+
+    Raises:
+        TypeError: not a kernel, nor several.
+        ValueError: two of the same direction.
+    """
+    given = kernels if isinstance(kernels, (tuple, list)) else (kernels,)
+    names = {"forward": "", "backward": ""}
+    for kernel in given:
+        if not isinstance(kernel, core.Kernel):
+            raise TypeError(
+                f"{name}: kernel is {type_name(kernel)}, expected one that rows.Row(...).build() "
+                "or kernels() returns"
+            )
+        if names[kernel.direction]:
+            raise ValueError(
+                f"{name}: kernel has two {kernel.direction} kernels, {names[kernel.direction]} and "
+                f"{kernel.name}, expected one of a direction"
+            )
+        names[kernel.direction] = kernel.name
+    return names["forward"], names["backward"]
+
+
+def requested_rows(name: str, argument: object) -> tuple[str, str]:
+    """The kernels that the argument asks for, else those of `rows.use`."""
+    if argument is not None:
+        return rows_of(name, argument)
+    rows = _context.rows
+    return ("", "") if rows is _context else rows
+
+
+@contextlib.contextmanager
+def use(*kernels: core.Kernel) -> Iterator[None]:
+    """Has the calls inside run exactly these kernels: a context manager, and a decorator.
+
+    A call that a kernel does not serve raises BackendError with the reasons, and so does one that
+    also asks for a backend of another family. Where only a kernel of one direction is given, the
+    other direction is chosen as always. The argument `kernel` of a call wins over the innermost
+    `use`, which replaces the `use` around it. What was asked for at the forward of a call also
+    holds for its backward. It holds for the current thread or asyncio task; enter it outside of
+    compiled functions, which compile again under another `use`.
+
+    Args:
+        kernels: one of a direction, of `Row.build` or of `kernels()`.
+
+    Raises:
+        TypeError: not a kernel.
+        ValueError: two kernels of the same direction.
+        RuntimeError: entered while torch.compile traces.
+
+    Example:
+        >>> from cute_attention import rows
+        >>> with rows.use():  # none: what is asked for outside does not hold inside
+        ...     pass
+    """
+    if torch.compiler.is_compiling():
+        raise RuntimeError("rows.use: entered in compiled code, expected around its call")
+    token = _asked_rows.set(rows_of("rows.use", kernels))
+    try:
+        yield
+    finally:
+        _asked_rows.reset(token)
+
+
 def context_backend() -> str:
     """What `use_backend` asks for; "auto" where it asks for nothing."""
     backend = _context.backend if _traced.backend is None else _traced.backend
@@ -178,9 +251,15 @@ _VARIABLE = os.fsencode(ENVIRONMENT) if _variables is not os.environ else ENVIRO
 
 
 def asked_around() -> tuple[Any, ...]:
-    """All that asks for a backend beside the argument of a call: equal where the same is asked
-    for."""
-    return _context.backend, _traced.backend, _variables.get(_VARIABLE)
+    """All that asks for a backend or a kernel beside the arguments of a call, and what is loaded:
+    equal where the same is asked for and serves."""
+    return (
+        _context.backend,
+        _traced.backend,
+        _variables.get(_VARIABLE),
+        _context.rows,
+        core.generation,
+    )
 
 
 def check_name(name: str, label: str, backend: object) -> None:

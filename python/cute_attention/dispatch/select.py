@@ -6,8 +6,10 @@ import warnings
 from typing import Any
 
 from ..errors import BackendError, FallbackWarning
+from ..native import core
 from ..ops.dtensor import register_rules
 from ..problem import Problem
+from . import jit
 from .backends import Report, survey, table
 
 _choices: dict[tuple[Any, ...], str] = {}
@@ -18,7 +20,8 @@ def select(requested: str, *problem: Any) -> str:
     """The backend of a forward or of a backward call, from a cache by exactly these arguments.
 
     What is requested of a forward is forced. Of a backward it holds if that backend serves, and
-    `reference` does if not: the output is there by then. A choice is not cached where a backend
+    `reference` does if not: the output is there by then. A kernel that is asked for by its name is
+    forced in either direction. A choice is not cached where a backend
     failed to answer: the next call asks again.
 
     Args:
@@ -27,10 +30,11 @@ def select(requested: str, *problem: Any) -> str:
             since torch.compile loses those of a NamedTuple that it passes to a constant function.
 
     Raises:
-        BackendError: the backend that was asked for does not serve a forward call.
+        BackendError: the backend that was asked for does not serve a forward call, or the kernel
+            that was asked for does not serve.
     """
     register_rules()  # here, where all calls with DTensors pass, traced ones too
-    key = (requested, *problem)
+    key = (core.generation, requested, *problem)
     choice = _choices.get(key)
     if choice is None:
         choice, lasting = _choose(Problem(*problem), requested)
@@ -41,7 +45,7 @@ def select(requested: str, *problem: Any) -> str:
 
 def is_kept(requested: str, *problem: Any) -> bool:
     """Whether `select` has the choice in its cache."""
-    return (requested, *problem) in _choices
+    return (core.generation, requested, *problem) in _choices
 
 
 # For torch.compile, as in request.py.
@@ -52,13 +56,34 @@ def _choose(problem: Problem, requested: str) -> tuple[str, bool]:
     """The choice, and whether it may be cached."""
     forward = problem.direction == "forward"
     on_gpu = problem.device is not None and problem.device.type == "cuda"
+    if problem.row:
+        return choose_row(requested, problem.row, survey(problem)), True
     if requested == "reference" or (not on_gpu and (requested == "auto" or not forward)):
         return "reference", True
+    if jit.is_on():
+        jit.build_for(problem, requested)
     reports = survey(problem)
     choice = choose_forward(requested, reports) if forward else choose_backward(requested, reports)
     if choice == "reference":
         _warn_of_fallback(reports, "" if forward else "backward ")
     return choice, not any(report.failed for report in reports)
+
+
+def choose_row(requested: str, row: str, reports: tuple[Report, ...]) -> str:
+    """The backend of the row, which was asked for by its name.
+
+    Raises:
+        BackendError: the row does not serve, or another backend was asked for besides.
+    """
+    serving = [report.backend for report in reports if report.serves]
+    if not serving:
+        raise BackendError(f"attention: kernel {row!r} cannot serve this call\n{table(reports)}")
+    if requested not in ("auto", *serving):
+        raise BackendError(
+            f"attention: the call asks for kernel {row!r} of backend {serving[0]!r}, and for "
+            f"backend {requested!r}"
+        )
+    return serving[0]
 
 
 def choose_forward(requested: str, reports: tuple[Report, ...]) -> str:

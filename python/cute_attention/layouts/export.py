@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_attention.layouts.errors import LayoutError
+from cute_attention.layouts.errors import LayoutError, RefusedRow
 from cute_attention.native import rows
 from cute_attention.native.rows import TableRow
 
@@ -279,7 +279,7 @@ def _build_each(requests: Sequence[Request]) -> None:
         _build_each(requests[: len(requests) // 2])
         _build_each(requests[len(requests) // 2 :])
     elif refused:
-        raise LayoutError(f"{requests[0].row.name} does not compile: {refused}")
+        raise RefusedRow(f"{requests[0].row.name} does not compile: {refused}")
 
 
 def export(requests: Iterable[Request]) -> list[list[dict[str, Any]]]:

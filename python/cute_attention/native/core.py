@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,17 @@ class LibraryInfo:
 
 
 @dataclass(frozen=True)
-class Row(Columns):
-    """A loaded kernel: a row of src/kernels/*.def, and what it takes of a GPU."""
+class Kernel(Columns):
+    """A loaded kernel: a row of src/kernels/*.def or of `cute_attention.rows`, and what it takes of
+    a GPU."""
 
     threads: int
     shared_memory_bytes: int
-    features: list[str]
+    features: tuple[str, ...]
+    on_request: bool  # it serves only calls that ask for it
+
+    def __hash__(self) -> int:  # of what no two loaded kernels have in common
+        return hash(self.name)
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ class Candidate:
     chosen: bool
     estimate_us: float | None
     reasons: list[str]
+    on_request: bool = False
 
 
 _C_TYPES: dict[type, Any] = {str: ctypes.c_int32, int: ctypes.c_int32, float: ctypes.c_float}
@@ -156,12 +163,43 @@ def libraries() -> list[LibraryInfo]:
     return [LibraryInfo(**entry) for entry in _read(core().cute_attention_libraries_json)]
 
 
-def kernels() -> list[Row]:
+def kernels() -> list[Kernel]:
     """The rows of all loaded kernel libraries."""
     if not available():
         return []
     entries = _read(core().cute_attention_kernels_json)
-    return [Row(**{**entry, "score_mods": tuple(entry["score_mods"])}) for entry in entries]
+    tuples = ("score_mods", "features")
+    return [Kernel(**entry | {name: tuple(entry[name]) for name in tuples}) for entry in entries]
+
+
+generation = 0  # raised by whatever may change which kernel serves a call
+_generation_lock = threading.Lock()
+
+
+def choose_anew() -> None:
+    """Have choices that were made be made again: another kernel may serve."""
+    global generation
+    with _generation_lock:
+        generation += 1
+
+
+def load_library(path: str | os.PathLike[str], on_request: bool) -> None:
+    """Load one kernel library, as `cute_attention_load_library` of c_api.h does.
+
+    Raises:
+        OSError: the package was installed without its core.
+        RuntimeError: the core refuses the library.
+    """
+    if core().cute_attention_load_library(os.fsencode(path), int(on_request)) != 0:
+        raise RuntimeError(core().cute_attention_last_error().decode())
+    choose_anew()
+
+
+def _number_of(row: str) -> int:
+    """The number of a loaded row; that of any row for "", and of none where it is not loaded."""
+    if not row:
+        return 0
+    return core().cute_attention_row(row.encode()) or LARGEST
 
 
 def devices() -> list[Device]:
@@ -201,6 +239,7 @@ def explain(problem: Problem, device: int | None) -> list[Candidate]:
     del values["device"]
     values["direction"] = _DIRECTIONS[problem.direction]
     values["dtype"] = _DTYPES.get(problem.dtype, _OTHER_DTYPE)
+    values["row"] = _number_of(problem.row)
     question = _Problem(**values)
     ordinal = NO_DEVICE if device is None else device
     entries = _read(

@@ -50,6 +50,23 @@ class TableRow(Columns):
         parts = [self.arch, _PASSES[self.direction], self.dtype, head_dims]
         return "_".join([*parts, *self.score_mods])
 
+    def line(self) -> str:
+        """The row as a table has it."""
+        columns = (
+            self.name,
+            self.arch.capitalize(),
+            {ours: theirs for theirs, ours in _DTYPES.items()}[self.dtype],
+            self.head_dim,
+            self.head_dim_v,
+            "|".join(name.capitalize() for name in self.score_mods) or "None",
+            self.tile_m,
+            self.tile_n,
+            self.stages,
+            self.warps,
+            self.ptxas,
+        )
+        return f"CUTE_ATTENTION_{self.direction.upper()}({', '.join(map(str, columns))})"
+
 
 def tables_folder() -> Path:
     """Where the tables lie: in the sources where this file does, else in the installed package."""

@@ -1,0 +1,129 @@
+"""How a row is compiled: its source files and the options of nvcc, from the templates and the list
+of flags that CMake uses too (src/kernels)."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ..errors import BuildError
+from .rows import TableRow
+
+_PACKAGE = __name__.partition(".")[0]
+# What CMake adds by itself for a shared library in C++17 (CMakeLists.txt).
+_LIBRARY = ("-std=c++17", "-Xcompiler=-fPIC", "-Xcompiler=-fvisibility=hidden")
+LINK = (
+    "-shared",
+    *(f"-Xlinker={word}" for word in ("--exclude-libs", "ALL", "--no-undefined")),
+)
+# Below src/: what a library is compiled from, beside the headers of include/.
+SOURCES = (
+    "device.cu",
+    "device.h",
+    "kernels/instance.cu.in",
+    "kernels/nvcc.flags",
+    "kernels/row.h",
+    "kernels/table.cpp.in",
+)
+
+
+def sources() -> Path:
+    """The folder with include/ and src/: the checkout that this file is of, else the package.
+
+    Raises:
+        BuildError: neither has them.
+    """
+    folders = [Path(__file__).resolve().parents[3]]
+    folders += [Path(folder) for folder in sys.modules[_PACKAGE].__path__]
+    for folder in folders:
+        if (folder / "src" / SOURCES[0]).is_file() and (folder / "include" / _PACKAGE).is_dir():
+            return folder
+    raise BuildError(
+        "the C++ headers and sources of the kernels, include/ and src/, are neither in a checkout "
+        f"around {Path(__file__).parents[1]} nor installed with the package: install "
+        "cute-attention anew (pip install --force-reinstall cute-attention)"
+    )
+
+
+@functools.cache
+def flags() -> dict[str, tuple[str, ...]]:
+    """What nvcc.flags says, by name."""
+    lines = (sources() / "src" / "kernels" / "nvcc.flags").read_text().splitlines()
+    words = (line.split() for line in lines if line and not line.startswith("#"))
+    return {name: tuple(rest) for name, *rest in words}
+
+
+def targets(arch: str, chips: Iterable[int]) -> tuple[str, ...]:
+    """nvcc's targets for a family: `cute_attention_read_archs` of cmake/architectures.cmake.
+
+    Args:
+        arch: "sm80" or "sm90".
+        chips: compute capabilities (major * 10 + minor) that an sm80 library has machine code for.
+    """
+    if arch == "sm90":
+        return ("-gencode=arch=compute_90a,code=sm_90a",)
+    found: list[str] = []
+    for ptx, listed in (
+        (80, [chip for chip in chips if chip < 90]),
+        (90, [chip for chip in chips if chip >= 90]),
+    ):
+        if listed:
+            code = [f"sm_{chip}" for chip in listed]
+            if not found:
+                code.insert(0, f"compute_{ptx}")
+            found.append(f"-gencode=arch=compute_{ptx},code=[{','.join(code)}]")
+    return tuple(found)
+
+
+def options(row: TableRow) -> tuple[str, ...]:
+    """The options of a row: `cute_attention_instance_options` of cmake/rows.cmake."""
+    found: tuple[str, ...] = ()
+    if row.ptxas != "O3":
+        found += (f"-Xptxas=-{row.ptxas}",)
+    if row.arch == "sm90" and not {str(row.tile_n), str(row.head_dim_v)} <= {*flags()["wgmma"]}:
+        found += flags()["other_wgmma"]
+    return found
+
+
+def compile_flags(row: TableRow, chips: Iterable[int]) -> tuple[str, ...]:
+    """All options of nvcc for a row's kernels but paths."""
+    return (*_LIBRARY, *flags()["kernels"], *targets(row.arch, chips), *options(row))
+
+
+def launch_header(row: TableRow) -> str:
+    """The header with the class that launches the row's kernels."""
+    return f"{_PACKAGE}/{row.arch}/{row.direction}_launch.h"
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    text = (sources() / "src" / "kernels" / template).read_text()
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
+
+
+def instance_text(row: TableRow, launch: str) -> str:
+    """The source file with a row's kernels; `launch` is the header of their launch class."""
+    launcher = f"{row.arch}::{row.direction.capitalize()}Launch"
+    return _filled(
+        "instance.cu.in",
+        {
+            "launch": launch,
+            "lines": row.line(),
+            "launchers": f"CUTE_ATTENTION_LAUNCHER({row.name}, {launcher})",
+        },
+    )
+
+
+def table_text(row: TableRow, build: str) -> str:
+    """The source file with the table of a library of one row; `build` says how it was built."""
+    return _filled(
+        "table.cpp.in",
+        {
+            "declarations": f"KernelRow row_{row.name}();\n",
+            "rows": f"      rows::row_{row.name}(),\n",
+            "name": row.arch,
+            "build": build,
+        },
+    )

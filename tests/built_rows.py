@@ -1,0 +1,61 @@
+"""For tests of rows from Python: a compiler that is none, and processes that build."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cute_attention
+from cute_attention.native import build, kernel_cache, rows
+
+FAKE_NVCC = Path(__file__).resolve().parent / "fake_nvcc.py"
+ROW = next(row for row in rows.table() if row.name == "sm80_fwd_bf16_d64")
+SOURCE = build.Source(ROW, (80,))
+
+# A process that builds needs no torch: without the package's __init__ it starts in no time.
+PREAMBLE = f"""
+import dataclasses, sys, types
+package = sys.modules["cute_attention"] = types.ModuleType("cute_attention")
+package.__path__ = {list(cute_attention.__path__)}
+from cute_attention.native import build, rows
+row = next(row for row in rows.table() if row.name == {ROW.name!r})
+source = build.Source(row, (80,))
+"""
+BUILD = "print(build.build(source, is_study=True)[1])"
+
+
+def install_fake(folder: Path) -> dict[str, str]:
+    """The environment in which `fake_nvcc.py` is the compiler and the cache is in `folder`."""
+    program = folder / "nvcc"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{FAKE_NVCC}" "$@"\n')
+    program.chmod(0o755)
+    return {
+        "CUDACXX": str(program),
+        "FAKE_NVCC_LOG": str(folder / "calls"),
+        kernel_cache.FOLDER: str(folder / "cache"),
+    }
+
+
+def calls(folder: Path) -> list[list[str]]:
+    """What the fake compiler was called with: its process and its arguments."""
+    log = folder / "calls"
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def contents(folder: Path) -> list[str]:
+    """The names of all that is in the cache."""
+    cache = folder / "cache"
+    return sorted(path.name for path in cache.iterdir()) if cache.exists() else []
+
+
+def start(environment: dict[str, str], code: str = BUILD, **more: str) -> subprocess.Popen[str]:
+    """A process that builds."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + code],
+        env=os.environ | environment | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
