@@ -312,8 +312,9 @@ struct GradBiasKernel {
     __syncthreads();  // all threads are done with the tiles, whose place the sums take
     Tensor sSum =     // (M, N)
         make_tensor(make_smem_ptr(shared.sum.data()), typename Traits::SmemLayoutSum{});
-    Tensor tSum = typename Traits::TiledMma{}.get_slice(thread).partition_C(sSum);
-    CUTE_STATIC_ASSERT_V(shape(tSum) == shape(tdBrdB));  // (MMA, MMA_M, MMA_N)
+    Tensor tSum =  // (MMA, MMA_M, MMA_N)
+        typename Traits::TiledMma{}.get_slice(thread).partition_C(sSum);
+    CUTE_STATIC_ASSERT_V(shape(tSum) == shape(tdBrdB));
     copy(tdBrdB, tSum);
     __syncthreads();
     BiasTensor const& grad = params.grad_bias;
