@@ -75,6 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--steps", type=int, default=150, metavar="N", help="default: %(default)s")
     group.add_argument("--learning-rate", type=float, metavar="N")
     group.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    # What else train_gpt.py can be told stays at its default.
+    parser.set_defaults(position="rotary", sink=False, dropout=0.0, compare=False)
     return parser
 
 

@@ -16,7 +16,8 @@ SOURCE = build.Source(ROW, (80,))
 
 # A process that builds needs no torch: without the package's __init__ it starts in no time.
 PREAMBLE = f"""
-import dataclasses, sys, types
+import dataclasses, signal, sys, types
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 package = sys.modules["cute_attention"] = types.ModuleType("cute_attention")
 package.__path__ = {list(cute_attention.__path__)}
 from cute_attention.native import build, rows
