@@ -129,10 +129,18 @@ def test_object_file_holds_the_kernels_of_its_row(row):
     assert len(kernels) == number_of_kernels(row)
 
 
+def warps_of(row: rows.TableRow, kernel: str) -> int:
+    """Of a CTA. The kernel for the gradient of a bias has tiles of its own."""
+    if "9grad_bias" in kernel:
+        return 8 if row.head_dim + row.head_dim_v <= 256 else 4
+    return row.warps
+
+
 @each_row
 def test_no_spills_and_registers_fit(row):
     for chip, kernel, used in resources(row.name):
-        assert used["REG"] * row.warps * 32 <= REGISTERS_OF_A_MULTIPROCESSOR, (chip, kernel)
+        registers = used["REG"] * warps_of(row, kernel) * 32
+        assert registers <= REGISTERS_OF_A_MULTIPROCESSOR, (chip, kernel)
         assert (used["STACK"], used["LOCAL"]) == (0, 0), (chip, kernel)
 
 
