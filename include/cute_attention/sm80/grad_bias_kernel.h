@@ -34,14 +34,13 @@ struct GradBiasTraits {
   static constexpr int kHeadDim = kKey.head_dim;
   static constexpr int kHeadDimV = kKey.head_dim_v;
   using Element = ElementOf<kKey.dtype>;
-  // Two CTAs of a multiprocessor of an H100 have room up to head dim 128.
+  // Up to head dim 128 two CTAs have room on a multiprocessor of an H100.
   static constexpr int kTileM = kHeadDim + kHeadDimV <= 256 ? 128 : 64;
   static constexpr int kTileN = 64;
   // As in the forward, a warp has 32 queries, so that each fragment of K or V serves two MMAs.
   static constexpr int kWarpsM = kTileM / 32;
   static constexpr int kWarpsN = 2;
   static constexpr int kThreads = kWarpsM * kWarpsN * 32;
-  static constexpr int kCtas = kTileM == 128 ? 2 : 1;  // that a multiprocessor has room for
   using TiledMma = decltype(cute::make_tiled_mma(
       cute::MMA_Atom<MmaAtom<Element>>{},
       cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>>{},
@@ -81,6 +80,9 @@ struct GradBiasTraits {
     cute::array_aligned<float, cute::cosize_v<SmemLayoutSum>, 128> sum;
   };
   static_assert(sizeof(SharedMemory) <= max_shared_memory(Arch::Sm80), "shared memory of a CTA");
+  // How many CTAs the registers of a multiprocessor must hold: two, if its shared memory does.
+  static constexpr int kCtas =
+      2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024 ? 2 : 1;
 };
 
 template <class Row>
