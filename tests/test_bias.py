@@ -13,6 +13,7 @@ from cute_attention import attention, attention_varlen, explain
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
 from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_it_is_chosen
+from test_alibi import inputs_of
 from test_kernels import plain_pytorch
 from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert_same_bits
 
@@ -23,19 +24,6 @@ NAMES = ("out", "lse", "dq", "dk", "dv", "dbias")
 BATCH, QUERIES, KEYS, HEADS = 3, 150, 203, 6
 KEPT = ["bhqk", "hqk", "bqk", "qk", "bhk", "hk", "bk", "k", "bhq", "q", "h", ""]
 MASKS = {"full": {}, "causal": {"causal": True}, "window": {"window": (40, 17)}}
-
-
-def inputs_of(
-    row: rows.TableRow, batch: int, seqlens: tuple[int, int], heads: tuple[int, int]
-) -> list[Tensor]:
-    """q, k, v and the gradient of the output."""
-    shapes = (
-        (batch, seqlens[0], heads[0], row.head_dim),
-        (batch, seqlens[1], heads[1], row.head_dim),
-        (batch, seqlens[1], heads[1], row.head_dim_v),
-        (batch, seqlens[0], heads[0], row.head_dim_v),
-    )
-    return [torch.randn(shape, device="cuda").to(DTYPES[row.dtype]) for shape in shapes]
 
 
 def shape_of(kept: str) -> tuple[int, ...]:
@@ -72,18 +60,18 @@ def assert_exact(
     names = ["out", "dq", "dk", "dv", "dbias"]
     if bias.shape[-1] == 1:  # the same for all keys of a query: it changes no probability
         names.remove("dbias")
-        assert_nothing_is_left(found["dbias"], tensors)
+        assert_nothing_is_left(found["dbias"], found["out"], tensors[3])
     for name in names:
         assert found[name].dtype == (bias if name == "dbias" else tensors[0]).dtype
         assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name, factor)
 
 
-def assert_nothing_is_left(grad: Tensor, tensors: list[Tensor]) -> None:
-    """dS of a query sums to 0, but for what the rounding of its output leaves in delta: about an
-    ulp of 16 bits of sqrt(head_dim_v), of each of the queries that are added up."""
-    queries = tensors[0].shape[0] * tensors[0].shape[1] * tensors[0].shape[2] / grad.numel()
-    left = torch.finfo(tensors[0].dtype).eps * (queries * tensors[2].shape[-1]) ** 0.5
-    assert grad.abs().max() <= 4 * left
+def assert_nothing_is_left(grad: Tensor, out: Tensor, grad_out: Tensor) -> None:
+    """dS of a query sums to 0, but for what the rounding of its output leaves in delta, the sum of
+    dO O: of each product at most half an ulp, which add up like random numbers."""
+    products = (grad_out.float() * out.float()).square().sum(-1).transpose(1, 2)[..., None]
+    left = torch.finfo(out.dtype).eps * products.sum_to_size(grad.shape).sqrt()
+    assert (grad.abs() <= 4 * left).all()
 
 
 def test_the_row_and_its_gradient_are_chosen(row: rows.TableRow) -> None:

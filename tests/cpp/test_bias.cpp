@@ -193,6 +193,13 @@ void check_gradient_tiles() {
   }
 }
 
+// A gradient of more tiles than 64 bits count is too large, and not by chance small.
+void check_too_many_tiles() {
+  GradBiasGrid const most{1 << 16, 1 << 15, 1 << 23, 1 << 24};
+  check(most.ctas() > kMaxTiles, "2^78 tiles");
+  check_equal(GradBiasGrid{1 << 16, 1 << 16, 1 << 23, 0}.ctas(), int64_t(0), "no tile of keys");
+}
+
 void check_lists() {
   using One = ScoreModifiers<score_mods::Bias>;
   static_assert(std::is_same_v<One::List, ModifierList<BiasTerm>>);
@@ -206,6 +213,7 @@ int main() {
   using namespace cute_attention;
   check_tiles();
   check_gradient_tiles();
+  check_too_many_tiles();
   check_lists();
   return testing::report();
 }

@@ -24,8 +24,10 @@ struct GradBiasGrid {
   int32_t m_blocks;
   int32_t n_blocks;
 
-  CUTE_HOST_DEVICE constexpr int64_t ctas() const {
-    return tile_count(m_blocks, 1, heads, batch) * n_blocks;
+  // Where 64 bits cannot hold it, some number above kMaxTiles.
+  constexpr int64_t ctas() const {
+    int64_t const rows_of_tiles = tile_count(m_blocks, 1, heads, batch);
+    return rows_of_tiles > kMaxTiles && n_blocks > 0 ? rows_of_tiles : rows_of_tiles * n_blocks;
   }
 };
 

@@ -28,6 +28,13 @@ using MmaAtom =
     std::conditional_t<std::is_same_v<Element, cutlass::half_t>, cute::SM80_16x8x16_F32F16F16F32_TN,
                        cute::SM80_16x8x16_F32BF16BF16F32_TN>;
 
+// The MMA of a grid of kWarpsM x kWarpsN warps, in which each loads its operands by ldmatrix.x4.
+template <class Element, int kWarpsM, int kWarpsN>
+using MmaOfWarps = decltype(cute::make_tiled_mma(
+    cute::MMA_Atom<MmaAtom<Element>>{},
+    cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>>{},
+    cute::Tile<cute::Int<16 * kWarpsM>, cute::Int<16 * kWarpsN>, cute::_16>{}));
+
 // One 16-byte vector of 16-bit elements: the unit of cp.async, of ldmatrix rows and of every
 // swizzle here.
 constexpr int kVector = 8;
@@ -81,10 +88,7 @@ struct ForwardTraits {
 
   static constexpr int kWarpsM = kConfig.warps < kTileM / 32 ? kConfig.warps : kTileM / 32;
   static constexpr int kWarpsN = kConfig.warps / kWarpsM;
-  using TiledMma = decltype(cute::make_tiled_mma(
-      cute::MMA_Atom<MmaAtom<Element>>{},
-      cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>>{},
-      cute::Tile<cute::Int<16 * kWarpsM>, cute::Int<16 * kWarpsN>, cute::_16>{}));
+  using TiledMma = MmaOfWarps<Element, kWarpsM, kWarpsN>;
 
   using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
   using SmemLayoutK = SmemTile<kTileN, kHeadDim>;

@@ -41,10 +41,7 @@ struct GradBiasTraits {
   static constexpr int kWarpsM = kTileM / 32;
   static constexpr int kWarpsN = 2;
   static constexpr int kThreads = kWarpsM * kWarpsN * 32;
-  using TiledMma = decltype(cute::make_tiled_mma(
-      cute::MMA_Atom<MmaAtom<Element>>{},
-      cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>>{},
-      cute::Tile<cute::Int<16 * kWarpsM>, cute::Int<16 * kWarpsN>, cute::_16>{}));
+  using TiledMma = MmaOfWarps<Element, kWarpsM, kWarpsN>;
 
   using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
   using SmemLayoutK = SmemTile<kTileN, kHeadDim>;
