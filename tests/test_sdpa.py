@@ -236,7 +236,11 @@ def test_calls_without_a_kernel_of_ours_go_to_the_kernel_of_pytorch():
 
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_scaled_dot_product_flash_attention", theirs, "CPU")
-        sdpa.activate()
+        try:
+            sdpa.activate()
+        except RuntimeError as error:
+            assert "already a kernel registered from python" in str(error)
+            pytest.skip("this PyTorch takes one kernel from Python, and the stand-in is one")
         try:
             q = torch.randn(1, 2, 8, 16)
             out = aten._scaled_dot_product_flash_attention(q, q, q, is_causal=True, scale=0.5)[0]

@@ -82,7 +82,8 @@ def tokens(device: torch.device) -> Tensor:
 
 def train(model: nn.Module, batch: Tensor) -> list[float]:
     """The losses of a few steps, and the one after them."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    # One parameter at a time: with tensor parallelism some are DTensors and others are not.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
     losses = []
     for _ in range(STEPS + 1):
         logits = model(batch[:, :-1])
