@@ -296,6 +296,28 @@ def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
     assert_close(lse, exact_lse.float(), "rounding", name="lse")
 
 
+@pytest.mark.parametrize("seqlen", [1, 100, 517])
+def test_one_score_near_the_cap(row: rows.TableRow, seqlen: int) -> None:
+    """Scores far below the cap take a short way, unless one of their warp is nearer. Both ways give
+    the other rows the same bits, and the row of the large score is right."""
+    if "softcap" not in row.score_mods:
+        pytest.skip("no softcap")
+    q, k, v = (
+        torch.randn(1, seqlen, 2, dim, device="cuda").to(DTYPES[row.dtype])
+        for dim in (row.head_dim, row.head_dim, row.head_dim_v)
+    )
+    options = options_for(row, {"softcap": 30.0}, 2)
+    far, others = seqlen // 2, [i for i in range(seqlen) if i != seqlen // 2]
+    with_far = q.clone()
+    with_far[:, far] *= 40
+    expected = attention(q, k, v, backend=row.arch, **options)
+    found = attention(with_far, k, v, backend=row.arch, **options)
+    assert torch.equal(found[:, others], expected[:, others])
+    exact = attention_reference(with_far.double(), k.double(), v.double(), **options)
+    plain = plain_pytorch(with_far, k, v, options)[0]
+    assert_as_accurate(found, exact, plain, "out")
+
+
 @pytest.mark.parametrize("scale", [-0.2, 0.0])
 def test_a_scale_that_is_not_positive_is_refused(row: rows.TableRow, scale: float) -> None:
     """No kernel serves a scale that is not positive: it takes the maximum before it multiplies."""

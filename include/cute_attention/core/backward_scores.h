@@ -74,11 +74,20 @@ struct BackwardScores {
     }
   }
 
+  // What begin() asks of all scores of a step, (KEYS, QUERIES), before the first of them is
+  // changed. The warp calls it together.
+  template <class Scores>
+  CUTE_DEVICE bool all_near(Scores const& scores) const {
+    return modifiers.all_near(scores);
+  }
+
   // Before dP is there.
   //   scores     (KEYS)  of one query
+  //   near       all_near() of the step
   template <class Scores, class TermsOfQuery>
-  CUTE_DEVICE void begin(Scores&& scores, float const& lse_log2, TermsOfQuery const& terms) const {
-    modifiers.template map<1>(scores);
+  CUTE_DEVICE void begin(Scores&& scores, bool near, float const& lse_log2,
+                         TermsOfQuery const& terms) const {
+    modifiers.template map<1>(scores, near);
     if constexpr (!Modifiers::kHasMap) {
       CUTE_UNROLL
       for (int i = 0; i < cute::size(scores); ++i) {

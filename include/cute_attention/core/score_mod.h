@@ -57,8 +57,12 @@ struct ModifierList {
   CUTE_DEVICE static float unit_after(Params const&, float unit) {
     return unit;
   }
+  template <class Scores>
+  CUTE_DEVICE bool all_near(Scores const&) const {
+    return true;
+  }
   template <int kGroup, class Scores>
-  CUTE_DEVICE void map(Scores&&) const {}
+  CUTE_DEVICE void map(Scores&&, bool) const {}
   CUTE_DEVICE static float derivative(float) { return 1.f; }
 };
 
@@ -85,13 +89,26 @@ struct ModifierList<First, Others...> {
     return Rest::unit_after(params, First::unit_after(params, unit));
   }
 
-  // Applies the maps to scores (ROWS, COLS) or (COLS), in groups of kGroup.
-  template <int kGroup, class Scores>
-  CUTE_DEVICE void map(Scores&& scores) const {
+  // Whether the map of the list, if it has one, has an easy way for all scores of the warp, which
+  // calls this together.
+  template <class Scores>
+  CUTE_DEVICE bool all_near(Scores const& scores) const {
     if constexpr (First::kIsMap) {
-      first.template map<kGroup>(scores);
+      return first.all_near(scores);
+    } else {
+      return rest.all_near(scores);
     }
-    rest.template map<kGroup>(scores);
+  }
+
+  // Applies the map to scores (ROWS, COLS) or (COLS), in groups of kGroup.
+  //   near  all_near() of these scores, or of more
+  template <int kGroup, class Scores>
+  CUTE_DEVICE void map(Scores&& scores, bool near) const {
+    if constexpr (First::kIsMap) {
+      first.template map<kGroup>(scores, near);
+    } else {
+      rest.template map<kGroup>(scores, near);
+    }
   }
 
   // d(modified score) / d(scale * q.k), from `mapped`, the score after all maps of the list.
@@ -137,16 +154,17 @@ struct ScoreModifiers
 };
 
 // Scores (ROWS, COLS), modified, in groups of kGroup, and masked by mask(), if there is a mask.
-// A map sees hidden scores as -infinity: they may be of keys that are not the sequence's, and must
-// not reach others through their group.
+// Where a map takes a group of scores together, it sees hidden ones as -infinity: they may be of
+// keys that are not the sequence's, and must not reach others through their group.
 //   add_terms()  adds the terms of the modifiers, if they have any
 template <int kGroup, class Modifiers, class Scores, class Mask, class AddTerms>
 CUTE_DEVICE void modify_and_mask(Modifiers const& modifiers, Scores& scores, bool masked,
                                  Mask const& mask, AddTerms const& add_terms) {
-  if (Modifiers::kHasMap && kGroup > 1 && masked) {
+  bool const near = modifiers.all_near(scores);
+  if (Modifiers::kHasMap && kGroup > 1 && masked && !near) {
     mask();
   }
-  modifiers.template map<kGroup>(scores);
+  modifiers.template map<kGroup>(scores, near);
   if constexpr (Modifiers::kHasTerm) {
     add_terms();
   }

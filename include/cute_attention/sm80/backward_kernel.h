@@ -235,6 +235,7 @@ struct BackwardKernel {
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     CUTE_STATIC_ASSERT_V(size<0>(rS) == size<0>(sLse));
     CUTE_STATIC_ASSERT_V(size<1>(rS) == size<1>(sLse));
+    bool const near = scores.all_near(rS);
     auto const terms = terms_of(step, tSrS);
     constexpr int kQueries = decltype(size<1>(rS))::value;
     constexpr int kBlocks = kHeadDimV / 16;
@@ -244,7 +245,7 @@ struct BackwardKernel {
         if (query * kBlocks / kQueries != k) {
           continue;  // its turn comes after another K block
         }
-        scores.begin(rS(_, query), sLse(0, query), terms.of_query(query));
+        scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
       }
     });
     if constexpr (!Scores::kMasksFirst) {

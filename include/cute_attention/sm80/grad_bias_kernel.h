@@ -301,7 +301,7 @@ struct GradBiasKernel {
     auto rS = view(tSrS);  // (ROWS, COLS)
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      scores.begin(rS(row, cute::_), lse[row], NoTerms{});
+      scores.begin(rS(row, cute::_), scores.all_near(rS), lse[row], NoTerms{});
     }
   }
 

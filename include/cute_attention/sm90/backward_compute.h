@@ -261,13 +261,14 @@ struct BackwardCompute {
     if constexpr (Scores::kMasksFirst) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
+    bool const near = scores.all_near(rS);
     auto const terms = terms_of(work, shared.stages[ring.stage], tSrS);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
       if (kGradQFirst && query > 0 && query % kLseAhead == 0) {
         sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
       }
-      scores.begin(rS(_, query), sLse(0, query), terms.of_query(query));
+      scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);

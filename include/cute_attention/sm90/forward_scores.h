@@ -26,7 +26,7 @@ struct ForwardScores {
   using Rows = typename Softmax::Rows;
   using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
-  static constexpr int kMapGroup = Traits::kHeadDimV > 128 ? 1 : 4;
+  static constexpr int kMapGroup = Traits::kHeadDimV > 128 || Traits::kTileM > 128 ? 1 : 4;
 
   ForwardArguments const& arguments;
   int const warpgroup;  // of the consumers

@@ -70,10 +70,11 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     if constexpr (Scores::kMasksFirst) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
+    bool const near = scores.all_near(rS);
     auto const terms = terms_of(work, shared.stages[ring.stage], tSrS);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
-      scores.begin(rS(_, query), sLse(0, query), terms.of_query(query));
+      scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);

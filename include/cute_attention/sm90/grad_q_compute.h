@@ -171,10 +171,11 @@ struct GradQCompute {
     if constexpr (Scores::kMasksFirst) {
       mask(work, n_block, tSrS);
     }
+    bool const near = scores.all_near(rS);
     auto const terms = terms_of(work, n_block, tSrS);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      scores.begin(rS(row, _), lse[row], terms.of_query(row));
+      scores.begin(rS(row, _), near, lse[row], terms.of_query(row));
     }
     if constexpr (!Scores::kMasksFirst) {
       mask(work, n_block, tSrS);
