@@ -9,6 +9,7 @@
 #include "dispatch.h"
 #include "json.h"
 #include "kernel_libraries.h"
+#include "split_choice.h"
 
 namespace cute_attention {
 namespace {
@@ -111,8 +112,24 @@ void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, 
   if (rows_q(p) == 0 || p.heads == 0) return;
   check_tensors(p);
   DeviceInfo const& info = device_at(device);
+  ForwardParams launched = with_a_grid(p);
+  LoadedRow const& found = row_for(Direction::Forward, launched, dtype, arch, info);
+  launched.num_splits =
+      p.split_workspace == nullptr ? 1 : choose_splits(*found.row, launched, info);
+  launch(found, &launched, info, stream);
+}
+
+ForwardWorkspace forward_workspace(ForwardParams const& p, DType dtype, int32_t arch,
+                                   int32_t device) {
+  check_shape(p);
+  check_arch(arch);
+  DeviceInfo const& info = device_at(device);
+  bool const open = p.num_splits == 0 && splits_of_environment() == 0;
+  if (p.num_splits == 1 || (open && !may_be_split(p, info))) return {0, 1};
   ForwardParams const launched = with_a_grid(p);
-  launch(row_for(Direction::Forward, launched, dtype, arch, info), &launched, info, stream);
+  KernelRow const& row = *row_for(Direction::Forward, launched, dtype, arch, info).row;
+  int32_t const splits = choose_splits(row, launched, info);
+  return {splits > 1 ? split_workspace_size(launched, splits) : 0, splits};
 }
 
 BackwardWorkspace workspace_of(KernelRow const& row, BackwardParams const& p,
@@ -202,6 +219,15 @@ using namespace cute_attention;
 int32_t cute_attention_forward(ForwardParams const* params, DType dtype, int32_t arch,
                                int32_t device, void* stream) {
   return guarded([&] { forward(pointee("params", params), dtype, arch, device, stream); });
+}
+
+int32_t cute_attention_forward_workspace(ForwardParams const* params, DType dtype, int32_t arch,
+                                         int32_t device, ForwardWorkspace* workspace) {
+  return guarded([&] {
+    ForwardWorkspace const sizes =
+        forward_workspace(pointee("params", params), dtype, arch, device);
+    pointee("workspace", workspace) = sizes;
+  });
 }
 
 int32_t cute_attention_backward_workspace(BackwardParams const* params, DType dtype, int32_t arch,

@@ -2,6 +2,7 @@
 // the other.
 #pragma once
 
+#include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
 #include "cute_attention/sm90/barrier.h"
@@ -33,13 +34,15 @@ struct TileWalk {
     while (more && !locate(tile.work, more)) {
     }
     if (more) {
-      int32_t const index = tile.work.head;
+      int32_t const index = tile.work.head / params.num_splits;
+      tile.split = tile.work.head % params.num_splits;
       int32_t const queries = packing.queries(kTileM);
       tile.work.head = packing.first_head(index);
       tile.heads = packing.heads(index);
       tile.sequence = load_sequence(params, tile.work.batch);
       tile.m_begin = tile.work.m_block * queries;
-      tile.kv = kv_tiles(tile.sequence, tile.m_begin, queries, kTileN);
+      tile.kv = split_tiles(kv_tiles(tile.sequence, tile.m_begin, queries, kTileN), tile.split,
+                            params.num_splits);
       CUTE_UNROLL
       for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
         int32_t const first = tile.m_begin + packing.query(warpgroup * kWarpgroupM);
