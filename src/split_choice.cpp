@@ -109,7 +109,7 @@ int32_t best_splits(KernelRow const& row, ForwardParams const& params, DeviceInf
 
 bool may_be_split(ForwardParams const& p, DeviceInfo const& device) {
   // All rows of a group of heads may share tiles, and no tile is larger than kMaxTile.
-  int64_t const group = p.heads_kv == 0 ? 0 : p.heads / p.heads_kv;
+  int64_t const group = p.heads / p.heads_kv;
   int64_t const rows = std::min<int64_t>(
       group * (p.cu_seqlens_q == nullptr ? p.seqlen_q : p.total_q / std::max(p.batch, 1)),
       kMaxSeqlen);
@@ -131,7 +131,8 @@ int32_t splits_of_environment() {
 
 int32_t choose_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device) {
   int64_t const rows = lse_size(params);
-  if (row.grid == nullptr || params.seqlen_k == 0 || rows == 0 || rows > kMostSplitRows) return 1;
+  bool const none = params.seqlen_k == 0 || params.heads_kv == 0 || rows == 0;
+  if (row.grid == nullptr || none || rows > kMostSplitRows) return 1;
   int32_t const asked = params.num_splits > 0 ? params.num_splits : splits_of_environment();
   return within_grid(row, params, asked > 0 ? asked : best_splits(row, params, device));
 }
