@@ -108,12 +108,21 @@ __device__ float4 weighted_sum(ForwardParams const& params, RowSplits const& spl
   return total;
 }
 
+// Waits until the splits are there, and their memory can be read. Only a library of sm90 needs it:
+// launch() lets no other kernel begin before. PTX ISA, "griddepcontrol".
+__device__ void await_splits() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // One warp for each row of the output, of which there are at most kMostSplitRows.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) combine(CUTE_GRID_CONSTANT ForwardParams const params) {
   int const lane = int(threadIdx.x) % kWarp;
   GridWarp const warp = grid_warp(blockIdx.x, gridDim.x, threadIdx.x, kThreads);
   int64_t const rows = lse_size(params);
+  await_splits();
   for (int64_t index = warp.index; index < rows; index += warp.count) {
     OutputRow const target(params, int32_t(index));
     if (!target.inside) {
@@ -140,20 +149,31 @@ __global__ void __launch_bounds__(kThreads) combine(CUTE_GRID_CONSTANT ForwardPa
   }
 }
 
+// In a library of sm90 the kernel is launched before the one that computes the splits has ended, so
+// that it only has to wait for what that one writes (CUDA C++ Programming Guide, "Programmatic
+// Dependent Launch").
 template <class Element>
-int32_t launch(ForwardParams const& params, cudaStream_t stream) {
+int32_t launch(ForwardParams const& params, Arch arch, cudaStream_t stream) {
   constexpr int kRows = kThreads / kWarp;  // of a CTA
   int64_t const ctas = (lse_size(params) + kRows - 1) / kRows;
-  combine<Element><<<unsigned(ctas < kMostCtas ? ctas : kMostCtas), kThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(ctas < kMostCtas ? ctas : kMostCtas));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = arch == Arch::Sm90 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, &combine<Element>, params);
 }
 
 }  // namespace
 
-int32_t combine_splits(ForwardParams const& params, DType dtype, void* stream) {
+int32_t combine_splits(ForwardParams const& params, KernelKey const& key, void* stream) {
   auto const cuda_stream = static_cast<cudaStream_t>(stream);
-  return dtype == DType::Float16 ? launch<cutlass::half_t>(params, cuda_stream)
-                                 : launch<cutlass::bfloat16_t>(params, cuda_stream);
+  return key.dtype == DType::Float16 ? launch<cutlass::half_t>(params, key.arch, cuda_stream)
+                                     : launch<cutlass::bfloat16_t>(params, key.arch, cuda_stream);
 }
 
 }  // namespace cute_attention

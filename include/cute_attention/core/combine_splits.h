@@ -45,8 +45,8 @@ CUTE_HOST_DEVICE CombinedRow combined_row(float base, float sum, float const* si
 }
 
 // Launches the kernel that writes the output and the LSE of a call from the workspace that its
-// splits have filled, behind them in the same stream. Rows of no sequence are left alone. Returns
-// the cudaError_t of the launch.
-int32_t combine_splits(ForwardParams const& params, DType dtype, void* stream);
+// splits have filled, behind them in the same stream. Rows of no sequence are left alone. `key` is
+// that of the row whose splits they are. Returns the cudaError_t of the launch.
+int32_t combine_splits(ForwardParams const& params, KernelKey const& key, void* stream);
 
 }  // namespace cute_attention

@@ -55,7 +55,7 @@ struct ForwardLaunch {
             forward_params);
     cudaError_t const error = cudaGetLastError();
     return error == cudaSuccess && has_splits(forward_params)
-               ? combine_splits(forward_params, Row::kKey.dtype, context->stream)
+               ? combine_splits(forward_params, Row::kKey, context->stream)
                : error;
   }
 

@@ -57,7 +57,7 @@ struct ForwardLaunch {
                    static_cast<cudaStream_t>(context->stream)>>>(arguments);
     error = cudaGetLastError();
     return error == cudaSuccess && has_splits(arguments.params)
-               ? combine_splits(arguments.params, Row::kKey.dtype, context->stream)
+               ? combine_splits(arguments.params, Row::kKey, context->stream)
                : error;
   }
 

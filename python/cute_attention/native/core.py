@@ -80,8 +80,8 @@ class Candidate:
     """One row's answer to a problem.
 
     `chosen` is the fastest of its backend among those with the closest head dims; `reasons` say why
-    it cannot serve, if it cannot. `num_splits` is the number of CTAs among which it divides the keys
-    of a query, where sequences are not packed.
+    it cannot serve, if it cannot. `num_splits` is the number of CTAs among which it divides the
+    keys of a query, where sequences are not packed.
     """
 
     name: str
