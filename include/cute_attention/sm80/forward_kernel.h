@@ -25,6 +25,7 @@
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/forward_operand.h"
+#include "cute_attention/sm80/forward_split.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/gemm.h"
 #include "cute_attention/sm80/tile_walk.h"
@@ -373,35 +374,15 @@ struct ForwardKernel {
     }
   }
 
-  // Writes what a split has of its rows to the workspace, O straight from registers.
+  // Stores what a split has of its rows.
   //   tOrO  (MMA, MMA_M, MMA_DV)
   template <class TiledMma, class Output, class Softmax>
   CUTE_DEVICE void store_split(TiledMma const& mma, Output const& tOrO, Softmax const& softmax) {
     using namespace cute;
-    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));       // (ROWS, COLS)
-    Tensor cO = output_coordinates(mma);                                         // (ROWS, COLS)
-    auto const sums = softmax.sums(combine_rows(mma)), bases = softmax.bases();  // (ROWS)
-    CUTE_STATIC_ASSERT_V(shape(cO) == shape(rO));
-    CUTE_STATIC_ASSERT_V(size<0>(rO) == size(sums));
-    int64_t const first = lse_index(params, sequence, work.batch, work.head, m_begin);
-    CUTE_UNROLL
-    for (int row = 0; row < size<0>(rO); ++row) {
-      int const query = int(get<0>(cO(row, 0)));
-      if (m_begin + query >= sequence.seqlen_q) {
-        continue;
-      }
-      float* const target = split_output(params, split(), first + query);
-      CUTE_UNROLL
-      for (int col = 0; col < size<1>(rO); col += 2) {
-        int const place = int(get<1>(cO(row, col)));
-        if (place < params.head_dim_v) {
-          *reinterpret_cast<float2*>(target + place) = float2{rO(row, col), rO(row, col + 1)};
-        }
-      }
-      if (int(get<1>(cO(row, 0))) == 0) {  // one of the threads that hold the row
-        *split_sum(params, split(), first + query) = {bases(row), sums(row)};
-      }
-    }
+    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
+    store_split_rows(params, split(), lse_index(params, sequence, work.batch, work.head, m_begin),
+                     sequence.seqlen_q - m_begin, rO, output_coordinates(mma),
+                     softmax.sums(combine_rows(mma)), softmax.bases());
   }
 };
 
