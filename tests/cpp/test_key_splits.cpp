@@ -118,6 +118,25 @@ void test_workspace() {
   }
 }
 
+// The largest workspace: its size and places do not overflow.
+void test_large_workspace() {
+  ForwardParams params{};
+  params.batch = 1;
+  params.heads = 2;
+  params.seqlen_q = kMaxSeqlen;
+  params.head_dim_v = 256;
+  params.num_splits = kMostSplits;
+  int64_t const rows = 2 * int64_t(kMaxSeqlen);
+  check_equal(split_workspace_size(params, kMostSplits), 128 * rows * 258, "floats");
+  params.split_workspace = reinterpret_cast<float*>(16);  // nothing is read
+  auto const place = [&](void const* address) {
+    return (reinterpret_cast<intptr_t>(address) - 16) / 4;
+  };
+  check_equal(place(split_output(params, 127, rows - 1)), (128 * rows - 1) * 256, "last output");
+  check_equal(place(split_sum(params, 127, rows - 1)), 128 * rows * 256 + (128 * rows - 1) * 2,
+              "last sum");
+}
+
 struct Part {
   SplitSum sum;
   double output;  // of one column
@@ -238,6 +257,7 @@ int main() {
   test_tiles();
   test_tiles_of_a_warpgroup();
   test_workspace();
+  test_large_workspace();
   test_rows();
   test_special_rows();
   return testing::report();
