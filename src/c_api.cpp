@@ -9,6 +9,7 @@
 #include "dispatch.h"
 #include "json.h"
 #include "kernel_libraries.h"
+#include "split_choice.h"
 
 namespace cute_attention {
 namespace {
@@ -111,8 +112,26 @@ void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, 
   if (rows_q(p) == 0 || p.heads == 0) return;
   check_tensors(p);
   DeviceInfo const& info = device_at(device);
+  ForwardParams launched = with_a_grid(p);
+  LoadedRow const& found = row_for(Direction::Forward, launched, dtype, arch, info);
+  launched.num_splits =
+      p.split_workspace == nullptr ? 1 : choose_splits(*found.row, launched, info);
+  launch(found, &launched, info, stream);
+}
+
+ForwardWorkspace forward_workspace(ForwardParams const& p, DType dtype, int32_t arch,
+                                   int32_t device) {
+  check_shape(p);
+  check_arch(arch);
+  DeviceInfo const& info = device_at(device);
+  bool const nothing = rows_q(p) == 0 || rows_k(p) == 0 || p.heads == 0;
+  if (nothing || p.num_splits == 1) return {0, 1};
+  bool const open = p.num_splits == 0 && splits_of_environment() == 0;
+  if (open && !may_be_split(p, info)) return {0, 1};
   ForwardParams const launched = with_a_grid(p);
-  launch(row_for(Direction::Forward, launched, dtype, arch, info), &launched, info, stream);
+  KernelRow const& row = *row_for(Direction::Forward, launched, dtype, arch, info).row;
+  int32_t const splits = choose_splits(row, launched, info);
+  return {splits > 1 ? split_workspace_size(launched, splits) : 0, splits};
 }
 
 BackwardWorkspace workspace_of(KernelRow const& row, BackwardParams const& p,
@@ -184,12 +203,32 @@ Json row_json(LoadedRow const& loaded) {
       .set("on_request", loaded.on_request);
 }
 
-Json candidate_json(Candidate const& candidate) {
+// The number of splits of a call whose sequences are not packed.
+int32_t splits_of(Candidate const& candidate, Problem const& p, DeviceInfo const* device) {
+  KernelRow const& row = *candidate.row->row;
+  if (device == nullptr || !candidate.reasons.empty() || p.direction != Direction::Forward) {
+    return 1;
+  }
+  ForwardParams params{};
+  params.batch = p.batch;
+  params.seqlen_q = p.seqlen_q;
+  params.seqlen_k = p.seqlen_k;
+  params.heads = p.heads;
+  params.heads_kv = p.heads_kv;
+  params.head_dim = p.head_dim;
+  params.head_dim_v = p.head_dim_v;
+  params.window_left = p.window_left;
+  params.window_right = p.window_right;
+  return choose_splits(row, params, *device);
+}
+
+Json candidate_json(Candidate const& candidate, int32_t num_splits) {
   return Json::object()
       .set("name", candidate.row->row->name)
       .set("backend", arch_name(candidate.row->row->key.arch))
       .set("chosen", candidate.chosen)
       .set("estimate_us", candidate.estimate_us)
+      .set("num_splits", num_splits)
       .set("on_request", candidate.row->on_request)
       .set("reasons", json_array(candidate.reasons));
 }
@@ -202,6 +241,15 @@ using namespace cute_attention;
 int32_t cute_attention_forward(ForwardParams const* params, DType dtype, int32_t arch,
                                int32_t device, void* stream) {
   return guarded([&] { forward(pointee("params", params), dtype, arch, device, stream); });
+}
+
+int32_t cute_attention_forward_workspace(ForwardParams const* params, DType dtype, int32_t arch,
+                                         int32_t device, ForwardWorkspace* workspace) {
+  return guarded([&] {
+    ForwardWorkspace const sizes =
+        forward_workspace(pointee("params", params), dtype, arch, device);
+    pointee("workspace", workspace) = sizes;
+  });
 }
 
 int32_t cute_attention_backward_workspace(BackwardParams const* params, DType dtype, int32_t arch,
@@ -287,10 +335,10 @@ char const* cute_attention_devices_json() {
 
 char const* cute_attention_explain_json(Problem const* problem, int32_t device) {
   return guarded_json([&] {
+    DeviceInfo const* const info = device == kNoDevice ? nullptr : &device_at(device);
     Json found = Json::array();
-    for (Candidate const& candidate : candidates(
-             pointee("problem", problem), device == kNoDevice ? nullptr : &device_at(device))) {
-      found.add(candidate_json(candidate));
+    for (Candidate const& candidate : candidates(pointee("problem", problem), info)) {
+      found.add(candidate_json(candidate, splits_of(candidate, *problem, info)));
     }
     return found;
   });

@@ -169,7 +169,10 @@ void check_optional_numbers(Params const& p) {
 
 }  // namespace
 
-void check_shape(ForwardParams const& params) { check_any_shape(params); }
+void check_shape(ForwardParams const& params) {
+  check_any_shape(params);
+  check_range("num_splits", params.num_splits, 0, kMostSplits);
+}
 
 void check_shape(BackwardParams const& params) {
   check_any_shape(params);
@@ -183,6 +186,7 @@ void check_tensors(ForwardParams const& params) {
   check_optional_numbers(params);
   check_numbers("lse", params.lse, 4, Presence::Optional);
   check_numbers("next_tile", params.next_tile, 4, Presence::Optional);
+  check_numbers("split_workspace", params.split_workspace, 16, Presence::Optional);
 }
 
 void check_tensors(BackwardParams const& params) {

@@ -5,9 +5,6 @@
 namespace cute_attention {
 namespace {
 
-// A typical clock rate. The estimates of all rows use the same one, so it does not change which of
-// them is the smallest.
-constexpr double kClocksPerUs = 1500;
 // The share of the peak that a row's inner loop reaches, and the share that it reaches where three
 // warpgroups compute.
 constexpr double kEfficiency = 0.75;
@@ -59,33 +56,42 @@ TileWork tile_work(Problem const& problem, KernelConfig const& config) {
   return work;
 }
 
-double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {
-  TileWork const work = tile_work(problem, row.config);
-  int64_t const ctas = work.ctas * problem.heads * problem.batch;
-  if (ctas == 0) return 0;
-
+double tile_clocks(KernelRow const& row, DeviceInfo const& device) {
   double const scores = double(row.config.tile_m) * row.config.tile_n;
   double const flops = 2 * scores * (row.key.head_dim + row.key.head_dim_v);
-  double const tile_clocks =
-      std::max(flops / flops_per_clock(row.key.arch, device.compute_capability),
-               scores / kExpsPerClock) /
-          (row.config.warps > kWarpsOfTwoConsumers ? kEfficiencyOfThreeWarpgroups : kEfficiency) +
-      kTileClocks;
+  return std::max(flops / flops_per_clock(row.key.arch, device.compute_capability),
+                  scores / kExpsPerClock) /
+             (row.config.warps > kWarpsOfTwoConsumers ? kEfficiencyOfThreeWarpgroups
+                                                      : kEfficiency) +
+         kTileClocks;
+}
 
-  // How many CTAs an SM runs at the same time.
+int64_t resident_ctas(KernelRow const& row, DeviceInfo const& device) {
   int32_t const fit_shared_memory =
       device.shared_memory_per_multiprocessor / (row.shared_memory_bytes + kReservedSharedMemory);
-  int64_t const resident = std::max<int32_t>(1, std::min(fit_shared_memory, 1536 / row.threads));
-  int64_t const per_multiprocessor = ceil_div(ctas, device.multiprocessors);
+  return std::max<int32_t>(1, std::min(fit_shared_memory, 1536 / row.threads));
+}
+
+double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& work) {
+  int64_t const resident = resident_ctas(row, device);
+  int64_t const per_multiprocessor = ceil_div(work.ctas, device.multiprocessors);
   double const busy_warps = double(std::min(resident, per_multiprocessor)) * row.threads / 32;
   double const speed = std::min(1.0, busy_warps / kSaturatingWarps);  // 1: the full speed of an SM
 
   // The CTAs of an SM share its tensor cores, so the time of the SM is the sum of theirs. No
   // schedule takes less time than the CTA with the most key tiles takes.
-  double const mean_tiles = double(work.tiles) / double(work.ctas);
-  double const tiles = std::max(double(per_multiprocessor) * mean_tiles, double(work.longest));
-  double const rounds = double(ceil_div(ctas, device.multiprocessors * resident));
-  return kLaunchUs + (tiles * tile_clocks / speed + rounds * kCtaClocks) / kClocksPerUs;
+  double const tiles = std::max(double(per_multiprocessor) * work.mean_tiles, work.longest);
+  double const rounds = double(ceil_div(work.ctas, device.multiprocessors * resident));
+  return (tiles * work.tile_clocks / speed + rounds * kCtaClocks) / kClocksPerUs;
+}
+
+double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {
+  TileWork const work = tile_work(problem, row.config);
+  int64_t const ctas = work.ctas * problem.heads * problem.batch;
+  if (ctas == 0) return 0;
+  return kLaunchUs + grid_us(row, device,
+                             {ctas, double(work.tiles) / double(work.ctas), double(work.longest),
+                              tile_clocks(row, device)});
 }
 
 }  // namespace cute_attention

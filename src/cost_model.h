@@ -16,6 +16,26 @@ struct TileWork {
 };
 TileWork tile_work(Problem const& problem, KernelConfig const& config);
 
+// A typical clock rate. The estimates of all rows use the same one, so it does not change which of
+// them is the smallest.
+constexpr double kClocksPerUs = 1500;
+
+// How long a CTA of the row takes for a key tile if it has an SM for itself.
+double tile_clocks(KernelRow const& row, DeviceInfo const& device);
+
+// How many CTAs of the row an SM runs at the same time.
+int64_t resident_ctas(KernelRow const& row, DeviceInfo const& device);
+
+// The work of a launch.
+struct GridWork {
+  int64_t ctas;
+  double mean_tiles;   // key tiles of a CTA
+  double longest;      // of the CTA with the most of them
+  double tile_clocks;  // of a key tile
+};
+// The estimated time of the launch, in microseconds, without what every launch takes.
+double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& work);
+
 // The estimated time of the row for the problem on the device, in microseconds.
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 

@@ -150,6 +150,19 @@ void set_inputs(Params& params, Inputs const& in, std::vector<Tensor>& copies) {
   if (in.sink) params.sink = static_cast<float const*>(contiguous(*in.sink, copies).data);
 }
 
+// The workspace of a call that divides its keys; it lives until the stream is done with it.
+Tensor split_workspace(Inputs const& in, ForwardParams& params) {
+  ForwardWorkspace sizes{};
+  int32_t const error = cute_attention_forward_workspace(&params, in.kernel_dtype(),
+                                                         in.options.arch, in.device(), &sizes);
+  STD_TORCH_CHECK(error == 0, cute_attention_last_error());
+  if (sizes.split_workspace == 0) return nullptr;
+  Tensor workspace = empty({sizes.split_workspace}, aoti_torch_dtype_float32(), in.device());
+  params.split_workspace = static_cast<float*>(data_of(workspace));
+  params.num_splits = sizes.num_splits;
+  return workspace;
+}
+
 // Launches the forward pass into out and, where there is one, lse.
 void run_forward(Inputs const& in, ForwardParams& params, Tensor const& out, Tensor const& lse) {
   if (in.q.numel() == 0) return;
@@ -172,6 +185,7 @@ void run_forward(Inputs const& in, ForwardParams& params, Tensor const& out, Ten
     next_tile = empty({1}, aoti_torch_dtype_int32(), in.device());
     params.next_tile = static_cast<int32_t*>(data_of(next_tile));
   }
+  Tensor const splits = split_workspace(in, params);
   int32_t const error = cute_attention_forward(&params, in.kernel_dtype(), in.options.arch,
                                                in.device(), current_stream(in.device()));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());

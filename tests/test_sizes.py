@@ -76,7 +76,11 @@ def fields(pointers: str, strides: str, last: str, biases: str) -> list[tuple[st
 
 
 class ForwardParams(ctypes.Structure):
-    _fields_ = fields("q k v o lse cu_seqlens_q cu_seqlens_k", "q k v o", "next_tile sink", "bias")
+    _fields_ = [
+        *fields("q k v o lse cu_seqlens_q cu_seqlens_k", "q k v o", "next_tile sink", "bias"),
+        ("split_workspace", ctypes.c_void_p),
+        ("num_splits", ctypes.c_int32),
+    ]
 
 
 class BackwardParams(ctypes.Structure):

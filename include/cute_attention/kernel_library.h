@@ -19,7 +19,7 @@ namespace cute_attention {
 
 // The version of the ABI. Whoever changes a struct of this file, of config.h or of params.h, or
 // what a member of it means, raises it.
-constexpr uint32_t kKernelLibraryAbi = 10;
+constexpr uint32_t kKernelLibraryAbi = 11;
 
 // What dispatch and launch functions need to know of a GPU.
 struct DeviceInfo {
@@ -38,13 +38,22 @@ struct LaunchContext {
 };
 
 // Launches the row's kernels on the current device and returns the cudaError_t of the launch (0 is
-// success). `params` points to a ForwardParams or a BackwardParams, as the row's direction says.
+// success). `params` points to a ForwardParams or a BackwardParams, as the row's direction says. In
+// a ForwardParams num_splits is at least 1, and 1 where there is no workspace.
 using LaunchFunction = int32_t (*)(void const* params, LaunchContext const* context);
 
 // Says how large the workspaces of a backward call on `device` must be. Of the pointers in `params`
 // it reads only whether cu_seqlens_q and cu_seqlens_k are null.
 using WorkspaceFunction = void (*)(BackwardParams const* params, DeviceInfo const* device,
                                    BackwardWorkspace* sizes);
+
+// What the launch of a forward call would compute where keys are not divided.
+struct ForwardGrid {
+  int64_t tiles;    // of queries; of packed sequences as many as are expected
+  int32_t queries;  // of a head, in a tile
+};
+// Of the pointers in `params` it reads only whether cu_seqlens_q is null.
+using GridFunction = ForwardGrid (*)(ForwardParams const* params);
 
 // One row: which calls it serves, what a call needs, and how to launch it.
 struct KernelRow {
@@ -55,6 +64,7 @@ struct KernelRow {
   int32_t shared_memory_bytes;  // of a CTA, dynamic
   WorkspaceFunction workspace;  // null in forward rows
   LaunchFunction launch;
+  GridFunction grid;  // null in backward rows, and in forward rows that do not divide keys
 };
 
 struct KernelLibrary {

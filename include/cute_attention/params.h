@@ -119,6 +119,37 @@ struct ForwardParams {
   AlibiSlopes alibi_slopes;
   BiasTensor bias;
   DropoutOptions dropout;
+
+  // Where there are few tiles of queries, the keys of each are divided among several CTAs (splits),
+  // whose results a second kernel combines (core/key_splits.h). 0 has the call choose the number of
+  // splits, 1 keeps the keys of a row of queries together. More than 1, at most kMostSplits, takes
+  // a workspace, of the size that cute_attention_forward_workspace says. Where it is null there is
+  // one split, whatever num_splits is. What it contains before the call does not matter.
+  float* split_workspace;
+  int32_t num_splits;
+};
+
+// The most splits of a call, and the most rows of a call with more than one.
+constexpr int32_t kMostSplits = 128;
+constexpr int64_t kMostSplitRows = INT32_MAX;
+
+// How many queries all heads and sequences have together. The LSE has one number for each.
+template <class Params>
+constexpr int64_t lse_size(Params const& params) {
+  return params.heads * (params.cu_seqlens_q == nullptr ? int64_t(params.batch) * params.seqlen_q
+                                                        : params.total_q);
+}
+
+// How many floats the workspace of a call with splits has: for each split and each row an output,
+// and the two numbers that say what it weighs.
+constexpr int64_t split_workspace_size(ForwardParams const& params, int32_t num_splits) {
+  return num_splits * lse_size(params) * (int64_t(params.head_dim_v) + 2);
+}
+
+// What the caller of a forward call is to allocate and to pass.
+struct ForwardWorkspace {
+  int64_t split_workspace;  // floats; 0 where the keys are not divided
+  int32_t num_splits;       // 1 where they are not
 };
 
 // The backward pass takes a query for one that sees no key if its LSE * log2(e) is below this: its

@@ -4,6 +4,7 @@
 // or in a backward pass to `delta`.
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 #include "cute_attention/kernel_library.h"
 
@@ -37,6 +38,9 @@ int32_t launch(int32_t row, Params const& params, float* written, LaunchContext 
   written[2] = static_cast<float>(context->device->ordinal);
   std::memcpy(written + 3, &context->stream, sizeof(context->stream));
   written[5] = static_cast<float>(params.seqlen_q);
+  if constexpr (std::is_same_v<Params, ForwardParams>) {
+    written[6] = static_cast<float>(params.num_splits);
+  }
   return 0;
 }
 
@@ -57,6 +61,11 @@ void workspace(BackwardParams const* params, DeviceInfo const* device, BackwardW
   *sizes = {kRow, params->seqlen_q, params->total_q, device->ordinal};
 }
 
+// One tile of 64 queries for each head.
+ForwardGrid grid(ForwardParams const* params) {
+  return {(params->seqlen_q + 63) / 64 * int64_t(params->heads) * params->batch, 64};
+}
+
 KernelKey key(Arch arch, DType dtype, int32_t head_dim, uint32_t mods,
               Direction direction = Direction::Forward, uint32_t more_features = 0) {
   return {arch, direction, dtype, head_dim, head_dim, mods, mods | more_features};
@@ -72,7 +81,8 @@ KernelRow const kRows[] = {
      128,
      kSmall,
      nullptr,
-     &launch_row<0>},
+     &launch_row<0>,
+     &grid},
     {"fake_sm80_d64_large" FAKE_SUFFIX,
      key(Arch::Sm80, DType::Float16, 64, score_mods::None),
      {128, 128, 1, 4},

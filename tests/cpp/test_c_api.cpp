@@ -49,6 +49,72 @@ void test_launch() {
   check_equal(longer.written[0], 1.f, "the large row serves 8192 queries");
 }
 
+ForwardWorkspace workspace_of(std::function<void(ForwardParams&)> const& change) {
+  ForwardParams params{};
+  testing::fill(params);
+  change(params);
+  ForwardWorkspace sizes{-1, -1};
+  check_equal(cute_attention_forward_workspace(&params, DType::Float16, kAnyArch, 1, &sizes), 0,
+              "error of a workspace");
+  return sizes;
+}
+
+// The number of splits that a launch is told, and the workspace for them.
+void test_splits() {
+  auto const few_queries = [](ForwardParams& params) { params.seqlen_k = 65536; };
+  ForwardWorkspace const chosen = workspace_of(few_queries);
+  testing::check(chosen.num_splits > 1, "few queries and many keys are divided");
+  check_equal(chosen.split_workspace, int64_t(chosen.num_splits) * 64 * 4 * (64 + 2),
+              "the floats of their workspace");
+  auto const splits_of = [&](bool with_workspace, int32_t num_splits) {
+    return forward([&](ForwardCall& call) {
+             few_queries(call.params);
+             call.params.num_splits = num_splits;
+             if (with_workspace) {
+               call.params.split_workspace = static_cast<float*>(testing::device_memory());
+             }
+           })
+        .written[6];
+  };
+  check_equal(splits_of(true, 0), float(chosen.num_splits), "the launch chooses the same number");
+  check_equal(splits_of(true, chosen.num_splits), float(chosen.num_splits), "as asked");
+  check_equal(splits_of(true, 5), 5.f, "another number, as asked");
+  check_equal(splits_of(true, 1), 1.f, "one split, as asked");
+  check_equal(splits_of(false, 5), 1.f, "no workspace, one split");
+  setenv("CUTE_ATTENTION_SPLITS", "7", 1);
+  check_equal(workspace_of([](ForwardParams&) {}).num_splits, 7, "the environment");
+  check_equal(splits_of(true, 0), 7.f, "the environment decides a launch");
+  check_equal(splits_of(true, 3), 3.f, "the call decides before the environment");
+  setenv("CUTE_ATTENTION_SPLITS", "many", 1);
+  check_equal(forward([](ForwardCall& call) {
+                call.params.split_workspace = static_cast<float*>(testing::device_memory());
+              }).error,
+              "CUTE_ATTENTION_SPLITS is 'many', expected 1 to 128", "a wrong variable");
+  unsetenv("CUTE_ATTENTION_SPLITS");
+  for (auto const& whole :
+       {std::function<void(ForwardParams&)>([](ForwardParams& params) {
+          params.seqlen_k = 65536;
+          params.num_splits = 1;
+        }),
+        std::function<void(ForwardParams&)>([](ForwardParams&) {}),
+        std::function<void(ForwardParams&)>([](ForwardParams& params) { params.seqlen_k = 0; }),
+        std::function<void(ForwardParams&)>([](ForwardParams& params) {
+          params.seqlen_q = 0;
+          params.seqlen_k = 65536;
+        })}) {
+    ForwardWorkspace const none = workspace_of(whole);
+    check_equal(none.split_workspace, 0, "no workspace");
+    check_equal(none.num_splits, 1, "one split");
+  }
+  // The large row of the fake library does not divide keys.
+  Answer const other = forward([&](ForwardCall& call) {
+    call.arch = cute_attention_row("fake_sm80_d64_large");
+    call.params.num_splits = 4;
+    call.params.split_workspace = static_cast<float*>(testing::device_memory());
+  });
+  check_equal(other.written[6], 1.f, "a row that does not divide keys");
+}
+
 // A call that asks for a row gets that one, although another one would be chosen.
 void test_launch_of_one_row() {
   int32_t const large = cute_attention_row("fake_sm80_d64_large");
@@ -198,6 +264,7 @@ void test_miss() {
 
 int main() {
   cute_attention::test_launch();
+  cute_attention::test_splits();
   cute_attention::test_launch_of_one_row();
   cute_attention::test_backward_launch();
   cute_attention::test_backward_workspace();

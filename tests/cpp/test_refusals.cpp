@@ -197,6 +197,12 @@ void test_forward() {
        }},
       {"next_tile is 0x1002, expected a multiple of 4 bytes",
        [](ForwardCall& call) { call.params.next_tile = reinterpret_cast<int32_t*>(0x1002); }},
+      {"num_splits is -1, expected 0 to 128",
+       [](ForwardCall& call) { call.params.num_splits = -1; }},
+      {"num_splits is 129, expected 0 to 128",
+       [](ForwardCall& call) { call.params.num_splits = 129; }},
+      {"split_workspace is 0x1008, expected a multiple of 16 bytes",
+       [](ForwardCall& call) { call.params.split_workspace = static_cast<float*>(kMisaligned); }},
   };
   all.insert(all.end(), own.begin(), own.end());
   for (auto const& wrong : all) check_refused(wrong, testing::forward(wrong.change));
@@ -280,6 +286,14 @@ void test_null_arguments() {
   check_equal(cute_attention_backward(nullptr, DType::Float16, kAnyArch, kDevice, kStream), 1,
               "backward of nothing");
   check_equal(cute_attention_last_error(), std::string("params is null"), "params of backward");
+  check_equal(cute_attention_forward_workspace(nullptr, DType::Float16, kAnyArch, kDevice, nullptr),
+              1, "workspace of nothing");
+  check_equal(cute_attention_last_error(), std::string("params is null"), "params of workspace");
+  ForwardParams few{};
+  testing::fill(few);
+  check_equal(cute_attention_forward_workspace(&few, DType::Float16, kAnyArch, kDevice, nullptr), 1,
+              "forward workspace into nothing");
+  check_equal(cute_attention_last_error(), std::string("workspace is null"), "forward workspace");
   BackwardParams params{};
   testing::fill(params);
   check_equal(

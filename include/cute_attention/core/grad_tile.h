@@ -78,12 +78,6 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
           int32_t((all_heads + groups - 1) / groups), parts};
 }
 
-// How many queries all heads and sequences have together. The LSE has one number for each.
-CUTE_HOST_DEVICE constexpr int64_t lse_size(BackwardParams const& params) {
-  return params.heads * (params.cu_seqlens_q == nullptr ? int64_t(params.batch) * params.seqlen_q
-                                                        : params.total_q);
-}
-
 // Where in a workspace the blocks of the tiles of q, or of k, lie. Each tile of each head of each
 // sequence has a block. Each packed sequence begins with a new block: in the blocks of a head,
 // sequence b begins at block (cu_seqlens[b] + b * tile) / tile.

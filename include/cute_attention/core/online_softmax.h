@@ -140,17 +140,35 @@ struct OnlineSoftmax {
     return rescale;
   }
 
-  // After the last tile. Returns the factors (ROWS) that normalise the output, and gives the LSE
-  // (ROWS) in natural logarithm. A row without keys has factor 0 and LSE -infinity.
+  // After the last tile: the sums (ROWS) of exp2(scale_log2 * score - base), and the bases (ROWS)
+  // that they and the output are relative to. A row without keys has the sum 0.
   // combine(rows, op) as for take().
   template <class Combine>
-  CUTE_HOST_DEVICE Rows finish(Rows& lse, Combine&& combine) const {
-    Rows sums, factors;
+  CUTE_HOST_DEVICE Rows sums(Combine&& combine) const {
+    Rows sums;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       sums(row) = reduce_row_threads<Warp>(row_sum(row), SumOp{});
     }
     combine(sums, SumOp{});
+    return sums;
+  }
+  CUTE_HOST_DEVICE Rows bases() const {
+    Rows bases;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      bases(row) = reference(row) * scale_log2;
+    }
+    return bases;
+  }
+
+  // After the last tile. Returns the factors (ROWS) that normalise the output, and gives the LSE
+  // (ROWS) in natural logarithm. A row without keys has factor 0 and LSE -infinity.
+  // combine(rows, op) as for take().
+  template <class Combine>
+  CUTE_HOST_DEVICE Rows finish(Rows& lse, Combine&& combine) const {
+    Rows const sums = this->sums(combine);
+    Rows factors;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       bool const empty = sums(row) == 0.f;

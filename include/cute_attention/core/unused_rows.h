@@ -6,6 +6,7 @@
 #include <cute/config.hpp>
 
 #include "cute_attention/core/address.h"
+#include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/params.h"
@@ -55,10 +56,11 @@ CUTE_DEVICE GridWarp head_warp(Params const& params, WorkTile const& work, int32
 }
 
 // Writes NaN to the output and the LSE of the queries that have no tile: those that lie past the
-// last tile of the grid, in a packed sequence that is longer than params.seqlen_q.
+// last tile of the grid, in a packed sequence that is longer than params.seqlen_q. Where keys are
+// divided, the sum of a split is NaN instead, which the combined row then is, too.
 template <class Element>
 CUTE_DEVICE void mark_queries_without_tile(ForwardParams const& params, WorkTile const& work,
-                                           int32_t tile_m, int32_t threads) {
+                                           int32_t tile_m, int32_t threads, int32_t split) {
   if (params.cu_seqlens_q == nullptr) {
     return;
   }
@@ -66,11 +68,16 @@ CUTE_DEVICE void mark_queries_without_tile(ForwardParams const& params, WorkTile
   GridWarp const warp = head_warp(params, work, tile_m, threads);
   int64_t query = int64_t(ceil_div(params.seqlen_q, tile_m)) * tile_m + warp.index;
   for (; query < sequence.seqlen_q; query += warp.count) {
+    int64_t const index = lse_index(params, sequence, work.batch, work.head, query);
+    if (has_splits(params)) {
+      *split_sum(params, split, index) = {NAN, NAN};
+      continue;
+    }
     fill_row(row_pointer(static_cast<Element*>(params.o), params.o_stride, 0, work.head,
                          sequence.row_q + query),
              params.head_dim_v, kNaNs);
     if (params.lse != nullptr && int32_t(threadIdx.x) % 32 == 0) {
-      params.lse[lse_index(params, sequence, work.batch, work.head, query)] = NAN;
+      params.lse[index] = NAN;
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
+#include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
@@ -24,6 +25,7 @@
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/forward_operand.h"
+#include "cute_attention/sm80/forward_split.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/gemm.h"
 #include "cute_attention/sm80/tile_walk.h"
@@ -88,12 +90,22 @@ struct ForwardKernel {
     clear(tOrO);
     OnlineSoftmax<2 * decltype(size<1>(tOrO))::value, kSharesKeys ? 0 : 14> softmax(
         Modifiers::exponent_scale(params));
-    KvTiles const tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
+    KvTiles tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
+    if (has_splits(params)) {
+      tiles = split_tiles(tiles, split(), params.num_splits);
+    }
     if (tiles.begin < tiles.end) {
       compute(mma, tiles, tOrO, softmax);
     }
-    store(mma, tOrO, softmax);
+    if (has_splits(params)) {
+      store_split(mma, tOrO, softmax);
+    } else {
+      store(mma, tOrO, softmax);
+    }
   }
+
+  // The split of the keys that this CTA has.
+  CUTE_DEVICE static int32_t split() { return int32_t(blockIdx.y); }
 
   // Walks the KV tiles from right to left: O += softmax(Q K^T) V.
   //   tOrO  (MMA, MMA_M, MMA_DV)
@@ -332,6 +344,15 @@ struct ForwardKernel {
                thread);
   }
 
+  // The (row, column) in the tile of each element of a thread's O, (ROWS, COLS).
+  template <class TiledMma>
+  CUTE_DEVICE auto output_coordinates(TiledMma const& mma) const {
+    using namespace cute;
+    Tensor tOcO = mma.get_slice(thread).partition_C(  // (MMA, MMA_M, MMA_DV)
+        make_identity_tensor(Shape<Int<kTileM>, Int<kHeadDimV>>{}));
+    return make_tensor(tOcO.data(), rows_and_columns(tOcO.layout()));
+  }
+
   //   rLse  (ROWS)
   template <class TiledMma, class Rows>
   CUTE_DEVICE void store_lse(TiledMma const& mma, Rows const& rLse) {
@@ -339,9 +360,7 @@ struct ForwardKernel {
     if (params.lse == nullptr) {
       return;
     }
-    Tensor tOcO = mma.get_slice(thread).partition_C(  // (MMA, MMA_M, MMA_DV)
-        make_identity_tensor(Shape<Int<kTileM>, Int<kHeadDimV>>{}));
-    Tensor cO = make_tensor(tOcO.data(), rows_and_columns(tOcO.layout()));  // (ROWS, COLS)
+    Tensor cO = output_coordinates(mma);  // (ROWS, COLS)
     CUTE_STATIC_ASSERT_V(size<0>(cO) == size(rLse));
     float* const lse = params.lse + lse_index(params, sequence, work.batch, work.head, m_begin);
     if (int(get<1>(cO(0, 0))) == 0) {  // one of the threads that hold a row writes its LSE
@@ -353,6 +372,17 @@ struct ForwardKernel {
         }
       }
     }
+  }
+
+  // Stores what a split has of its rows.
+  //   tOrO  (MMA, MMA_M, MMA_DV)
+  template <class TiledMma, class Output, class Softmax>
+  CUTE_DEVICE void store_split(TiledMma const& mma, Output const& tOrO, Softmax const& softmax) {
+    using namespace cute;
+    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
+    store_split_rows(params, split(), lse_index(params, sequence, work.batch, work.head, m_begin),
+                     sequence.seqlen_q - m_begin, rO, output_coordinates(mma),
+                     softmax.sums(combine_rows(mma)), softmax.bases());
   }
 };
 

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/combine_splits.h"
+#include "cute_attention/core/query_packing.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
@@ -18,9 +20,12 @@ __global__ void __launch_bounds__(ForwardTraits<Row>::kThreads, ForwardTraits<Ro
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
   constexpr int kThreads = Row::kConfig.warps * 32;
   WorkTile const work = work_tile(params, Kernel::kTileM, int(blockIdx.x));
-  clear_unused_rows<typename Kernel::Element>(
-      params, grid_warp(blockIdx.x, gridDim.x, threadIdx.x, kThreads));
-  mark_queries_without_tile<typename Kernel::Element>(params, work, Kernel::kTileM, kThreads);
+  if (Kernel::split() == 0) {
+    clear_unused_rows<typename Kernel::Element>(
+        params, grid_warp(blockIdx.x, gridDim.x, threadIdx.x, kThreads));
+  }
+  mark_queries_without_tile<typename Kernel::Element>(params, work, Kernel::kTileM, kThreads,
+                                                      Kernel::split());
   Kernel(params, shared, work).run();
 }
 
@@ -44,9 +49,21 @@ struct ForwardLaunch {
     if (tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    forward<Row><<<unsigned(tiles), kThreads, kSharedMemoryBytes,
-                   static_cast<cudaStream_t>(context->stream)>>>(forward_params);
-    return cudaGetLastError();
+    dim3 const ctas(unsigned(tiles), unsigned(forward_params.num_splits));
+    forward<Row>
+        <<<ctas, kThreads, kSharedMemoryBytes, static_cast<cudaStream_t>(context->stream)>>>(
+            forward_params);
+    cudaError_t const error = cudaGetLastError();
+    return error == cudaSuccess && has_splits(forward_params)
+               ? combine_splits(forward_params, Row::kKey, context->stream)
+               : error;
+  }
+
+  // A GridFunction (kernel_library.h).
+  static ForwardGrid grid(ForwardParams const* params) {
+    constexpr int32_t kTileM = ForwardTraits<Row>::kTileM;
+    int32_t const group = params->heads / params->heads_kv;
+    return {packed_tiles(*params, kTileM, {0, group, group}) * params->heads_kv, kTileM};
   }
 };
 

@@ -350,13 +350,16 @@ struct ForwardCompute {
 
   // What the softmax of a tile of queries ends with.
   struct Ending {
-    typename Softmax::Rows factors;  // (ROWS) normalise O
-    typename Softmax::Rows lse;      // (ROWS)
+    typename Softmax::Rows factors;  // (ROWS) normalise O; of a split, the sums of its rows
+    typename Softmax::Rows lse;      // (ROWS) of a split, the bases of its rows
   };
 
   // Ends the softmax of the tile's rows, and joins their sinks. It needs no O: called while the
   // tensor cores compute the last one, it takes no time of its own.
   CUTE_DEVICE Ending end_softmax() {
+    if (has_splits(arguments.params)) {
+      return {scores.softmax.sums(Scores::alone()), scores.softmax.bases()};
+    }
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     Ending ending;
     ending.factors = scores.softmax.finish(ending.lse, Scores::alone());
@@ -373,9 +376,13 @@ struct ForwardCompute {
 
   CUTE_DEVICE void store(Ending const& ending) {
     auto rO = output();
+    ForwardTile const& tile = shared.tiles[ring_tile.stage];
+    if (has_splits(arguments.params)) {
+      store_split(arguments, tile, m_offset(), thread, rO, ending.factors, ending.lse);
+      return;
+    }
     scale_rows(rO, ending.factors);
-    store_tile<Element>(arguments, shared.tiles[ring_tile.stage], m_offset(), thread, rO,
-                        ending.lse);
+    store_tile<Element>(arguments, tile, m_offset(), thread, rO, ending.lse);
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/combine_splits.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/forward_kernel.h"
@@ -32,10 +33,7 @@ struct ForwardLaunch {
     if (work_tiles(arguments.params, Traits::kTileM) > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    // With dropout the two rows of a thread must be queries of one class (core/dropout.h), which
-    // rows of several heads are not.
-    int32_t const most_heads = has_dropout(Row::kKey.score_mods) ? 1 : kWarpgroupM;
-    arguments.packing = make_query_packing(arguments.params, Traits::kTileM, most_heads);
+    arguments.packing = packing_of(arguments.params);
     cudaError_t error = make_maps(arguments);
     if (error != cudaSuccess) {
       return error;
@@ -57,15 +55,32 @@ struct ForwardLaunch {
     int32_t const grid = min_of(arguments.schedule.tiles, multiprocessors);
     forward<Row><<<unsigned(grid), kThreads, kSharedMemoryBytes,
                    static_cast<cudaStream_t>(context->stream)>>>(arguments);
-    return cudaGetLastError();
+    error = cudaGetLastError();
+    return error == cudaSuccess && has_splits(arguments.params)
+               ? combine_splits(arguments.params, Row::kKey, context->stream)
+               : error;
+  }
+
+  // A GridFunction (kernel_library.h).
+  static ForwardGrid grid(ForwardParams const* params) {
+    QueryPacking const packing = packing_of(*params);
+    return {packed_tiles(*params, Traits::kTileM, packing) * params->heads_kv,
+            packing.queries(Traits::kTileM)};
   }
 
  private:
-  // A schedule of tiles that hold the heads of the packing.
+  // With dropout the two rows of a thread must be queries of one class (core/dropout.h), which rows
+  // of several heads are not.
+  static QueryPacking packing_of(ForwardParams const& params) {
+    return make_query_packing(params, Traits::kTileM,
+                              has_dropout(Row::kKey.score_mods) ? 1 : kWarpgroupM);
+  }
+
+  // A schedule of tiles that hold the heads of the packing, and whose keys are divided.
   static Schedule make_packed_schedule(ForwardArguments const& arguments, int32_t ctas,
                                        int64_t l2_bytes) {
     ForwardParams params = arguments.params;
-    params.heads = params.heads_kv * arguments.packing.parts;
+    params.heads = params.heads_kv * arguments.packing.parts * params.num_splits;
     return make_schedule(params, arguments.packing.queries(Traits::kTileM), ctas, l2_bytes);
   }
 

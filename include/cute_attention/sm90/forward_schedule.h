@@ -2,6 +2,7 @@
 // the other.
 #pragma once
 
+#include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
 #include "cute_attention/sm90/barrier.h"
@@ -25,32 +26,47 @@ struct TileWalk {
         packing(arguments.packing),
         blocks{params.cu_seqlens_q, params.batch, packing.queries(kTileM)} {}
 
-  // The next tile; after the last, the end. All threads of a warp call it together.
-  CUTE_DEVICE ForwardTile next() {
-    ForwardTile tile;
-    tile.m_begin = -1;
+  // Writes the next tile to shared memory; after the last, the end, and returns false. All threads
+  // of a warp call it together, and all write the same.
+  CUTE_DEVICE bool next(ForwardTile& tile) {
+    WorkTile work;
     bool more = true;
-    while (more && !locate(tile.work, more)) {
+    while (more && !locate(work, more)) {
     }
-    if (more) {
-      int32_t const index = tile.work.head;
-      int32_t const queries = packing.queries(kTileM);
-      tile.work.head = packing.first_head(index);
-      tile.heads = packing.heads(index);
-      tile.sequence = load_sequence(params, tile.work.batch);
-      tile.m_begin = tile.work.m_block * queries;
-      tile.kv = kv_tiles(tile.sequence, tile.m_begin, queries, kTileN);
-      CUTE_UNROLL
-      for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
-        int32_t const first = tile.m_begin + packing.query(warpgroup * kWarpgroupM);
-        KvTiles const own = kv_tiles(tile.sequence, first, packing.queries(kWarpgroupM), kTileN);
-        tile.walks[warpgroup] = visited_tiles(tile.kv, own);
-      }
+    if (!more) {
+      tile.m_begin = -1;
+      return false;
     }
-    return tile;
+    int32_t const index = work.head / params.num_splits;
+    int32_t const split = work.head % params.num_splits;
+    work.head = packing.first_head(index);
+    int32_t const queries = packing.queries(kTileM);
+    int32_t const m_begin = work.m_block * queries;
+    tile.work = work;
+    tile.heads = packing.heads(index);
+    tile.split = split;
+    tile.m_begin = m_begin;
+    Sequence const sequence = load_sequence(params, work.batch);
+    tile.sequence = sequence;
+    written();
+    KvTiles const kv =
+        split_tiles(kv_tiles(sequence, m_begin, queries, kTileN), split, params.num_splits);
+    tile.kv = kv;
+    CUTE_UNROLL
+    for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
+      written();
+      int32_t const first = m_begin + packing.query(warpgroup * kWarpgroupM);
+      KvTiles const own = kv_tiles(sequence, first, packing.queries(kWarpgroupM), kTileN);
+      tile.walks[warpgroup] = visited_tiles(kv, own);
+    }
+    return true;
   }
 
  private:
+  // Has the compiler write what there is of a tile: it would hold all of it in registers, to write
+  // it at once, and the warp has few.
+  CUTE_DEVICE static void written() { asm volatile("" ::: "memory"); }
+
   // The tile of the next round, if it has one. Where packed, the tiles that shorter sequences do
   // not have are not counted.
   CUTE_DEVICE bool locate(WorkTile& work, bool& more) {
@@ -93,10 +109,9 @@ CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments,
   bool more = true;
   while (more) {
     Barrier::wait(&shared.tile_empty[ring.stage], ring.parity ^ 1);
-    ForwardTile const tile = walk.next();
-    more = !tile.is_end();
+    more = walk.next(shared.tiles[ring.stage]);
+    __syncwarp();  // all lanes have written it
     if (threadIdx.x % 32 == 0) {
-      shared.tiles[ring.stage] = tile;
       Barrier::arrive(&shared.tile_full[ring.stage]);
     }
     ring.advance();

@@ -5,32 +5,45 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
+#include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/sink.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/row_store.h"
 
 namespace cute_attention::sm90 {
 
-// Where a row of a tile is stored in global memory.
-template <class Element>
-struct StoreRow {
+// A row of a tile.
+struct TileRow {
   bool inside;  // it is a query's
   int32_t head;
+  int32_t query;
+
+  CUTE_DEVICE TileRow(ForwardArguments const& arguments, ForwardTile const& tile, int32_t row)
+      : query(tile.m_begin + arguments.packing.query(row)) {
+    int32_t const head_of_tile = arguments.packing.head(row);
+    inside = query < tile.sequence.seqlen_q && head_of_tile < tile.heads;
+    head = tile.work.head + head_of_tile;
+  }
+
+  // Its number in the LSE.
+  CUTE_DEVICE int64_t index(ForwardParams const& params, ForwardTile const& tile) const {
+    return lse_index(params, tile.sequence, tile.work.batch, head, query);
+  }
+};
+
+// Where a row of a tile is stored in global memory.
+template <class Element>
+struct StoreRow : TileRow {
   Element* o;
   float* lse;  // or null
 
   // Row `row` of the tile.
-  CUTE_DEVICE StoreRow(ForwardArguments const& arguments, ForwardTile const& tile, int32_t row) {
+  CUTE_DEVICE StoreRow(ForwardArguments const& arguments, ForwardTile const& tile, int32_t row)
+      : TileRow(arguments, tile, row) {
     ForwardParams const& params = arguments.params;
-    int32_t const query = tile.m_begin + arguments.packing.query(row);
-    int32_t const head_of_tile = arguments.packing.head(row);
-    inside = query < tile.sequence.seqlen_q && head_of_tile < tile.heads;
-    head = tile.work.head + head_of_tile;
-    int32_t const batch = tile.work.batch;
-    o = row_pointer(static_cast<Element*>(params.o), params.o_stride, batch, head,
+    o = row_pointer(static_cast<Element*>(params.o), params.o_stride, tile.work.batch, head,
                     tile.sequence.row_q + query);
-    lse = params.lse == nullptr ? nullptr
-                                : params.lse + lse_index(params, tile.sequence, batch, head, query);
+    lse = params.lse == nullptr ? nullptr : params.lse + index(params, tile);
   }
 };
 
@@ -62,8 +75,41 @@ CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const
   }
 }
 
+// Writes what a split has of a warpgroup's 64 rows to the workspace (core/key_splits.h).
+//   rO              (2, DV columns of a thread)
+//   rSums, rBases   (2)
+template <class Output, class Rows>
+CUTE_DEVICE void store_split(ForwardArguments const& arguments, ForwardTile const& tile,
+                             int32_t m_offset, int thread, Output const& rO, Rows const& rSums,
+                             Rows const& rBases) {
+  using namespace cute;
+  CUTE_STATIC_ASSERT_V(size<0>(rO) == Int<2>{});
+  CUTE_STATIC_ASSERT_V(size(rSums) == size<0>(rO));
+  ForwardParams const& params = arguments.params;
+  int const t = thread % kThreadsPerRow;
+  CUTE_UNROLL
+  for (int row = 0; row < 2; ++row) {
+    TileRow const target(arguments, tile, m_offset + row_of_thread(thread) + 8 * row);
+    if (!target.inside) {
+      continue;
+    }
+    int64_t const index = target.index(params, tile);
+    float* const o = split_output(params, tile.split, index) + 2 * t;
+    CUTE_UNROLL
+    for (int block = 0; block < size<1>(rO) / 2; ++block) {  // of 8 columns
+      if (8 * block < params.head_dim_v) {
+        *reinterpret_cast<float2*>(o + 8 * block) =
+            float2{rO(row, 2 * block), rO(row, 2 * block + 1)};
+      }
+    }
+    if (t == 0) {
+      *split_sum(params, tile.split, index) = {rBases(row), rSums(row)};
+    }
+  }
+}
+
 // Stores a warpgroup's 64 rows of a tile whose queries see no key: zeros, and the LSE of
-// the sink alone.
+// the sink alone; of a split, that it has seen none.
 template <class Element>
 CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile const& tile,
                              int32_t m_offset, int thread) {
@@ -71,6 +117,12 @@ CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile cons
   for (int row = 0; row < 2; ++row) {
     StoreRow<Element> const target(arguments, tile, m_offset + row_of_thread(thread) + 8 * row);
     if (!target.inside) {
+      continue;
+    }
+    if (has_splits(arguments.params)) {
+      if (t == 0) {
+        *split_sum(arguments.params, tile.split, target.index(arguments.params, tile)) = {0.f, 0.f};
+      }
       continue;
     }
     for (int col = 8 * t; col < arguments.params.head_dim_v; col += 8 * kThreadsPerRow) {

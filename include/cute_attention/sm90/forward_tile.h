@@ -19,7 +19,7 @@ constexpr int kTileSlots = 3;
 // What the kernel is given; constant over the grid.
 struct ForwardArguments {
   ForwardParams params;
-  Schedule schedule;  // its heads are those of the packing
+  Schedule schedule;  // its heads are the splits of those of the packing
   QueryPacking packing;
   CUtensorMap map_q;  // boxes of 64 rows of the packing
   CUtensorMap map_k;  // boxes of tile_n rows
@@ -34,9 +34,10 @@ constexpr int kMostConsumers = 3;
 struct ForwardTile {
   WorkTile work;  // its head is the first of the tile's
   int32_t heads;  // of the tile
+  int32_t split;  // of its keys
   Sequence sequence;
-  int32_t m_begin;  // its first query
-  KvTiles kv;
+  int32_t m_begin;                // its first query
+  KvTiles kv;                     // of the split
   KvTiles walks[kMostConsumers];  // of them those that each warpgroup visits
 
   CUTE_DEVICE bool sees_keys() const { return kv.begin < kv.end; }

@@ -53,6 +53,7 @@ def _packages() -> Iterator[str]:
         "CUTE_ATTENTION_KERNEL_PATH",
         "CUTE_ATTENTION_ROWS",
         "CUTE_ATTENTION_SHARED_MEMORY",
+        "CUTE_ATTENTION_SPLITS",
         "CUDA_VISIBLE_DEVICES",
     ):
         if name in os.environ:

@@ -124,6 +124,12 @@ def survey(problem: Problem) -> tuple[Report, ...]:
     return tuple(backend.report(problem) for backend in BACKENDS.values())
 
 
+def _expected(row: Candidate) -> str:
+    """What the cost model expects of a row."""
+    splits = f", {row.num_splits} splits of the keys" if row.num_splits > 1 else ""
+    return f" (about {row.estimate_us:.1f} us{splits})"
+
+
 def table(reports: tuple[Report, ...], chosen: str | None = None, estimates: bool = False) -> str:
     """One line per backend and per row: what it is, whether it serves, and every reason why not.
 
@@ -139,7 +145,7 @@ def table(reports: tuple[Report, ...], chosen: str | None = None, estimates: boo
         lines.append(f"{mark} {report.backend:<10} {verdict}")
         for row in report.rows:
             verdict = "; ".join(row.reasons) or "serves"
-            time = f" (about {row.estimate_us:.1f} us)" if estimates and not row.reasons else ""
+            time = _expected(row) if estimates and not row.reasons else ""
             mark = "->" if row.chosen and report.backend == chosen else "  "
             lines.append(f"     {mark} {row.name:<28} {verdict}{time}")
     return "\n".join(lines)

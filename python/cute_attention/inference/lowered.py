@@ -1,6 +1,6 @@
 """The ops of kernels for a call with a KV cache, made of PyTorch's operations around the packed
-kernels of `attention`: append, rotate, attend. No kernel appends, reads pages or splits keys yet;
-one that does takes the place of `lowered_forward` for CUDA.
+kernels of `attention`: append, rotate, attend. No kernel appends or reads pages yet; one that does
+takes the place of `lowered_forward` for CUDA.
 
 Nothing here waits for the device. A contiguous cache is attended to in place, as packed sequences
 with gaps between them. `cache_batch_idx` copies the rows that it names, a table all pages that it

@@ -129,7 +129,7 @@ def command(source: Source, tools: Toolchain, folder: Path) -> list[str]:
         f'-DCUTE_ATTENTION_VERSION="{_version()}"',
         *instance.LINK,
         *(str(folder / name) for name in ("row.cu", "table.cpp")),
-        str(ours / "src" / "device.cu"),
+        *(str(ours / "src" / name) for name in instance.SOURCES if name.endswith(".cu")),
         "-o",
         str(folder / _LIBRARY),
     ]

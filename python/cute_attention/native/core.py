@@ -80,7 +80,8 @@ class Candidate:
     """One row's answer to a problem.
 
     `chosen` is the fastest of its backend among those with the closest head dims; `reasons` say why
-    it cannot serve, if it cannot.
+    it cannot serve, if it cannot. `num_splits` is the number of CTAs among which it divides the
+    keys of a query, where sequences are not packed.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Candidate:
     estimate_us: float | None
     reasons: list[str]
     on_request: bool = False
+    num_splits: int = 1
 
 
 _C_TYPES: dict[type, Any] = {str: ctypes.c_int32, int: ctypes.c_int32, float: ctypes.c_float}

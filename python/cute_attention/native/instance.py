@@ -21,6 +21,7 @@ LINK = (
 )
 # Below src/: what a library is compiled from, beside the headers of include/.
 SOURCES = (
+    "combine_splits.cu",
     "device.cu",
     "device.h",
     "kernels/instance.cu.in",

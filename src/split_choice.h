@@ -1,0 +1,27 @@
+// split_choice.h: into how many splits a forward call divides its keys.
+#pragma once
+
+#include "cute_attention/kernel_library.h"
+
+namespace cute_attention {
+
+// The number of splits that takes the least time on a row, by a small model: the time of all CTAs,
+// of reading the keys, and of writing and combining the splits' outputs. 1 unless another number is
+// expected to save a tenth. It follows from sizes and the mask alone: of the pointers in `params`
+// it reads only whether cu_seqlens_q is null.
+int32_t best_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device);
+
+// Whether a call may be divided at all, whichever row serves it: not where it has tiles for several
+// rounds of CTAs. Fast, so that other calls spend no time on the choice.
+bool may_be_split(ForwardParams const& params, DeviceInfo const& device);
+
+// What the environment variable CUTE_ATTENTION_SPLITS says: the number of splits of every call
+// that leaves it open, or 0 where it is not set. Throws std::invalid_argument where it is no number
+// of splits.
+int32_t splits_of_environment();
+
+// The number of splits of a call on a row: the one that the call asks for, or else the environment,
+// or else the best; 1 where the row or the sizes allow no other.
+int32_t choose_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device);
+
+}  // namespace cute_attention

@@ -1,0 +1,194 @@
+// test_split_choice.cpp: into how many splits calls divide their keys: one where tiles of queries
+// fill the GPU, and elsewhere about as many as fill it.
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "check.h"
+#include "cute_attention/core/query_packing.h"
+#include "split_choice.h"
+
+namespace cute_attention {
+namespace {
+
+using testing::check;
+using testing::check_equal;
+
+DeviceInfo const kH200{0, 90, 132, 227 * 1024, 228 * 1024, 50 << 20, "test"};
+DeviceInfo const kA100{0, 80, 108, 163 * 1024, 164 * 1024, 40 << 20, "test"};
+
+ForwardGrid grid_of_heads(ForwardParams const* p) {
+  int32_t const group = p->heads / p->heads_kv;
+  return {packed_tiles(*p, 128, {0, group, group}) * p->heads_kv, 128};
+}
+ForwardGrid grid_of_groups(ForwardParams const* p) {
+  QueryPacking const packing = make_query_packing(*p, 128, 64);
+  return {packed_tiles(*p, 128, packing) * p->heads_kv, packing.queries(128)};
+}
+
+KernelRow row(Arch arch) {
+  bool const sm90 = arch == Arch::Sm90;
+  KernelKey const key = kernel_key(arch, Direction::Forward, DType::BFloat16, 128, 128, 0);
+  KernelConfig const config = sm90 ? KernelConfig{128, 128, 3, 12} : KernelConfig{128, 64, 1, 4};
+  return {"row",
+          key,
+          config,
+          config.warps * 32,
+          sm90 ? 224 * 1024 : 64 * 1024,
+          nullptr,
+          nullptr,
+          sm90 ? &grid_of_groups : &grid_of_heads};
+}
+
+ForwardParams call(int32_t batch, int32_t seqlen_q, int32_t seqlen_k, int32_t heads,
+                   int32_t heads_kv) {
+  ForwardParams params{};
+  params.batch = batch;
+  params.seqlen_q = seqlen_q;
+  params.seqlen_k = seqlen_k;
+  params.heads = heads;
+  params.heads_kv = heads_kv;
+  params.head_dim = params.head_dim_v = 128;
+  params.window_left = params.window_right = kUnbounded;
+  return params;
+}
+
+int32_t splits(ForwardParams const& params, Arch arch = Arch::Sm90) {
+  return best_splits(row(arch), params, arch == Arch::Sm90 ? kH200 : kA100);
+}
+
+void test_known_calls() {
+  // Decoding, 32 heads over 8: 8 tiles for 132 SMs.
+  for (int32_t seqlen_k : {4096, 32768, 131072}) {
+    int32_t const found = splits(call(1, 1, seqlen_k, 32, 8));
+    check(found >= 12 && found <= 33, "decoding of " + std::to_string(seqlen_k) + " keys has " +
+                                          std::to_string(found) + " splits");
+  }
+  // One KV head: as many splits as there are SMs, but for the limit.
+  check(splits(call(1, 1, 131072, 8, 1)) > 60, "decoding with one KV head");
+  // 512 queries over 50k keys, 8 heads: 32 tiles.
+  check(splits(call(1, 512, 50000, 8, 8)) >= 4, "few queries over many keys");
+  // 150 tiles would take two rounds, of which the second leaves most of the GPU idle.
+  check(splits(call(150, 128, 65536, 1, 1)) > 1, "a second round that is nearly empty");
+  check(splits(call(1, 512, 50000, 8, 8), Arch::Sm80) >= 4, "few queries over many keys on sm80");
+}
+
+void test_one_split() {
+  for (Arch arch : {Arch::Sm80, Arch::Sm90}) {
+    std::string const what = arch == Arch::Sm80 ? " on sm80" : " on sm90";
+    check_equal(splits(call(4, 4096, 4096, 16, 16), arch), 1, "tiles that fill the GPU" + what);
+    check_equal(splits(call(1, 16384, 16384, 16, 16), arch), 1, "a long sequence" + what);
+    check_equal(splits(call(2, 64, 64, 4, 4), arch), 1, "one KV tile" + what);
+    check_equal(splits(call(1, 1, 128, 8, 8), arch), 1, "a tile of keys" + what);
+    check_equal(splits(call(0, 64, 64, 4, 4), arch), 1, "no sequence" + what);
+    ForwardParams window = call(1, 512, 50000, 8, 8);
+    window.window_left = window.window_right = 20;
+    check_equal(splits(window, arch), 1, "a window of a few keys" + what);
+  }
+  check_equal(splits(call(128, 1, 2048, 32, 8)), 1, "decoding of a large batch");
+}
+
+// More sequences or heads never take more splits, but for the rounding to whole tiles; and the
+// tiles of all splits are at most those of the few rounds that are tried.
+void test_monotone() {
+  for (int32_t seqlen_k : {1000, 20000, 300000}) {
+    int32_t previous = kMostSplits;
+    for (int32_t batch = 1; batch <= 512; batch *= 2) {
+      int32_t const found = splits(call(batch, 1, seqlen_k, 8, 1));
+      check(found <= previous, "splits of a batch of " + std::to_string(batch));
+      check(found == 1 || int64_t(found) * batch <= 4 * 132, "rounds");
+      check(found <= (seqlen_k + 127) / 128, "no more splits than tiles");
+      previous = found;
+    }
+    check_equal(previous, 1, "splits of the largest batch");
+  }
+}
+
+void test_packed() {
+  ForwardParams params = call(8, 1, 32768, 32, 8);
+  params.cu_seqlens_q = params.cu_seqlens_k = reinterpret_cast<int32_t const*>(16);
+  params.total_q = 8;
+  params.total_k = 8 * 32768;
+  check(splits(params) > 1, "packed decoding");
+  params.batch = 200;
+  params.total_q = 200;
+  check_equal(splits(params), 1, "packed decoding of a large batch");
+}
+
+// No call that would be divided is left out by the test that needs no row.
+void test_may_be_split() {
+  int divided = 0, left_out = 0;
+  for (int32_t batch : {1, 3, 16, 100, 1000}) {
+    for (int32_t seqlen_q : {1, 17, 500, 4000}) {
+      for (int32_t seqlen_k : {0, 1, 500, 40000}) {
+        for (int32_t heads_kv : {1, 8, 32}) {
+          for (int32_t group : {1, 8}) {
+            ForwardParams const params =
+                call(batch, seqlen_q, seqlen_k, heads_kv * group, heads_kv);
+            for (Arch arch : {Arch::Sm80, Arch::Sm90}) {
+              bool const may = may_be_split(params, arch == Arch::Sm90 ? kH200 : kA100);
+              int32_t const found = splits(params, arch);
+              check(may || found == 1, "a call that is left out is not divided");
+              divided += found > 1;
+              left_out += !may;
+            }
+          }
+        }
+      }
+    }
+  }
+  check(divided > 20 && left_out > 20, "both kinds");
+}
+
+void test_who_decides() {
+  KernelRow const sm90 = row(Arch::Sm90);
+  ForwardParams params = call(1, 1, 32768, 32, 8);
+  int32_t const best = best_splits(sm90, params, kH200);
+  unsetenv("CUTE_ATTENTION_SPLITS");
+  check_equal(choose_splits(sm90, params, kH200), best, "left open");
+  setenv("CUTE_ATTENTION_SPLITS", "5", 1);
+  check_equal(choose_splits(sm90, params, kH200), 5, "the environment");
+  params.num_splits = 1;
+  check_equal(choose_splits(sm90, params, kH200), 1, "the call, whatever the environment says");
+  params.num_splits = 128;
+  check_equal(choose_splits(sm90, params, kH200), 128, "more splits than the best number");
+  KernelRow undivided = sm90;
+  undivided.grid = nullptr;
+  check_equal(choose_splits(undivided, params, kH200), 1, "a row that does not divide keys");
+  ForwardParams without_keys = params;
+  without_keys.seqlen_k = 0;
+  check_equal(choose_splits(sm90, without_keys, kH200), 1, "no keys");
+  // A grid that has room for three splits of each tile, and rows that 32 bits do not count.
+  ForwardParams many = call(1 << 22, 1, 64, 128, 128);
+  many.num_splits = 128;
+  check_equal(choose_splits(sm90, many, kH200), 3, "as many CTAs as a grid may have");
+  many.seqlen_q = 8;
+  check_equal(choose_splits(sm90, many, kH200), 1, "more rows than 32 bits count");
+  for (char const* wrong : {"0", "129", "-3", "two", "3x", " "}) {
+    setenv("CUTE_ATTENTION_SPLITS", wrong, 1);
+    try {
+      splits_of_environment();
+      check(false, std::string("CUTE_ATTENTION_SPLITS=") + wrong);
+    } catch (std::invalid_argument const& error) {
+      check_equal(std::string(error.what()),
+                  "CUTE_ATTENTION_SPLITS is '" + std::string(wrong) + "', expected 1 to 128",
+                  "the message");
+    }
+  }
+  setenv("CUTE_ATTENTION_SPLITS", "", 1);
+  check_equal(splits_of_environment(), 0, "an empty variable");
+}
+
+}  // namespace
+}  // namespace cute_attention
+
+int main() {
+  using namespace cute_attention;
+  test_known_calls();
+  test_one_split();
+  test_monotone();
+  test_packed();
+  test_may_be_split();
+  test_who_decides();
+  return testing::report();
+}
