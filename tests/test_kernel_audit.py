@@ -113,14 +113,16 @@ def loaded_rows() -> dict[str, dict]:
 
 
 def number_of_kernels(row: rows.TableRow) -> int:
-    if row.direction == "forward":
-        return 1
     grad_bias = int("bias" in row.score_mods)
+    # The main kernel of sm90 twice: with tiles of the bias by TMA, and without.
+    of_bias = grad_bias if row.arch == "sm90" else 0
+    if row.direction == "forward":
+        return 1 + of_bias
     if has_two_kernels(row):
         return 5 + grad_bias  # prepare, grad_kv, grad_kv_sum, grad_q, grad_sink
     if row.arch == "sm90" and not row.score_mods:
         return 4  # prepare, finish, and the main one twice: with sums of dQ, and without
-    return 3 + grad_bias  # prepare, main, finish
+    return 3 + grad_bias + of_bias  # prepare, main, finish
 
 
 @each_row
