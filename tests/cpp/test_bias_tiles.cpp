@@ -1,5 +1,6 @@
-// test_bias_tiles.cpp: that each thread of the sm90 kernels reads the bias of its own scores from
-// tiles in shared memory, without bank conflicts, and which biases TMA can load.
+// test_bias_tiles.cpp: that each thread of the sm90 kernels reads the bias of its own scores, from
+// tiles in shared memory without bank conflicts, or two numbers at a time, and which biases TMA can
+// load.
 #include "layouts/host_cuda.h"
 // The headers below need the one above.
 #include <set>
@@ -9,7 +10,10 @@
 #include "check.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/bias_map.h"
+#include "cute_attention/sm90/bias_words.h"
 #include "cute_attention/sm90/forward_traits.h"
+#include "cute_attention/sm90/grad_kv_traits.h"
+#include "cute_attention/sm90/grad_q_traits.h"
 #include "kernels/row.h"
 #include "layouts/layout_json.h"
 
@@ -17,6 +21,7 @@ namespace cute_attention {
 namespace rows {
 CUTE_ATTENTION_FORWARD(forward_128, Sm90, Float16, 128, 128, Bias, 128, 128, 2, 12, O3)
 CUTE_ATTENTION_FORWARD(forward_256, Sm90, BFloat16, 256, 256, Bias, 128, 64, 2, 12, O1)
+CUTE_ATTENTION_BACKWARD(backward_256, Sm90, Float16, 256, 256, Bias, 128, 64, 2, 12, O3)
 CUTE_ATTENTION_BACKWARD(backward_128, Sm90, Float16, 128, 128, Bias, 64, 128, 2, 12, O3)
 }  // namespace rows
 namespace {
@@ -142,6 +147,31 @@ void test_backward(KnownBias const& bias) {
   }
 }
 
+// Every score of a step of the kernels that load two numbers at a time. `movmatrix` gives the lane
+// with the numbers (l / 4, 2 (l % 4) + i) of a matrix those of its transpose (PTX ISA).
+template <class Words, class Mma>
+void test_words() {
+  KnownBias const bias{true, true};
+  constexpr int kTile = 64, kCount = kTile * kTile / 128 / 2;
+  auto const tile = make_identity_tensor(Shape<Int<kTile>, Int<kTile>>{});
+  for (int thread = 0; thread < 128; ++thread) {
+    auto const tCc = Mma{}.get_slice(thread).partition_C(tile);
+    check_equal(int(size(tCc)), 2 * kCount, "words of an accumulator");
+    for (int word = 0; word < kCount; ++word)
+      for (int i = 0; i < 2; ++i) {
+        int const lane = thread % 32;
+        int const from = Words::kTransposes ? lane % 4 * 8 + 4 * i + lane / 8 : lane;
+        int const half = Words::kTransposes ? lane / 4 % 2 : i;
+        int const loader = thread / 32 * 32 + from;
+        int const loaded = bias(Words::query(loader, word), Words::key(loader, word) + half, 0);
+        int const row = int(get<0>(tCc(2 * word + i))), col = int(get<1>(tCc(2 * word + i)));
+        check_equal(loaded, Words::kTransposes ? bias(col, row, 0) : bias(row, col, 0),
+                    "a score's number of a word");
+        check_equal(Words::key(loader, word) % 2, 0, "alignment of a word");
+      }
+  }
+}
+
 // A vector stands where the swizzled layout says.
 template <int kRows, int kCols>
 void test_offsets() {
@@ -212,6 +242,8 @@ int main() {
     }
     test_backward<rows::backward_128>(bias);
   }
+  test_words<sm90::WordsOfScores, sm90::GradQTraits<rows::backward_256>::MmaS>();
+  test_words<sm90::WordsOfTranspose, sm90::GradKvTraits<rows::backward_256>::MmaS>();
   test_what_tma_loads();
   test_longer_sequence();
   return testing::report();

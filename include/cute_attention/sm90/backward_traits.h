@@ -31,6 +31,7 @@ struct BackwardArguments {
   CUtensorMap map_k;       // boxes of tile_n rows
   CUtensorMap map_v;       // boxes of tile_n rows
   BiasTiles bias;          // of tile_m rows; unused where the kernel reads no such tiles
+  bool bias_is_aligned;    // tma_loads_bias(); unused likewise where it reads them
 };
 
 // A part of the steps of a block of keys, in shared memory. The load warp writes it, and all other

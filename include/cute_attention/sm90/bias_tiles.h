@@ -21,8 +21,14 @@ namespace cute_attention::sm90 {
 
 // A row whose kernel reads the bias as core/bias.h does, from global memory: for calls whose bias
 // TMA cannot load (bias_map.h).
+// Beside the addresses of its loads a consumer has no registers for the tiles of three warpgroups.
 template <class Row>
-struct BiasFromGlobal : Row {};
+struct BiasFromGlobal : Row {
+  static constexpr int kMostConsumers = 2;
+  static constexpr KernelConfig kConfig = {
+      min_of(Row::kConfig.tile_m, kMostConsumers* kWarpgroupM), Row::kConfig.tile_n,
+      Row::kConfig.stages, min_of(Row::kConfig.warps, (kMostConsumers + 1) * kWarpgroupWarps)};
+};
 
 // Whether the kernel of a row reads the bias from tiles.
 template <class Row>
@@ -131,6 +137,14 @@ CUTE_DEVICE float2 unpack(uint32_t pair) {
   }
 }
 
+// Adds two numbers to those scores of an accumulator that pair `pair` of them is.
+template <class Element, class Accumulator>
+CUTE_DEVICE void add_pair(uint32_t numbers, float per_unit, Accumulator& tSrS, int pair) {
+  float2 const two = unpack<Element>(numbers);
+  tSrS(2 * pair) = fmaf(two.x, per_unit, tSrS(2 * pair));
+  tSrS(2 * pair + 1) = fmaf(two.y, per_unit, tSrS(2 * pair + 1));
+}
+
 // Adds a tile of the bias to scores.
 //   Vectors    BiasOfScores or BiasOfTranspose
 //   kRows      of the tile
@@ -154,12 +168,8 @@ CUTE_DEVICE void add_bias_tile(BiasTiles const& bias, Element const* tile, int f
       SM75_U16x8_LDSM_T::copy(vector, words(0), words(1), words(2), words(3));
     }
     CUTE_UNROLL
-    for (int i = 0; i < kNumbers; i += 2) {
-      float& first = tSrS(kNumbers * step + i);
-      float& second = tSrS(kNumbers * step + i + 1);
-      float2 const numbers = unpack<Element>(words(i / 2));
-      first = fmaf(numbers.x, per_unit, first);
-      second = fmaf(numbers.y, per_unit, second);
+    for (int i = 0; i < size(words); ++i) {
+      add_pair<Element>(words(i), per_unit, tSrS, size(words) * step + i);
     }
   }
 }
