@@ -24,10 +24,11 @@ namespace cute_attention::sm90 {
 // Beside the addresses of its loads a consumer has no registers for the tiles of three warpgroups.
 template <class Row>
 struct BiasFromGlobal : Row {
-  static constexpr int kMostConsumers = 2;
-  static constexpr KernelConfig kConfig = {
-      min_of(Row::kConfig.tile_m, kMostConsumers* kWarpgroupM), Row::kConfig.tile_n,
-      Row::kConfig.stages, min_of(Row::kConfig.warps, (kMostConsumers + 1) * kWarpgroupWarps)};
+  static constexpr int kMostRows = 2 * kWarpgroupM;
+  static constexpr int kMostWarps = 3 * kWarpgroupWarps;
+  static constexpr KernelConfig kConfig = {min_of(Row::kConfig.tile_m, kMostRows),
+                                           Row::kConfig.tile_n, Row::kConfig.stages,
+                                           min_of(Row::kConfig.warps, kMostWarps)};
 };
 
 // Whether the kernel of a row reads the bias from tiles.
