@@ -132,7 +132,7 @@ def test_object_file_holds_the_kernels_of_its_row(row):
 
 
 def warps_of(row: rows.TableRow, kernel: str) -> int:
-    """Of a CTA. The kernel for the gradient of a bias has tiles of its own, and the one of sm90 that
+    """Of a CTA. The kernel for the gradient of a bias has tiles of its own. The one of sm90 that
     reads a bias from global memory has at most two consumer warpgroups."""
     if "9grad_bias" in kernel:
         return 8 if row.head_dim + row.head_dim_v <= 256 else 4
