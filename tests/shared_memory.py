@@ -53,12 +53,14 @@ def tile_bytes(row: TableRow) -> int:
     # K and V of the backward have one buffer. Q, dO, LSE and delta have one for each stage.
     backward = 2 * (k_and_v + row.stages * (q + o))
     backward += _numbers_of_a_query(row) * row.stages * row.tile_m
+    bias = 2 * row.stages * scores if "bias" in row.score_mods else 0  # in sm90
     if row.arch == "sm90" and row.direction == "backward":  # two buffers of dS, and dQ in fp32
-        return backward + 2 * 2 * scores + 4 * q
+        return backward + bias + 2 * 2 * scores + 4 * q
     if row.arch == "sm90":  # Q has two buffers if they fit; O does not go through shared memory
         bookkeeping = BOOKKEEPING["sm90", "forward"]
-        two = 2 * (2 * q + row.stages * k_and_v) + bookkeeping <= 227 * 1024
-        return 2 * ((1 + two) * q + row.stages * k_and_v)
+        staged = 2 * row.stages * k_and_v + bias
+        two = 2 * 2 * q + staged + bookkeeping <= 227 * 1024
+        return 2 * (1 + two) * q + staged
     if row.direction == "forward":  # at the end O takes the place of Q
         # Warps that have the same queries exchange P, and one number for each row.
         warps_along_n = row.warps // min(row.warps, row.tile_m // 32)

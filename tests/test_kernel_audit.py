@@ -113,14 +113,16 @@ def loaded_rows() -> dict[str, dict]:
 
 
 def number_of_kernels(row: rows.TableRow) -> int:
-    if row.direction == "forward":
-        return 1
     grad_bias = int("bias" in row.score_mods)
+    # The main kernel of sm90 twice: with tiles of the bias by TMA, and without.
+    of_bias = grad_bias if row.arch == "sm90" else 0
+    if row.direction == "forward":
+        return 1 + of_bias
     if has_two_kernels(row):
         return 5 + grad_bias  # prepare, grad_kv, grad_kv_sum, grad_q, grad_sink
     if row.arch == "sm90" and not row.score_mods:
         return 4  # prepare, finish, and the main one twice: with sums of dQ, and without
-    return 3 + grad_bias  # prepare, main, finish
+    return 3 + grad_bias + of_bias  # prepare, main, finish
 
 
 @each_row
@@ -130,10 +132,11 @@ def test_object_file_holds_the_kernels_of_its_row(row):
 
 
 def warps_of(row: rows.TableRow, kernel: str) -> int:
-    """Of a CTA. The kernel for the gradient of a bias has tiles of its own."""
+    """Of a CTA. The kernel for the gradient of a bias has tiles of its own. The one of sm90 that
+    reads a bias from global memory has at most two consumer warpgroups."""
     if "9grad_bias" in kernel:
         return 8 if row.head_dim + row.head_dim_v <= 256 else 4
-    return row.warps
+    return min(row.warps, 12) if "14BiasFromGlobal" in kernel else row.warps
 
 
 @each_row

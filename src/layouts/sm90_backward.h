@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "layouts/bias_tiles.h"
 #include "layouts/boxes.h"
 #include "layouts/descriptors.h"
 #include "layouts/sm90_grad_kv.h"
@@ -40,19 +41,21 @@ struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
         .set("phases", json_array({"all steps"}))
         .set("bytes", int(sizeof(SharedMemory)))
         .set("buffers",
-             Json::array()
-                 .add(buffer_json("k", plan, plan.k, Base::kAlignmentK, 0, 0))
-                 .add(buffer_json("v", plan, plan.v, Base::kAlignmentV, 0, 0))
-                 .add(buffer_json("q", plan, plan.q, Base::kAlignmentQ, 0, 0))
-                 .add(buffer_json("grad_o", plan, plan.grad_o, Base::kAlignmentGradO, 0, 0))
-                 .add(buffer_json("grad_s", plan, plan.grad_s, kAlignmentS, 0, 0))
-                 .add(buffer_json("grad_q", plan, plan.grad_q, kBytesOfVector, 0, 0))
-                 .add(buffer_json("lse", plan, plan.lse, Base::kAlignmentRow, 0, 0))
-                 .add(buffer_json("delta", plan, plan.delta, Base::kAlignmentRow, 0, 0)));
+             with_bias_buffer<Traits>(
+                 Json::array()
+                     .add(buffer_json("k", plan, plan.k, Base::kAlignmentK, 0, 0))
+                     .add(buffer_json("v", plan, plan.v, Base::kAlignmentV, 0, 0))
+                     .add(buffer_json("q", plan, plan.q, Base::kAlignmentQ, 0, 0))
+                     .add(buffer_json("grad_o", plan, plan.grad_o, Base::kAlignmentGradO, 0, 0))
+                     .add(buffer_json("grad_s", plan, plan.grad_s, kAlignmentS, 0, 0))
+                     .add(buffer_json("grad_q", plan, plan.grad_q, kBytesOfVector, 0, 0))
+                     .add(buffer_json("lse", plan, plan.lse, Base::kAlignmentRow, 0, 0))
+                     .add(buffer_json("delta", plan, plan.delta, Base::kAlignmentRow, 0, 0)),
+                 plan));
   }
 
   static Json copies() {
-    return Base::inputs()
+    return with_bias_boxes<Traits>(Base::inputs())
         .add(matrix_store_json<typename Traits::SmemCopyS, TileSt, Scores>("grad_s", "dP"))
         .add(staged_sums_json());
   }

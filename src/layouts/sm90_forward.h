@@ -2,6 +2,7 @@
 // and pairs copies and layouts as the kernel does.
 #pragma once
 
+#include "layouts/bias_tiles.h"
 #include "layouts/boxes.h"
 #include "layouts/descriptors.h"
 
@@ -36,18 +37,21 @@ struct Sm90Forward {
     return Json::object()
         .set("phases", json_array({"all tiles"}))
         .set("bytes", int(sizeof(SharedMemory)))
-        .set("buffers", Json::array()
-                            .add(buffer_json("q", plan, plan.q, kAlignmentQK, 0, 0))
-                            .add(buffer_json("k", plan, plan.k, kAlignmentQK, 0, 0))
-                            .add(buffer_json("v", plan, plan.v, kAlignmentV, 0, 0))
-                            .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)));
+        .set("buffers",
+             with_bias_buffer<Traits>(Json::array()
+                                          .add(buffer_json("q", plan, plan.q, kAlignmentQK, 0, 0))
+                                          .add(buffer_json("k", plan, plan.k, kAlignmentQK, 0, 0))
+                                          .add(buffer_json("v", plan, plan.v, kAlignmentV, 0, 0))
+                                          .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)),
+                                      plan));
   }
 
   static Json copies() {
-    return Json::array()
-        .add(boxes_json<TileQ, sm90::TmaBoxes<kWarpgroupM, kHeadDim>>("q", kConsumers))
-        .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim>>("k"))
-        .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV>>("v"));
+    return with_bias_boxes<Traits>(
+        Json::array()
+            .add(boxes_json<TileQ, sm90::TmaBoxes<kWarpgroupM, kHeadDim>>("q", kConsumers))
+            .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim>>("k"))
+            .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV>>("v")));
   }
 
   static Json products() {

@@ -255,7 +255,11 @@ struct BackwardCompute {
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
-    if constexpr (Scores::kTermsInScores) {
+    if constexpr (Traits::kBiasTiles) {
+      add_bias_tile<BiasOfTranspose, kTileM>(
+          arguments.bias, shared.bias_tile(ring.stage), 0, opaque(thread),
+          bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
+    } else if constexpr (Scores::kTermsInScores) {
       add_terms(work, shared.stages[ring.stage], tSrS);
     }
     if constexpr (Scores::kMasksFirst) {

@@ -12,6 +12,7 @@
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/backward_without_sums.h"
+#include "cute_attention/sm90/bias_map.h"
 
 namespace cute_attention::sm90 {
 
@@ -106,12 +107,20 @@ struct BackwardWithSums {
                            context->device->multiprocessors, sums.parts);
     arguments.next_tile = next_tile(p);
     cudaError_t error = make_backward_maps<Traits>(arguments);
+    bool const bias_from_global = Traits::kBiasTiles && !tma_loads_bias(p);
+    if constexpr (Traits::kBiasTiles) {
+      if (error == cudaSuccess && !bias_from_global) {
+        error = make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(&arguments.bias, p,
+                                                                         unpacked_queries());
+      }
+    }
     if (error != cudaSuccess) {
       return error;
     }
     auto const device = context->device->ordinal;
-    error = at_once ? allow_shared_memory<kWriter>(kSharedMemoryBytes, device)
-                    : allow_shared_memory<kAdder>(kSharedMemoryBytes, device);
+    error = at_once            ? allow_shared_memory<kWriter>(kSharedMemoryBytes, device)
+            : bias_from_global ? allow_shared_memory<kOtherBias>(kSharedMemoryBytes, device)
+                               : allow_shared_memory<kAdder>(kSharedMemoryBytes, device);
     if (error != cudaSuccess) {
       return error;
     }
@@ -125,7 +134,7 @@ struct BackwardWithSums {
     }
     if (n_tiles > 0) {
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, context->device->multiprocessors);
-      auto const kernel = at_once ? kWriter : kAdder;
+      auto const kernel = at_once ? kWriter : bias_from_global ? kOtherBias : kAdder;
       kernel<<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
     }
     int64_t const finish_ctas = sums.ctas + (at_once ? 0 : m_tiles);
@@ -139,8 +148,11 @@ struct BackwardWithSums {
   }
 
  private:
-  // The kernel that adds dQ to sums, and the one that writes it, of rows that have it.
+  // The kernel that adds dQ to sums, the same where TMA cannot load the bias, and the one that
+  // writes dQ, of rows that have it.
   static constexpr auto kAdder = &backward<Row, false>;
+  static constexpr auto kOtherBias =
+      &backward<std::conditional_t<Traits::kBiasTiles, BiasFromGlobal<Row>, Row>, false>;
   static constexpr auto kWriter = &backward<Row, Traits::kWritesGradQ>;
 
   static bool writes_grad_q(BackwardParams const& params) {

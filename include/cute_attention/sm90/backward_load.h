@@ -161,9 +161,15 @@ struct BackwardLoad {
     uint64_t& full = shared.query_full[ring.stage];
     auto& stage = shared.stages[ring.stage];
     if (leader) {
-      using OfHead = typename std::remove_reference_t<decltype(stage)>::OfHead;
-      static_cast<OfHead&>(stage) = BackwardScores<Traits::kKey.score_mods>::of_head(
-          arguments.params, work->tile.batch, step.head);
+      if constexpr (Traits::kBiasTiles) {
+        load_bias_tile<kTileM, kTileN>(
+            arguments.bias, {work->tile.batch, step.head, 0, m_begin, work->tile.n_block * kTileN},
+            shared.bias_tile(ring.stage), full);
+      } else {
+        using OfHead = typename std::remove_reference_t<decltype(stage)>::OfHead;
+        static_cast<OfHead&>(stage) = BackwardScores<Traits::kKey.score_mods>::of_head(
+            arguments.params, work->tile.batch, step.head);
+      }
       stage.m_block = step.m_block;
       if constexpr (Traits::kHasSums) {
         shared.step_tiles[tile_slot(ring)] = {step.head, step.m_block};

@@ -15,6 +15,7 @@
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
+#include "cute_attention/sm90/bias_tiles.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
 
@@ -29,6 +30,8 @@ struct BackwardArguments {
   CUtensorMap map_grad_o;  // boxes of tile_m rows
   CUtensorMap map_k;       // boxes of tile_n rows
   CUtensorMap map_v;       // boxes of tile_n rows
+  BiasTiles bias;          // of tile_m rows; unused where the kernel reads no such tiles
+  bool bias_is_aligned;    // tma_loads_bias(); unused likewise where it reads them
 };
 
 // A part of the steps of a block of keys, in shared memory. The load warp writes it, and all other
@@ -115,6 +118,9 @@ struct BackwardTraits {
   // Q and dO of a step are released in the next one, which may be the first of the next block.
   static_assert(kStages >= 2, "Q and dO of two steps");
 
+  // A tile of the bias comes with Q of a step, and is released with it.
+  static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
+
   // dQ of a step is cut into one part for each warpgroup: 64 queries of some of the columns.
   static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
   static constexpr int kColPartsQ = kConsumers / kRowPartsQ;
@@ -189,7 +195,7 @@ struct BackwardTraits {
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
 
-  struct SharedMemory {
+  struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kTileN, kStages> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;

@@ -13,6 +13,7 @@
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm80/grad_bias_launch.h"
 #include "cute_attention/sm90/backward_maps.h"
+#include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/grad_kv_kernel.h"
 #include "cute_attention/sm90/grad_q_kernel.h"
 
@@ -120,6 +121,7 @@ struct BackwardWithoutSums {
         make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN, context->device->l2_bytes / 2,
                            multiprocessors, sums.parts);
     arguments.next_tile = counters(p);
+    arguments.bias_is_aligned = tma_loads_bias(p);
     cudaError_t error = make_backward_maps<TraitsKv>(arguments);
     if (error != cudaSuccess) {
       return error;

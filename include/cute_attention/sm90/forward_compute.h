@@ -245,6 +245,15 @@ struct ForwardCompute {
     start_gemm<GMMA::ScaleOut::One>(mma, tOrP, tOrV(_, _, _, ring_v.stage), tOrO);
   }
 
+  // Where the bias lies beside K, adds it to S, which is there.
+  CUTE_DEVICE void add_bias(ForwardTile const& tile) {
+    if constexpr (Traits::kBiasTiles) {
+      cute::warpgroup_fence_operand(scores.accumulator);
+      scores.add_bias(tile, shared.bias_tile(ring_k.stage));
+      __syncwarp();  // all lanes have read it, before it is released with K
+    }
+  }
+
   // Once S is there, this warp's MMAs have read its K, and with the tile's last S also Q: releases
   // them.
   CUTE_DEVICE void release_scores(bool last) {
@@ -277,6 +286,7 @@ struct ForwardCompute {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     KvTiles const walk = tile.walks[warpgroup];
     int32_t const n_block = walk.end - 1;
+    add_bias(tile);
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
     convert_into(scores.accumulator, tOrP);
@@ -297,9 +307,10 @@ struct ForwardCompute {
     start_output(v);
     pass_turn();
     cute::warpgroup_wait<1>();
+    ForwardTile const& tile = shared.tiles[ring_tile.stage];
+    add_bias(tile);
     release_scores(last);
     typename Softmax::Rows factors;
-    ForwardTile const& tile = shared.tiles[ring_tile.stage];
     bool const rescale = scores.template next<kMasked>(tile, n_block, factors);
     cute::warpgroup_fence_operand(scores.accumulator);
     wait_for_values();  // here, where it keeps the compiler from moving the wait for O above the

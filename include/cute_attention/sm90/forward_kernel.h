@@ -44,6 +44,9 @@ struct ForwardKernel {
       cute::prefetch_tma_descriptor(&arguments.map_q);
       cute::prefetch_tma_descriptor(&arguments.map_k);
       cute::prefetch_tma_descriptor(&arguments.map_v);
+      if constexpr (Traits::kBiasTiles) {
+        cute::prefetch_tma_descriptor(&arguments.bias.map);
+      }
       init_barriers(shared);
     }
     __syncthreads();  // the barriers are there

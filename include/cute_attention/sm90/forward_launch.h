@@ -6,6 +6,7 @@
 #include "cute_attention/core/combine_splits.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
+#include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/forward_kernel.h"
 #include "cute_attention/sm90/tensor_map.h"
 
@@ -28,6 +29,11 @@ struct ForwardLaunch {
 
   // A LaunchFunction; `params` is a ForwardParams with at least one query.
   static int32_t launch(void const* params, LaunchContext const* context) {
+    if constexpr (Traits::kBiasTiles) {
+      if (!tma_loads_bias(*static_cast<ForwardParams const*>(params))) {
+        return ForwardLaunch<BiasFromGlobal<Row>>::launch(params, context);
+      }
+    }
     ForwardArguments arguments;
     arguments.params = *static_cast<ForwardParams const*>(params);
     if (work_tiles(arguments.params, Traits::kTileM) > kMaxTiles) {
@@ -110,9 +116,15 @@ struct ForwardLaunch {
     error = error == cudaSuccess
                 ? make_tensor_map<Element>(&arguments.map_k, k, 1, {kCols, 1, Traits::kTileN})
                 : error;
-    return error == cudaSuccess
-               ? make_tensor_map<Element>(&arguments.map_v, v, 1, {kColsV, 1, Traits::kTileN})
-               : error;
+    error = error == cudaSuccess
+                ? make_tensor_map<Element>(&arguments.map_v, v, 1, {kColsV, 1, Traits::kTileN})
+                : error;
+    if constexpr (Traits::kBiasTiles) {
+      error = error == cudaSuccess ? make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(
+                                         &arguments.bias, params, packing)
+                                   : error;
+    }
+    return error;
   }
 };
 

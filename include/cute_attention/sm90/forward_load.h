@@ -53,6 +53,7 @@ struct ForwardLoad {
   // Where the tiles of Q, and those of K and V come from.
   struct Origins {
     TileOrigin q, kv;
+    TileOrigin bias;  // of the first key
   };
 
   CUTE_DEVICE Origins origins(ForwardTile const& tile) const {
@@ -60,10 +61,11 @@ struct ForwardLoad {
     bool const packed_q = params.cu_seqlens_q != nullptr;
     bool const packed_k = params.cu_seqlens_k != nullptr;
     int32_t const head_kv = tile.work.head / arguments.packing.group;
-    return {{packed_q ? 0 : tile.work.batch, head_kv,
-             tile.work.head - head_kv * arguments.packing.group,
+    int32_t const head_of_group = tile.work.head - head_kv * arguments.packing.group;
+    return {{packed_q ? 0 : tile.work.batch, head_kv, head_of_group,
              int32_t(tile.sequence.row_q) + tile.m_begin},
-            {packed_k ? 0 : tile.work.batch, head_kv, 0, int32_t(tile.sequence.row_k)}};
+            {packed_k ? 0 : tile.work.batch, head_kv, 0, int32_t(tile.sequence.row_k)},
+            {tile.work.batch, head_kv, head_of_group, tile.m_begin}};
   }
 
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {
@@ -73,10 +75,10 @@ struct ForwardLoad {
     bool const packed = arguments.params.cu_seqlens_k != nullptr;
     int32_t const last_rows =
         packed ? min_of(tile.sequence.seqlen_k - last * kTileN, kTileN) : kTileN;
-    load_k(from.kv, last);
+    load_k(from, last);
     load_q(from.q);
     for (int32_t n_block = last - 1; n_block >= tile.kv.begin; --n_block) {
-      load_k(from.kv, n_block);
+      load_k(from, n_block);
       load_v(from.kv, n_block + 1, n_block + 1 == last ? last_rows : kTileN);
     }
     load_v(from.kv, tile.kv.begin, tile.kv.begin == last ? last_rows : kTileN);
@@ -98,13 +100,20 @@ struct ForwardLoad {
     ring_q.advance();
   }
 
-  CUTE_DEVICE void load_k(TileOrigin const& origin, int32_t n_block) {
+  // K, and the bias of the scores that it gives.
+  CUTE_DEVICE void load_k(Origins const& from, int32_t n_block) {
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
     if (leader) {
       Element* const buffer =
           shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element)));
+      if constexpr (Traits::kBiasTiles) {
+        TileOrigin origin = from.bias;
+        origin.col = n_block * kTileN;
+        load_bias_tile<Traits::kTileM, kTileN>(
+            arguments.bias, origin, shared.bias_tile(ring_k.stage), shared.key_full[ring_k.stage]);
+      }
       Barrier::arrive_and_expect_tx(&shared.key_full[ring_k.stage], Traits::kBytesK);
-      load_boxes<kTileN, Traits::kHeadDim>(arguments.map_k, origin, n_block * kTileN, buffer,
+      load_boxes<kTileN, Traits::kHeadDim>(arguments.map_k, from.kv, n_block * kTileN, buffer,
                                            shared.key_full[ring_k.stage],
                                            cute::TMA::CacheHintSm90::EVICT_LAST);
     }

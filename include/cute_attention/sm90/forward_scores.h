@@ -19,6 +19,11 @@ struct ForwardScores {
   using Element = typename Traits::Element;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
+  // Whether modifiers add terms here. Else add_bias() has added the only one.
+  static constexpr bool kAddsTerms =
+      ScoreModifiers<Row::kKey.score_mods>::kHasTerm && !Traits::kBiasTiles;
+  static_assert(!Traits::kBiasTiles || !ScoreModifiers<Row::kKey.score_mods>::kHasMap,
+                "the bias is added after maps");
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
@@ -46,9 +51,18 @@ struct ForwardScores {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
 
+  // Adds a tile of the bias to S, which is there.
+  //   numbers  (M, N) of the CTA's tile
+  CUTE_DEVICE void add_bias(ForwardTile const& tile, Element const* numbers) {
+    ForwardParams const& params = arguments.params;
+    add_bias_tile<BiasOfScores, Traits::kTileM>(
+        arguments.bias, numbers, m_offset(), opaque(thread),
+        bias_per_unit(params, tile.sequence, Modifiers::exponent_scale(params)), accumulator);
+  }
+
   // Turns S of the first KV tile of a walk into P. `full`: every query sees every key of it.
   CUTE_DEVICE void first(ForwardTile const& tile, int32_t n_block, bool full) {
-    if constexpr (Modifiers::kHasTerm) {
+    if constexpr (kAddsTerms) {
       terms.load(arguments.params, tile.work.batch,
                  heads_of_thread(arguments, tile, m_offset(), thread),
                  Modifiers::exponent_scale(arguments.params));
@@ -97,8 +111,10 @@ struct ForwardScores {
         Modifiers(arguments.params), rS, masked,
         [&] { mask_scores_by_side(score_tile(tile, n_block)); },
         [&] {
-          Modifiers::Terms::template add<Element>(arguments.params, score_tile(tile, n_block),
-                                                  terms);
+          if constexpr (kAddsTerms) {
+            Modifiers::Terms::template add<Element>(arguments.params, score_tile(tile, n_block),
+                                                    terms);
+          }
         });
   }
 

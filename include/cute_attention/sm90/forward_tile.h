@@ -7,6 +7,7 @@
 #include "cute_attention/core/query_packing.h"
 #include "cute_attention/core/sequence.h"
 #include "cute_attention/core/work_tile.h"
+#include "cute_attention/sm90/bias_tiles.h"
 
 namespace cute_attention::sm90 {
 
@@ -24,6 +25,7 @@ struct ForwardArguments {
   CUtensorMap map_q;  // boxes of 64 rows of the packing
   CUtensorMap map_k;  // boxes of tile_n rows
   CUtensorMap map_v;
+  BiasTiles bias;  // of tile_m rows; unused where the kernel reads no such tiles
 };
 
 // The most warpgroups that compute.

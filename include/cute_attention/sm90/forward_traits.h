@@ -61,13 +61,17 @@ struct ForwardTraits {
   static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of one warpgroup
   static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
+  // A tile of the bias comes with K, and is released with it.
+  static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
+  static constexpr int kBytesBias = kBiasTiles ? kTileM * kTileN * int(sizeof(Element)) : 0;
 
   // Two buffers of Q where they fit, so that the next tile's Q need not wait for the last S of this
   // one.
-  static constexpr int kStagesQ = 2 * kConsumers * kBytesQ + kStages * (kBytesK + kBytesV) + 2048 <=
-                                          max_shared_memory(kKey.arch)
-                                      ? 2
-                                      : 1;
+  static constexpr int kStagesQ =
+      2 * kConsumers * kBytesQ + kStages * (kBytesK + kBytesV + kBytesBias) + 2048 <=
+              max_shared_memory(kKey.arch)
+          ? 2
+          : 1;
 
   using SmemLayoutQ =
       SmemTiles<Element, kWarpgroupM, kHeadDim, kConsumers * kStagesQ>;  // (64, D, WARPGROUP)
@@ -75,7 +79,7 @@ struct ForwardTraits {
   using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, kStages>;    // (N, DV, STAGE)
   using SmemLayoutVt = SmemTilesTransposed<Element, kTileN, kHeadDimV, kStages>;  // (DV, N, STAGE)
 
-  struct SharedMemory {
+  struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kTileN, kStages> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;

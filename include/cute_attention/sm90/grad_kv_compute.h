@@ -15,6 +15,7 @@
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/score_tile.h"
+#include "cute_attention/sm90/bias_words.h"
 #include "cute_attention/sm90/grad_kv_consumer.h"
 #include "cute_attention/sm90/row_store.h"
 
@@ -55,6 +56,12 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     Base::template start_scores<typename Traits::MmaS, typename Traits::SmemLayoutK,
                                 typename Traits::SmemLayoutQ>(shared.k, shared.q, ring.stage, tSrS);
+    BiasWords<WordsOfTranspose, size(FragmentS{}) / 2, Traits::kTileN> bias;
+    if constexpr (Scores::kTermsInScores) {
+      auto const& stage = shared.stages[ring.stage];
+      bias.load(arguments.params, arguments.bias_is_aligned, stage.data,
+                stage.m_block * Traits::kTileM, work.tile.n_block * Traits::kTileN, opaque(thread));
+    }
     warpgroup_wait<1>();  // dV of the step before
     if (steps > 0) {
       arrive_by_warp(shared.grad_o_empty[buffer_of<Traits::kStages>(steps - 1).stage]);
@@ -65,7 +72,12 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     if constexpr (Scores::kTermsInScores) {
-      add_terms(work, shared.stages[ring.stage], tSrS);
+      if (bias.are_there) {
+        bias.template add<Element>(
+            bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
+      } else {
+        add_terms(work, shared.stages[ring.stage], tSrS);
+      }
     }
     if constexpr (Scores::kMasksFirst) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);

@@ -16,6 +16,7 @@
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_tile.h"
+#include "cute_attention/sm90/bias_words.h"
 #include "cute_attention/sm90/gemm.h"
 #include "cute_attention/sm90/grad_q_traits.h"
 #include "cute_attention/sm90/row_store.h"
@@ -153,6 +154,11 @@ struct GradQCompute {
     Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity);
     start_scores<typename Traits::MmaS, typename Traits::SmemLayoutQ, typename Traits::SmemLayoutK>(
         shared.q, shared.k, ring_k.stage, tSrS);
+    BiasWords<WordsOfScores, size(FragmentS{}) / 2, kTileN> bias;
+    if constexpr (Scores::kTermsInScores) {
+      bias.load(arguments.params, arguments.bias_is_aligned, head_terms(work).data,
+                first_query(work), n_block * kTileN, opaque(thread));
+    }
     warpgroup_wait<1>();  // dQ of the step before
     if (steps > 0) {
       arrive_by_warp(shared.key_empty[buffer_of<Traits::kStagesK>(steps - 1).stage]);
@@ -163,10 +169,14 @@ struct GradQCompute {
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
     if constexpr (Scores::kTermsInScores) {
-      QueryPacking const packing = unpacked_queries();
-      Scores::template add_terms<Element>(
-          arguments.params, Scores::of_head(arguments.params, work.tile.batch, work.tile.head),
-          score_tile(work, n_block, tSrS, packing));
+      if (bias.are_there) {
+        bias.template add<Element>(
+            bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
+      } else {
+        QueryPacking const packing = unpacked_queries();
+        Scores::template add_terms<Element>(arguments.params, head_terms(work),
+                                            score_tile(work, n_block, tSrS, packing));
+      }
     }
     if constexpr (Scores::kMasksFirst) {
       mask(work, n_block, tSrS);
@@ -204,6 +214,10 @@ struct GradQCompute {
     start_grad_q(tdQrdS, ring_k.stage);
   }
 
+  CUTE_DEVICE auto head_terms(GradQWork const& work) const {
+    return Scores::of_head(arguments.params, work.tile.batch, work.tile.head);
+  }
+
   CUTE_DEVICE auto score_tile(GradQWork const& work, int32_t n_block, FragmentS& tSrS,
                               QueryPacking const& packing) const {
     return make_score_tile<kWarpgroupM, kTileN>(typename Traits::MmaS{}, opaque(thread), tSrS,
@@ -214,7 +228,7 @@ struct GradQCompute {
   // The terms of the modifiers for a step, for scores.begin() and scores.finish().
   CUTE_DEVICE auto terms_of(GradQWork const& work, int32_t n_block, FragmentS& tSrS) const {
     QueryPacking const packing = unpacked_queries();
-    return Scores::terms(Scores::of_head(arguments.params, work.tile.batch, work.tile.head),
+    return Scores::terms(head_terms(work),
                          [&] { return score_tile(work, n_block, tSrS, packing); });
   }
 

@@ -14,6 +14,7 @@ struct TileOrigin {
   int32_t head;           // the group of heads
   int32_t head_of_group;  // the tile's first head among those of the group
   int32_t row;            // of the tensor
+  int32_t col = 0;        // likewise
 };
 
 // Starts the copies of a tile of kRows x kCols whose first row is `row` rows after the origin, box
@@ -27,8 +28,8 @@ CUTE_DEVICE void load_boxes(CUtensorMap const& map, TileOrigin const& origin, in
 #pragma unroll kUnroll
   for (int box = 0; box < Boxes::kCount; ++box) {
     cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(hint), buffer + Boxes::offset(box),
-                                 Boxes::col(box), origin.head_of_group, origin.row + row,
-                                 origin.head, origin.batch);
+                                 origin.col + Boxes::col(box), origin.head_of_group,
+                                 origin.row + row, origin.head, origin.batch);
   }
 }
 

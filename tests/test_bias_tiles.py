@@ -1,0 +1,171 @@
+"""A bias whose rows lie at multiples of 16 bytes, which kernels load in tiles, on every row that
+computes one, on a GPU. The results are those of the same numbers at other addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_attention import attention, attention_varlen
+from cute_attention.native import rows
+from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_it_is_chosen
+from test_alibi import inputs_of
+from test_bias import MASKS, NAMES, assert_exact, laid_out, results
+from tolerances import assert_close, assert_same_bits
+
+pytestmark = pytest.mark.gpu
+
+row = fixture_of([row for row in ALL if "bias" in row.score_mods], skip_unless_it_is_chosen)
+KEPT = ["bhqk", "hqk", "bqk", "qk", "bhk", "hk", "bk", "k"]
+# Batch, queries, keys, heads and KV heads. Of the second to the fourth, heads share a tile.
+SHAPES = {
+    "ragged": (2, 150, 203, 6, 6),
+    "decode": (3, 1, 1000, 8, 1),
+    "few queries": (2, 20, 300, 12, 2),
+    "group of five": (1, 40, 130, 10, 2),
+    "many tiles": (1, 520, 1100, 4, 2),
+    "one key more": (1, 129, 129, 2, 2),
+}
+
+
+def bias_of(shape: tuple[int, ...], kept: str, dtype: torch.dtype) -> Tensor:
+    """Random numbers, [batch, heads, seqlen_q, seqlen_k] with 1 for what is broadcast."""
+    batch, queries, keys, heads, _ = shape
+    sizes = {"b": batch, "h": heads, "q": queries, "k": keys}
+    kept_sizes = [size if name in kept else 1 for name, size in sizes.items()]
+    return torch.randn(kept_sizes, device="cuda").to(dtype) * 2
+
+
+def aligned(bias: Tensor) -> Tensor:
+    """The same numbers, each row at a multiple of 16 bytes, and NaN between rows."""
+    keys = bias.shape[-1]
+    wide = bias.new_full((*bias.shape[:-1], keys + 8 + -keys % 8), torch.nan)
+    wide[..., :keys] = bias
+    return wide[..., :keys]
+
+
+def crooked(bias: Tensor) -> Tensor:
+    """The same numbers where TMA cannot load them: each row begins 2 bytes too late."""
+    return laid_out(bias, "odd rows")
+
+
+def assert_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Where the tiles of the kernels differ, they add up the probabilities of a row in another
+    order."""
+    for name in NAMES:
+        assert found[name].isfinite().all() or name == "lse", name
+        rule = "rounding" if name == "lse" else "stored"
+        assert_close(found[name], expected[name], rule, name=name)
+
+
+def assert_same(row: rows.TableRow, shape: tuple[int, ...], bias: Tensor, **options: Any) -> None:
+    batch, queries, keys, *heads = shape
+    tensors = inputs_of(row, batch, (queries, keys), (heads[0], heads[1]))
+    options = {"backend": backend_of(row), "deterministic": True, **options}
+    expected = results(attention, tensors, crooked(bias), **options)
+    found = results(attention, tensors, aligned(bias), **options)
+    assert_agree(found, expected)
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_broadcasts(row: rows.TableRow, shape: tuple[int, ...], kept: str) -> None:
+    assert_same(row, shape, bias_of(shape, kept, DTYPES[row.dtype]))
+
+
+@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_masks(row: rows.TableRow, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    assert_same(row, shape, bias_of(shape, "bhqk", DTYPES[row.dtype]), **options)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_against_the_formula(row: rows.TableRow, shape: tuple[int, ...]) -> None:
+    batch, queries, keys, *heads = shape
+    tensors = inputs_of(row, batch, (queries, keys), (heads[0], heads[1]))
+    assert_exact(row, tensors, aligned(bias_of(shape, "bhqk", DTYPES[row.dtype])), {})
+
+
+@pytest.mark.parametrize("anything", [torch.nan, torch.inf, -torch.inf])
+def test_hidden_numbers(row: rows.TableRow, anything: float) -> None:
+    """What a mask hides may be anything, and -infinity hides keys, of whole tiles too."""
+    shape = (2, 300, 300, 4, 2)
+    bias = bias_of(shape, "bhqk", DTYPES[row.dtype])
+    bias[torch.rand_like(bias, dtype=torch.float) < 0.3] = -torch.inf
+    bias[:, 1, :, 64:] = -torch.inf
+    bias[:, 2] = -torch.inf
+    hidden = torch.ones(300, 300, device="cuda", dtype=torch.bool).triu(1)
+    assert_same(row, shape, bias.masked_fill(hidden, anything), causal=True)
+
+
+def test_odd_scales(row: rows.TableRow) -> None:
+    shape = (1, 150, 203, 2, 2)
+    for scale in (0.001, 3.0):
+        assert_same(row, shape, bias_of(shape, "hqk", DTYPES[row.dtype]), scale=scale)
+
+
+@pytest.mark.parametrize("kept", ["bhqk", "hqk", "bk"])
+def test_packed(row: rows.TableRow, kept: str) -> None:
+    """Sequence b has the first rows and columns of bias[b]; the rest is NaN."""
+    lengths_q, lengths_k = (150, 0, 37, 1, 70), (203, 64, 0, 300, 70)
+    ends = [
+        torch.tensor([0, *torch.tensor(n).cumsum(0)], device="cuda", dtype=torch.int32)
+        for n in (lengths_q, lengths_k)
+    ]
+    dense = inputs_of(row, 1, (sum(lengths_q) + 5, sum(lengths_k) + 9), (6, 2))
+    tensors = [tensor[0] for tensor in dense]
+    bias = bias_of((len(lengths_q), 150, 300, 6, 2), kept, DTYPES[row.dtype])
+    if "b" in kept:
+        for own, queries, keys in zip(bias, lengths_q, lengths_k, strict=True):
+            own[..., keys:] = torch.nan
+            if "q" in kept:
+                own[:, queries:] = torch.nan
+
+    def packed(*args: Any, **more: Any) -> Any:
+        return attention_varlen(*args, *ends, 150, 300, **more)
+
+    options = {"causal": True, "backend": backend_of(row), "deterministic": True}
+    expected = results(packed, tensors, crooked(bias), **options)
+    found = results(packed, tensors, aligned(bias), **options)
+    assert_agree(found, expected)
+
+
+def test_a_sequence_longer_than_the_bias(row: rows.TableRow) -> None:
+    """Each row of the output is right or NaN, and those of the other sequence are right."""
+    lengths_q, lengths_k = (40, 100), (50, 200)
+    ends = [
+        torch.tensor([0, *torch.tensor(n).cumsum(0)], device="cuda", dtype=torch.int32)
+        for n in (lengths_q, lengths_k)
+    ]
+    dense = inputs_of(row, 1, (sum(lengths_q), sum(lengths_k)), (2, 2))
+    q, k, v = (tensor[0] for tensor in dense[:3])
+    bias = bias_of((2, 100, 200, 2, 2), "bhqk", DTYPES[row.dtype])
+    exact = attention_varlen(q, k, v, *ends, 100, 200, bias=bias, backend=backend_of(row))
+    for longest in ((40, 200), (100, 64), (40, 64)):
+        short = aligned(bias[:, :, : longest[0], : longest[1]])
+        out = attention_varlen(q, k, v, *ends, *longest, bias=short, backend=backend_of(row))
+        kept = ~out.isnan().flatten(1).any(1)
+        assert kept[:40].all()
+        assert_same_bits(out[:40], exact[:40], "the sequence that fits")
+        assert ((out - exact)[kept].abs() <= 0.01 * exact.abs().max()).all()
+
+
+@pytest.mark.parametrize("layout", ["aligned", "crooked", "float32"])
+def test_which_kernel_runs(row: rows.TableRow, layout: str) -> None:
+    """The kernels of sm90 take tiles where TMA loads the bias; the backward above head dim 128 has
+    no room for them."""
+    tensors = inputs_of(row, 1, (130, 130), (2, 2))
+    bias = bias_of((1, 130, 130, 2, 2), "hqk", DTYPES[row.dtype])
+    made = {"aligned": aligned, "crooked": crooked, "float32": Tensor.float}[layout](bias)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        results(attention, tensors, made, backend=backend_of(row))
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages()]
+    own = [name for name in names if row.name in name]
+    assert own, names
+    from_global = any("BiasFromGlobal" in name for name in own)
+    has_both = row.arch == "sm90" and (row.direction == "forward" or row.head_dim <= 128)
+    assert from_global == (has_both and layout != "aligned")
