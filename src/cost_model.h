@@ -19,4 +19,8 @@ TileWork tile_work(Problem const& problem, KernelConfig const& config);
 // The estimated time of the row for the problem on the device, in microseconds.
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 
+// The same for a row and a device that need not be there. Throws std::invalid_argument where a
+// number of the question is not positive.
+double estimate_us(CostQuestion const& question, Problem const& problem);
+
 }  // namespace cute_attention

@@ -26,7 +26,7 @@ from cute_attention.bench.points import (
 )
 from cute_attention.bench.results import Results, Row
 from cute_attention.bench.tables import number
-from cute_attention.bench.timing import CudaTimer, median, repeats_for, spread, turns
+from cute_attention.timing import CudaTimer, median, repeats_for, spread, turns
 
 CPU = torch.device("cpu")
 POINT = Point(batch=2, heads=4, seqlen_q=32, head_dim=8, dtype="fp32")

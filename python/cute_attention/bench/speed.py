@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..timing import Plan, Timer, make_timer, median, spread, turns
 from .again import again
 from .contenders import OURS, Contender
 from .contenders.base import Attention, CannotRun
@@ -16,7 +17,6 @@ from .memory import MIB, peak_bytes
 from .points import Point
 from .results import Row
 from .steps import Deadline, Step, attempt, cannot_run, free_memory, make_step, measuring
-from .timing import Plan, Timer, make_timer, median, spread, turns
 
 # The limit of rms(difference) / rms(value) between two contenders. The roundings of two right
 # results stay far below it; a wrong mask or scale is far above it.
