@@ -13,7 +13,8 @@ import torch
 
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
-from cute_attention.bench import compare, growth, memory_curve, ratios, results, timing
+from cute_attention import timing
+from cute_attention.bench import compare, growth, memory_curve, ratios, results
 from cute_attention.bench.against import SUFFIX, joining, read_recorded
 from cute_attention.bench.contenders import BASELINE, OURS, PEER
 from cute_attention.bench.flops import flops
