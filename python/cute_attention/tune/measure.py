@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from ..bench.contenders import Contender
-from ..bench.contenders.base import OURS, needs_gpu, reason_for
-from ..bench.contenders.ours import Ours
+from ..bench.contenders.base import OURS, reason_for
+from ..bench.contenders.blocks import BuiltKernel
 from ..bench.inputs import Inputs
 from ..bench.points import Point
 from ..bench.results import Row
@@ -31,22 +30,6 @@ TO_PRESENT = "to_present"  # the metric: speed over that of the present row in t
 Trial = Callable[[Kernel, Kernel, Search, torch.device], str]
 
 
-class Built(Ours):
-    """A kernel of the folder, which calls ask for by name."""
-
-    needs = "a GPU of its family"
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.name = self.title = kernel.name
-
-    def _options(self, point: Point, **extra: Any) -> dict[str, Any]:
-        return {**super()._options(point, **extra), "backend": "auto", "kernel": self.kernel}
-
-    def missing(self, device: torch.device) -> str | None:
-        return needs_gpu(device) or cannot_run_on(device, self.kernel.arch)
-
-
 def cannot_run_on(device: torch.device, arch: str) -> str | None:
     """Why a GPU does not run kernels of a family, or None."""
     major, minor = torch.cuda.get_device_capability(device)
@@ -59,7 +42,7 @@ def cannot_run_on(device: torch.device, arch: str) -> str | None:
 class Ready:
     """What of a search can be measured here, and why the rest cannot."""
 
-    present: Built
+    present: BuiltKernel
     candidates: tuple[Contender, ...]
     reasons: dict[str, str]  # of candidates, by the names of their kernels
 
@@ -121,8 +104,8 @@ def prepared(
         if kernel is None or reason:
             reasons[entry.name or entry.columns.name] = reason
         else:
-            candidates.append(Built(kernel))
-    return Ready(Built(trusted), tuple(candidates), reasons)
+            candidates.append(BuiltKernel(kernel))
+    return Ready(BuiltKernel(trusted), tuple(candidates), reasons)
 
 
 def _load(entry: Entry, folder: Folder) -> tuple[Kernel | None, str]:
@@ -156,7 +139,7 @@ class Turns(Bench):
     """Measures candidates in turn with the present row and the peers. Where results differ, the
     present row is believed."""
 
-    def __init__(self, settings: Settings, present: Built, command: str, lost: Lost) -> None:
+    def __init__(self, settings: Settings, present: BuiltKernel, command: str, lost: Lost) -> None:
         super().__init__(settings)
         self.present = present
         self.again = command
@@ -176,7 +159,7 @@ class Turns(Bench):
         try:
             return super()._prepare(case, direction, inputs)
         except Exception as error:
-            if isinstance(case.contender, Built):
+            if isinstance(case.contender, BuiltKernel):
                 fault = f"{reason_for(error)}, at {case.point.text()}"
                 check_gpu(case.contender.kernel, self.settings.device, fault, self.lost)
             raise
