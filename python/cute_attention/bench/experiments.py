@@ -60,9 +60,17 @@ class Values:
 
 
 GPU = Values(
-    (512, 1024, 2048, 4096, 8192, 16384), (32, 64, 96, 128, 192, 256), (1, 2, 4, 8, 16, 32), ()
+    lengths=(512, 1024, 2048, 4096, 8192, 16384),
+    head_dims=(32, 64, 96, 128, 192, 256),
+    heads=(1, 2, 4, 8, 16, 32),
+    keys=(),
 )
-CPU = Values((64, 128, 256, 512), (16, 32, 64, 128), (1, 2, 4, 8), (32, 64, 128, 256))
+CPU = Values(
+    lengths=(64, 128, 256, 512),
+    head_dims=(16, 32, 64, 128),
+    heads=(1, 2, 4, 8),
+    keys=(32, 64, 128, 256),
+)
 
 
 def points_of(name: str, base: Point, values: Values) -> Iterator[tuple[str, Point]]:
@@ -158,7 +166,8 @@ class Experiments(Bench):
 
 
 def default_contenders(device: torch.device) -> str:
-    """The fastest backend of ours that is here and PyTorch's fused kernels; on a CPU the formula."""
+    """The fastest backend of ours that is here, and PyTorch's fused kernels; on a CPU also the
+    formula."""
     if device.type != "cuda":
         return "reference,flash,plain"
     ours = [name for name in ("sm90", "sm80") if not CONTENDERS[name].missing(device)]

@@ -70,11 +70,11 @@ examples:
 """
 
 EXPERIMENTS = """\
-One size is varied at a time, all else equal: block size, dtype (fp32 on the reference backend, fp16,
-bf16), sequence length, head dim, heads. For each value the time, the peak memory and the TFLOP/s of
-ours and of peers. On a GPU the block sizes are those of forward rows, which nvcc compiles, a minute
-each; without one they are blocks of keys on the reference backend. What cannot run is listed with
-the reason.
+One size is varied at a time, all else equal: block size, dtype (fp32 on the reference backend,
+fp16, bf16), sequence length, head dim, heads. For each value the time, the peak memory and the
+TFLOP/s of ours and of peers. On a GPU the block sizes are those of forward rows, which nvcc
+compiles, a minute each; without one they are blocks of keys on the reference backend. What cannot
+run is listed with the reason.
 """
 
 EXPERIMENTS_EXAMPLES = """\
