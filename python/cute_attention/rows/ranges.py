@@ -39,7 +39,7 @@ _RANGES = {
     ),
     ("sm90", "forward"): Ranges(
         (64, 128, 192),
-        (*range(64, 193, 16), 224, 256),
+        tuple(range(64, 257, 16)),
         (2, 3, 4),
         lambda tile_m, tile_n: _warpgroups(tile_m),
     ),
