@@ -6,6 +6,7 @@
 #include <string>
 
 #include "check_params.h"
+#include "cost_model.h"
 #include "dispatch.h"
 #include "json.h"
 #include "kernel_libraries.h"
@@ -278,6 +279,14 @@ int32_t cute_attention_row(char const* name) {
   int32_t number = 0;
   guarded([&] { number = row_of_name(&pointee("name", name)).number; });
   return number;
+}
+
+int32_t cute_attention_estimate(Problem const* problem, CostQuestion const* question,
+                                double* microseconds) {
+  return guarded([&] {
+    double const found = estimate_us(pointee("question", question), pointee("problem", problem));
+    pointee("microseconds", microseconds) = found;
+  });
 }
 
 char const* cute_attention_last_error() { return last_error.c_str(); }

@@ -1,6 +1,7 @@
 #include "cost_model.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace cute_attention {
 namespace {
@@ -92,6 +93,28 @@ double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo cons
   return kLaunchUs + grid_us(row, device,
                              {ctas, double(work.tiles) / double(work.ctas), double(work.longest),
                               tile_clocks(row, device)});
+}
+
+double estimate_us(CostQuestion const& question, Problem const& problem) {
+  KernelConfig const& config = question.config;
+  for (int32_t const number :
+       {question.head_dim, question.head_dim_v, config.tile_m, config.tile_n, question.threads,
+        question.shared_memory_bytes, question.multiprocessors,
+        question.shared_memory_per_multiprocessor}) {
+    if (number <= 0) throw std::invalid_argument("question: every number must be positive");
+  }
+  KernelRow row{};
+  row.key.arch = question.arch;
+  row.key.head_dim = question.head_dim;
+  row.key.head_dim_v = question.head_dim_v;
+  row.config = config;
+  row.threads = question.threads;
+  row.shared_memory_bytes = question.shared_memory_bytes;
+  DeviceInfo device{};
+  device.compute_capability = question.compute_capability;
+  device.multiprocessors = question.multiprocessors;
+  device.shared_memory_per_multiprocessor = question.shared_memory_per_multiprocessor;
+  return estimate_us(row, problem, device);
 }
 
 }  // namespace cute_attention

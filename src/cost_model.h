@@ -39,4 +39,8 @@ double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& w
 // The estimated time of the row for the problem on the device, in microseconds.
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 
+// The same for a row and a device that need not be there. Throws std::invalid_argument where a
+// number of the question is not positive.
+double estimate_us(CostQuestion const& question, Problem const& problem);
+
 }  // namespace cute_attention

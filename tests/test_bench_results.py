@@ -13,7 +13,8 @@ import torch
 
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
-from cute_attention.bench import compare, growth, memory_curve, ratios, results, timing
+from cute_attention import timing
+from cute_attention.bench import compare, growth, memory_curve, ratios, results
 from cute_attention.bench.against import SUFFIX, joining, read_recorded
 from cute_attention.bench.contenders import BASELINE, OURS, PEER
 from cute_attention.bench.flops import flops
@@ -26,7 +27,7 @@ from cute_attention.bench.points import (
 )
 from cute_attention.bench.results import Results, Row
 from cute_attention.bench.tables import number
-from cute_attention.bench.timing import CudaTimer, median, repeats_for, spread, turns
+from cute_attention.timing import CudaTimer, median, repeats_for, spread, turns
 
 CPU = torch.device("cpu")
 POINT = Point(batch=2, heads=4, seqlen_q=32, head_dim=8, dtype="fp32")

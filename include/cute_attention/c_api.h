@@ -30,6 +30,20 @@ struct Problem {
   int32_t row;           // kAnyRow, or the number of the one row that may serve
 };
 
+// What the cost model reads of a forward row and of a GPU, neither of which needs to be there: so a
+// row is judged before it is compiled, and for a GPU that another machine has.
+struct CostQuestion {
+  Arch arch;
+  int32_t head_dim;  // of the row, not of a call
+  int32_t head_dim_v;
+  KernelConfig config;
+  int32_t threads;              // of a CTA
+  int32_t shared_memory_bytes;  // of a CTA, dynamic
+  int32_t compute_capability;   // major * 10 + minor
+  int32_t multiprocessors;
+  int32_t shared_memory_per_multiprocessor;  // bytes
+};
+
 // In place of a value of Arch: any family of kernels that serves the problem.
 constexpr int32_t kAnyArch = 0;
 
@@ -109,6 +123,13 @@ CUTE_ATTENTION_API int32_t cute_attention_load_library(char const* path, int32_t
 
 // The number of a loaded row, for `arch` of a call; 0 on an error: no row has this name.
 CUTE_ATTENTION_API int32_t cute_attention_row(char const* name);
+
+// Writes the microseconds that the cost model expects of such a row for a problem: figures to
+// compare rows with, not predictions of a time. It loads nothing. Returns 0, or 1 on an error: a
+// pointer is null, or a number of the question is not positive.
+CUTE_ATTENTION_API int32_t cute_attention_estimate(cute_attention::Problem const* problem,
+                                                   cute_attention::CostQuestion const* question,
+                                                   double* microseconds);
 
 // What there is, as JSON: how the core was built, the kernel libraries that were found, the rows
 // that can be chosen, the GPUs, and what each row says to a problem. The text is valid until this

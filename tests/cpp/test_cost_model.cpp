@@ -1,5 +1,7 @@
 // test_cost_model.cpp: compares the key tiles that the cost model counts with a count by brute
 // force, and checks which rows the model prefers.
+#include <stdexcept>
+
 #include "check.h"
 #include "cost_model.h"
 
@@ -101,11 +103,36 @@ void test_preferences() {
   check_equal(estimate_us(large, nothing, kDevice), 0.0, "no query costs nothing");
 }
 
+// A question about a row that is not there has the estimate of the row that is.
+void test_question() {
+  KernelRow const there = row(128, 64, 96, 4);
+  CostQuestion question{there.key.arch,
+                        there.key.head_dim,
+                        there.key.head_dim_v,
+                        there.config,
+                        there.threads,
+                        there.shared_memory_bytes,
+                        kDevice.compute_capability,
+                        kDevice.multiprocessors,
+                        kDevice.shared_memory_per_multiprocessor};
+  Problem const asked = problem(1000, 3000, 700, 0);
+  check_equal(estimate_us(question, asked), estimate_us(there, asked, kDevice), "the same row");
+  question.config.tile_n = 0;
+  bool refused = false;
+  try {
+    estimate_us(question, asked);
+  } catch (std::invalid_argument const&) {
+    refused = true;
+  }
+  check(refused, "a tile without keys is refused");
+}
+
 }  // namespace
 }  // namespace cute_attention
 
 int main() {
   cute_attention::test_tile_work();
   cute_attention::test_preferences();
+  cute_attention::test_question();
   return cute_attention::testing::report();
 }

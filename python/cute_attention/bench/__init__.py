@@ -6,11 +6,12 @@ The modules, in the order in which a measurement flows through them:
     inputs       the tensors of a point
     contenders/  who is measured: our backends, PyTorch's, other packages
     steps        what is called: forward, backward, both
-    timing       how long it takes;  memory: how much it holds;  flops: how much work it is
+    memory       how much a step holds;  flops: how much work it is; how long it takes says
+                 `cute_attention.timing`
     results      rows of figures, the machine they were measured on, JSON and CSV
     tables plots what a person sees
 
-`speed`, `features`, `ladder`, `accuracy`, `robustness`, `memory_curve`, `overhead` and `compare`
-hold what one subcommand each measures or shows. `commands` runs the subcommands, and
+`speed`, `features`, `ladder`, `experiments`, `accuracy`, `robustness`, `memory_curve`, `overhead`
+and `compare` hold what one subcommand each measures or shows. `commands` runs the subcommands, and
 `cute_attention.cli.bench` reads their options.
 """

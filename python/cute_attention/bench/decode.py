@@ -96,7 +96,7 @@ class Cached(Ours):
     """`attention_with_cache` of one backend."""
 
     def __init__(self, contender: Ours, page_size: int) -> None:
-        self.name, self.title = contender.name, contender.title  # type: ignore[misc]
+        self.name, self.title = contender.name, contender.title
         self._contender, self._page_size = contender, page_size
 
     def missing(self, device: torch.device) -> str | None:

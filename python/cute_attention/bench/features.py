@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..timing import median
 from .again import again
 from .contenders import CONTENDERS, OURS
 from .points import FEATURES, Point
 from .results import Row
 from .speed import Bench, Case, Settings
 from .steps import cannot_run
-from .timing import median
 
 PLAIN = "plain"
 # Measured unless --features says otherwise: each alone, those that cost something in pairs, and all

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ..timing import median, spread
 from .again import again
 from .contenders import OURS, PEER, Contender
 from .contenders.base import CannotRun
@@ -29,7 +30,6 @@ from .points import Point
 from .results import Row
 from .steps import Deadline, Step, attempt, cannot_run, free_memory, measuring
 from .tables import make_table, measured_columns, number, print_reasons, titled
-from .timing import median, spread
 
 
 def default_point(device: torch.device) -> Point:

@@ -22,6 +22,21 @@ SCHEMA = 1
 POINT_FIELDS = [f.name for f in fields(Point)]
 
 
+def point_to_dict(point: Point) -> dict[str, Any]:
+    """A point as JSON has it."""
+    window = list(point.window) if point.window else None
+    return {**asdict(point), "window": window, "lengths": list(point.lengths)}
+
+
+def point_from_dict(data: dict[str, Any]) -> Point:
+    """The point of a dictionary that may have more than its fields."""
+    point = {name: data[name] for name in POINT_FIELDS if name in data}
+    if point.get("window"):
+        point["window"] = Bounds(*point["window"])
+    point["lengths"] = tuple(point.get("lengths", ()))
+    return Point(**point)
+
+
 @dataclass(frozen=True)
 class Row:
     """One contender measured on one point."""
@@ -42,11 +57,8 @@ class Row:
         return self.point.key(), self.contender, self.what, self.case
 
     def to_dict(self) -> dict[str, Any]:
-        point = asdict(self.point)
-        point["window"] = list(self.point.window) if self.point.window else None
-        point["lengths"] = list(self.point.lengths)
         return {
-            **point,
+            **point_to_dict(self.point),
             "mask": self.point.mask,
             "contender": self.contender,
             "role": self.role,
@@ -61,14 +73,10 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        point = {name: data[name] for name in POINT_FIELDS if name in data}
-        if point.get("window"):
-            point["window"] = Bounds(*point["window"])
-        point["lengths"] = tuple(point.get("lengths", ()))
         known = {*POINT_FIELDS, "mask", "contender", "role", "what", "case"}
         known |= {"samples", "max_samples", "reason", "command"}
         return cls(
-            point=Point(**point),
+            point=point_from_dict(data),
             contender=data["contender"],
             role=data["role"],
             what=data["what"],
@@ -90,6 +98,14 @@ class Results:
     rows: list[Row]
 
 
+def write_whole(path: Path, data: object) -> None:
+    """Writes a JSON file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    os.replace(part, path)
+
+
 def write_json(path: Path, kind: str, environment: Environment, rows: Sequence[Row]) -> None:
     """Writes the file whole or not at all, so that it can be rewritten after every point."""
     data = {
@@ -98,10 +114,7 @@ def write_json(path: Path, kind: str, environment: Environment, rows: Sequence[R
         "environment": environment.to_dict(),
         "rows": [row.to_dict() for row in rows],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(part, path)
+    write_whole(path, data)
 
 
 def read_json(path: Path) -> Results:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..timing import Plan, Timer, make_timer, median, spread
 from .adversarial import ADVERSARIAL, Adversarial, select
 from .again import again
 from .contenders import OURS, Contender
@@ -16,7 +17,6 @@ from .points import Point
 from .results import Row
 from .roundings import Exact, exact
 from .steps import Deadline, Step, attempt, cannot_run, free_memory, make_step, measuring
-from .timing import Plan, Timer, make_timer, median, spread
 
 TENSORS = {"fwd": ("out", "lse"), "bwd": ("dq", "dk", "dv")}
 DIRECTIONS = tuple(TENSORS)

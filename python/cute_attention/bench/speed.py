@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..timing import Plan, Timer, make_timer, median, spread, turns
 from .again import again
 from .contenders import OURS, Contender
 from .contenders.base import Attention, CannotRun
@@ -16,7 +17,6 @@ from .memory import MIB, peak_bytes
 from .points import Point
 from .results import Row
 from .steps import Deadline, Step, attempt, cannot_run, free_memory, make_step, measuring
-from .timing import Plan, Timer, make_timer, median, spread, turns
 
 # The limit of rms(difference) / rms(value) between two contenders. The roundings of two right
 # results stay far below it; a wrong mask or scale is far above it.
@@ -167,11 +167,15 @@ class Bench:
                 return
         camps.append(_Camp([case], result))
 
+    def _believed(self, camps: Sequence[_Camp]) -> _Camp:
+        """Whose result is right: that which most found, the first of equals."""
+        return max(camps, key=lambda camp: len(camp.cases))
+
     def _refuse_minorities(self, entries: dict[Case, _Entry], reasons: dict[Case, str]) -> None:
-        """Believes the result that most contenders found at a point, and refuses the others: nobody
-        may be fast by computing something else."""
+        """Believes one result at a point and refuses the others: nobody may be fast by computing
+        something else."""
         for point, camps in self._camps.items():
-            right = max(camps, key=lambda camp: len(camp.cases))  # the first of equals
+            right = self._believed(camps)
             believed = ", ".join(case.contender.name for case in right.cases)
             what = "the size of its result" if point.dropout else "its result"
             for camp in camps:

@@ -28,6 +28,7 @@ COMMANDS = {
     "info": Command("what is installed, and which backend serves what", "cute_attention.cli.info"),
     "bench": Command("measure attention beside its peers", "cute_attention.cli.bench"),
     "build": Command("compile a row of the tables, or one like it", "cute_attention.cli.build"),
+    "tune": Command("look for faster rows than those of the tables", "cute_attention.cli.tune"),
     "cache": Command("list or clear the kernels that were built", "cute_attention.cli.cache"),
     "layouts": Command("show and prove the layouts of kernels", "cute_attention.cli.layouts"),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..bench import features, forms, memory, robustness, steps
+from ..bench import experiments, features, forms, memory, robustness, steps
 from ..bench.inputs import DISTRIBUTIONS
 from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
 from ..bench.options import add_all_of, add_common, add_shapes, choices, words
@@ -76,6 +76,15 @@ def _features(parser: argparse.ArgumentParser) -> None:
 
 def _ladder(parser: argparse.ArgumentParser) -> None:
     add_shapes(parser, sets=False)
+    _add_timing(parser, "fwd,fwdbwd")
+    add_common(parser)
+
+
+def _experiments(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, sets=False, features=())
+    add_all_of(
+        parser, "--experiments", tuple(experiments.EXPERIMENTS), "what is varied; default: all"
+    )
     _add_timing(parser, "fwd,fwdbwd")
     add_common(parser)
 
@@ -216,6 +225,12 @@ SUBCOMMANDS = {
         texts.LADDER,
         texts.LADDER_EXAMPLES,
         _ladder,
+    ),
+    "experiments": _Subcommand(
+        "block size, dtype, length, head dim, heads, one at a time",
+        texts.EXPERIMENTS,
+        texts.EXPERIMENTS_EXAMPLES,
+        _experiments,
     ),
     "accuracy": _Subcommand(
         "errors against float64, with a verdict",

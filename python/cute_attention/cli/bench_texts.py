@@ -69,6 +69,22 @@ examples:
   python -m cute_attention bench ladder --seqlens 1024,2048,4096 --direction fwd
 """
 
+EXPERIMENTS = """\
+One size is varied at a time, all else equal: block size, dtype (fp32 on the reference backend,
+fp16, bf16), sequence length, head dim, heads. For each value the time, the peak memory and the
+TFLOP/s of ours and of peers. On a GPU the block sizes are those of forward rows, which nvcc
+compiles, a minute each; without one they are blocks of keys on the reference backend. What cannot
+run is listed with the reason.
+"""
+
+EXPERIMENTS_EXAMPLES = """\
+examples:
+  python -m cute_attention bench experiments --plot experiments.png --json experiments.json
+  # two of them, around a point of your own
+  python -m cute_attention bench experiments --experiments length,heads --batch 1 --heads 8 \\
+      --head-dims 64 --seqlens 1024,4096,16384 --masks causal --direction fwd
+"""
+
 ACCURACY = """\
 Errors of output, LSE and gradients against float64 over several draws, and a verdict: ours must be
 at most 1.10 times those of the better of FLASH and cuDNN on the same inputs, beyond what the draws

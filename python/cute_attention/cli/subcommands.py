@@ -30,7 +30,7 @@ class Subcommands:
         if args.command is None:
             parser.print_help()
             return 0
-        if missing := self._missing():
+        if missing := missing_of(self.requires, self.extra, self.hint):
             print(f"{parser.prog}: {missing}", file=sys.stderr)
             return 1
         run = importlib.import_module(self.module).RUN[args.command]
@@ -41,11 +41,12 @@ class Subcommands:
             return 2
         return code
 
-    def _missing(self) -> str:
-        """Which module of the extra cannot be imported and what installs it; "" where all can."""
-        for module in self.requires:
-            try:
-                importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                return f'{error}: pip install "cute-attention[{self.extra}]" adds it{self.hint}'
-        return ""
+
+def missing_of(modules: Sequence[str], extra: str, hint: str = "") -> str:
+    """Which of an extra's modules cannot be imported and what installs it; "" where all can."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            return f'{error}: pip install "cute-attention[{extra}]" adds it{hint}'
+    return ""

@@ -94,9 +94,9 @@ def build_for(problem: Problem, requested: str) -> bool:
     problem = problem._replace(
         head_dim=whole_vectors(problem.head_dim), head_dim_v=whole_vectors(problem.head_dim_v)
     )
-    capability, shared_memory = _chip(device)
+    capability, shared_memory = chip_of(device)
     for family in packages.families_for(capability):
-        if requested in ("auto", family) and (best := _best(problem, family, shared_memory)):
+        if requested in ("auto", family) and (best := best_rows(problem, family, shared_memory)):
             with _lock:  # whoever comes second waits for the row
                 return _build_first(best, problem, capability)
     return False  # no row of any family serves
@@ -114,16 +114,16 @@ def _build_first(best: list[TableRow], problem: Problem, capability: int) -> boo
     return False
 
 
-def _chip(device: torch.device) -> tuple[int, int]:
+def chip_of(device: torch.device) -> tuple[int, int]:
     """The compute capability of a GPU, and the bytes of shared memory of a CTA."""
     properties: Any = torch.cuda.get_device_properties(device)
     return properties.major * 10 + properties.minor, properties.shared_memory_per_block_optin
 
 
-def _best(problem: Problem, family: str, shared_memory: int) -> list[TableRow]:
-    """The rows of a family with the smallest head dims that serve a problem, in the order in which
-    they are tried: where a chip has less shared memory than the family's largest, those with small
-    tiles first, since the others may have no room."""
+def best_rows(problem: Problem, family: str, shared_memory: int) -> list[TableRow]:
+    """The rows of the tables, of a family, with the smallest head dims that serve a problem, in the
+    order in which they are tried: where a chip has less shared memory than the family's largest,
+    those with small tiles first, since the others may have no room."""
     serving = [row for row in rows.table() if row.arch == family and _may_serve(row, problem)]
     least = min(((row.head_dim, row.head_dim_v) for row in serving), default=None)
     best = [row for row in serving if (row.head_dim, row.head_dim_v) == least]

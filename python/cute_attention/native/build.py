@@ -111,7 +111,7 @@ def build(source: Source, is_study: bool) -> tuple[str, Path | None]:
         return _compile(source, tools, folder)
 
     def waiting() -> None:
-        _say(f"waiting for another process that builds {row.name}")
+        say(f"waiting for another process that builds {row.name}")
 
     path = kernel_cache.path_of(row.name, key)
     return row.name, kernel_cache.obtain(path, compile_in, waiting)
@@ -149,14 +149,14 @@ def _compile(source: Source, tools: Toolchain, folder: Path) -> Path:
     start = time.monotonic()
     write_files(source, tools, folder)
     words = command(source, tools, folder)
-    _say(f"building {row.name} with {tools.name} (about a minute)")
+    say(f"building {row.name} with {tools.name} (about a minute)")
     status, output = _run(words, row.name, start)
     if status != 0:
         raise BuildError(_failure(row.name, status, output, words))
     library = folder / _LIBRARY
     if not library.is_file():
         raise BuildError(f"{row.name}: {tools.nvcc} reported success, but wrote no library")
-    _say(f"built {row.name} in {time.monotonic() - start:.0f} s")
+    say(f"built {row.name} in {time.monotonic() - start:.0f} s")
     return library
 
 
@@ -191,7 +191,7 @@ def _run(words: list[str], name: str, start: float) -> tuple[int, str]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 output, _ = process.communicate(timeout=_TICK)
                 return process.returncode, output
-            _say(f"building {name}: {time.monotonic() - start:.0f} s", passing=True)
+            say(f"building {name}: {time.monotonic() - start:.0f} s", passing=True)
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -199,7 +199,7 @@ def _run(words: list[str], name: str, start: float) -> tuple[int, str]:
             process.communicate()
 
 
-def _say(text: str, passing: bool = False) -> None:
+def say(text: str, passing: bool = False) -> None:
     """Tells whoever waits; what is soon out of date, only where the line can be written over."""
     is_terminal = sys.stderr.isatty()
     if passing and not is_terminal:

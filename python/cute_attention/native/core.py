@@ -106,6 +106,28 @@ class _Problem(ctypes.Structure):
     ]
 
 
+class _CostQuestion(ctypes.Structure):
+    """CostQuestion of c_api.h; KernelConfig lies in it from tile_m to warps."""
+
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in (
+            "arch",
+            "head_dim",
+            "head_dim_v",
+            "tile_m",
+            "tile_n",
+            "stages",
+            "warps",
+            "threads",
+            "shared_memory_bytes",
+            "compute_capability",
+            "multiprocessors",
+            "shared_memory_per_multiprocessor",
+        )
+    ]
+
+
 def library_folder() -> Path | None:
     """The folder of libcute_attention.so, or None where the package was not built.
 
@@ -224,16 +246,9 @@ def check_sizes(problem: Problem) -> None:
             raise ValueError(f"explain: {size} of {argument} is {value}, expected 0 to {LARGEST}")
 
 
-def explain(problem: Problem, device: int | None) -> list[Candidate]:
-    """Every loaded row's answer to a problem on a GPU, or on none (None).
-
-    Raises:
-        RuntimeError: the kernel libraries cannot use the GPU.
-        ValueError: a size that the core cannot take.
-    """
+def _question(problem: Problem) -> _Problem:
+    """A problem as the core takes it."""
     check_sizes(problem)
-    if not available():
-        return []
     values = problem._replace(
         window_left=_window_bound(problem.window_left),
         window_right=_window_bound(problem.window_right),
@@ -242,9 +257,56 @@ def explain(problem: Problem, device: int | None) -> list[Candidate]:
     values["direction"] = _DIRECTIONS[problem.direction]
     values["dtype"] = _DTYPES.get(problem.dtype, _OTHER_DTYPE)
     values["row"] = _number_of(problem.row)
-    question = _Problem(**values)
+    return _Problem(**values)
+
+
+def explain(problem: Problem, device: int | None) -> list[Candidate]:
+    """Every loaded row's answer to a problem on a GPU, or on none (None).
+
+    Raises:
+        RuntimeError: the kernel libraries cannot use the GPU.
+        ValueError: a size that the core cannot take.
+    """
+    if not available():
+        check_sizes(problem)
+        return []
+    question = _question(problem)
     ordinal = NO_DEVICE if device is None else device
     entries = _read(
         core().cute_attention_explain_json, ctypes.byref(question), ctypes.c_int32(ordinal)
     )
     return [Candidate(**entry) for entry in entries]
+
+
+def estimate_us(
+    problem: Problem, row: Columns, threads: int, shared_memory_bytes: int, device: Device
+) -> float:
+    """What the cost model expects a forward row to take, as `cute_attention_estimate` of c_api.h
+    does: neither the row nor the GPU needs to be here.
+
+    Raises:
+        OSError: the package was installed without its core.
+        ValueError: a size that the core cannot take.
+        RuntimeError: a number of the row or of the device is not positive.
+    """
+    question = _CostQuestion(
+        int(row.arch.removeprefix("sm")),
+        row.head_dim,
+        row.head_dim_v,
+        row.tile_m,
+        row.tile_n,
+        row.stages,
+        row.warps,
+        threads,
+        shared_memory_bytes,
+        device.compute_capability,
+        device.multiprocessors,
+        device.shared_memory_per_multiprocessor,
+    )
+    found = ctypes.c_double()
+    code = core().cute_attention_estimate(
+        ctypes.byref(_question(problem)), ctypes.byref(question), ctypes.byref(found)
+    )
+    if code != 0:
+        raise RuntimeError(core().cute_attention_last_error().decode())
+    return found.value

@@ -1,5 +1,5 @@
-"""The folder with the kernel libraries that were built from Python: one file each, owned by the
-user, complete or not there."""
+"""The folder with the kernel libraries that were built from Python, and with the choices that were
+measured among them: one file each, owned by the user, complete or not there."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _DEFAULT_SIZE = 2 * 2**30
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _ENTRY = re.compile(r"(\w+)-([0-9a-f]{24})\.so")
 _UNFINISHED = "build-"  # folders of builds that run, or that ended without cleaning up
+_CHOICE = "choice-"  # files that say which row was the fastest for a call
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none
 
 
@@ -63,6 +64,11 @@ def size_limit() -> int:
 def path_of(row: str, key: str) -> Path:
     """The file of a library; `key` is the hash of all that it is built from."""
     return folder() / f"{row}-{key}.so"
+
+
+def choice_path(key: str) -> Path:
+    """The file that says which row was the fastest; `key` is the hash of all that decides it."""
+    return folder() / f"{_CHOICE}{key}.json"
 
 
 def find(path: Path) -> bool:
@@ -216,12 +222,15 @@ def _shrink(kept: Path) -> None:
 
 
 def clear() -> list[Entry]:
-    """Removes all libraries, and what builds that were killed have left. Returns the libraries."""
+    """Removes all libraries, the choices among them (`rows.autotune`), and what builds that were
+    killed have left. Returns the libraries."""
     removed = entries()
     if folder().is_dir():
         _refuse_if_others_write(folder())
     for entry in removed:
         entry.path.unlink(missing_ok=True)
+    for choice in folder().glob(f"{_CHOICE}*.json"):
+        choice.unlink(missing_ok=True)
     for unfinished in folder().glob(f"{_UNFINISHED}*"):
         key = unfinished.name.removeprefix(_UNFINISHED).rpartition("-")[0]
         if not _is_held(folder() / f"{key}.lock"):

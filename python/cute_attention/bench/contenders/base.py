@@ -30,8 +30,8 @@ class CannotRun(Exception):
 class Contender:
     """One implementation of attention. Subclasses say what it needs and how it is called."""
 
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: str
+    title: str
     role: ClassVar[str] = PEER
     needs: ClassVar[str] = ""  # for the help
     function: ClassVar[str] = ""  # what is called, where a refusal should name it; else the title

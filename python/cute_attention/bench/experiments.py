@@ -1,0 +1,174 @@
+"""`experiments`: what one size after the other does to time, memory and speed, all else equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..dispatch.jit import best_rows, chip_of
+from ..native import packages
+from ..rows.candidates import row_of
+from ..rows.ranges import operand_bytes, variants
+from .again import again
+from .contenders import CONTENDERS, Contender
+from .contenders.blocks import BuiltRow, KeyBlocks
+from .points import Point
+from .problems import problem_of
+from .results import Row
+from .speed import Bench, Case, Settings
+
+METRICS = {
+    "time_ms": "time, ms",
+    "memory_mib": "peak memory, MiB",
+    "tflops": "TFLOP/s",
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One thing that is varied."""
+
+    name: str
+    title: str
+    axis: str  # its name on the axis of a plot
+
+
+EXPERIMENTS = {
+    each.name: each
+    for each in (
+        Experiment("block", "block size", "block: queries x keys, or keys"),
+        Experiment("dtype", "dtype", "dtype of q, k and v"),
+        Experiment("length", "sequence length", "sequence length, tokens"),
+        Experiment("head-dim", "head dim", "head dim, elements"),
+        Experiment("heads", "heads", "heads of queries"),
+    )
+}
+_DTYPES = ("fp32", "fp16", "bf16")  # the first on the reference backend
+_MOST_BLOCKS = 6  # each is a kernel to compile
+
+
+@dataclass(frozen=True)
+class Values:
+    """What the sizes are varied over, and the blocks of keys where there is no GPU."""
+
+    lengths: tuple[int, ...]
+    head_dims: tuple[int, ...]
+    heads: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+GPU = Values(
+    lengths=(512, 1024, 2048, 4096, 8192, 16384),
+    head_dims=(32, 64, 96, 128, 192, 256),
+    heads=(1, 2, 4, 8, 16, 32),
+    keys=(),
+)
+CPU = Values(
+    lengths=(64, 128, 256, 512),
+    head_dims=(16, 32, 64, 128),
+    heads=(1, 2, 4, 8),
+    keys=(32, 64, 128, 256),
+)
+
+
+def points_of(name: str, base: Point, values: Values) -> Iterator[tuple[str, Point]]:
+    """The points of an experiment, each with the value that is varied, in a word."""
+    if name == "length":
+        for length in values.lengths:
+            yield str(length), replace(base, seqlen_q=length, seqlen_k=length)
+    elif name == "head-dim":
+        for head_dim in values.head_dims:
+            yield str(head_dim), replace(base, head_dim=head_dim, head_dim_v=head_dim)
+    elif name == "heads":
+        for heads in values.heads:
+            yield str(heads), replace(base, heads=heads, heads_kv=heads)
+    elif name == "dtype":
+        for dtype in _DTYPES:
+            yield dtype, replace(base, dtype=dtype)
+
+
+def blocks_of(base: Point, device: torch.device, values: Values) -> list[Contender]:
+    """Ours with other blocks: forward rows like that of the tables, which are compiled; without a
+    GPU the reference backend on blocks of keys."""
+    if device.type != "cuda":
+        return [KeyBlocks(keys) for keys in values.keys if keys <= base.seqlen_k]
+    capability, room = chip_of(device)
+    for family in packages.families_for(capability):
+        if found := best_rows(problem_of(base, "fwd", device), family, room):
+            present = found[0]
+            break
+    else:
+        return []
+    same = [
+        row
+        for row in variants(present)
+        if (row.stages, row.ptxas) == (present.stages, present.ptxas)
+        and (row.tile_m == present.tile_m) != (row.tile_n == present.tile_n)
+        and operand_bytes(row) <= room
+    ]
+    spread = same[:: max(1, -(-len(same) // (_MOST_BLOCKS - 1)))]
+    rows = sorted({present, *spread}, key=lambda row: (row.tile_m, row.tile_n, row.warps))
+    return [BuiltRow(row_of(row)) for row in rows]
+
+
+class Experiments(Bench):
+    """One run. `measure_all` hands over the rows of each value as they are finished; the case of a
+    row is the experiment and the value."""
+
+    def __init__(self, settings: Settings, base: Point, values: Values) -> None:
+        super().__init__(settings)
+        self.base, self.values = base, values
+
+    def measure_all(self, names: Sequence[str], done: Callable[[list[Row]], None]) -> None:
+        """Measures the experiments of these names."""
+        for name in names:
+            if name == "block":
+                base = replace(self.base, causal=False, window=None)
+                blocks = blocks_of(base, self.settings.device, self.values)
+                cases = [Case(each, base, f"{name} {each.name}") for each in blocks]
+                self._measure_together(base, cases, done)
+                continue
+            for value, point in points_of(name, self.base, self.values):
+                cases = [Case(each, point, f"{name} {value}") for each in self._who(name)]
+                self._measure_together(point, cases, done)
+
+    def _who(self, name: str) -> list[Contender]:
+        """The contenders of an experiment. In that of dtypes the reference backend is one: it is
+        ours that computes fp32."""
+        chosen = list(self.settings.contenders)
+        reference = CONTENDERS["reference"]
+        if name == "dtype" and reference not in chosen:
+            chosen.append(reference)
+        return chosen
+
+    def count(self, names: Sequence[str]) -> int:
+        """How often `done` is called."""
+        points = sum(
+            1 if name == "block" else len([*points_of(name, self.base, self.values)])
+            for name in names
+        )
+        return points * len(self.settings.directions)
+
+    def _command(self, case: Case, direction: str) -> str:
+        chosen = [each.name for each in self.settings.contenders]
+        return again(
+            "experiments",
+            self.base,
+            self.settings.device,
+            experiments=case.name.partition(" ")[0],
+            direction=direction,
+            contenders=",".join(chosen),
+            rounds=str(self.settings.rounds),
+            time_ms=f"{self.settings.time_ms:g}",
+        )
+
+
+def default_contenders(device: torch.device) -> str:
+    """The fastest backend of ours that is here, and PyTorch's fused kernels; on a CPU also the
+    formula."""
+    if device.type != "cuda":
+        return "reference,flash,plain"
+    ours = [name for name in ("sm90", "sm80") if not CONTENDERS[name].missing(device)]
+    return ",".join([*(ours[:1] or ["reference"]), "cudnn", "flash"])

@@ -1,0 +1,337 @@
+"""`tune` without a GPU: a search compiled into a folder, gone on with, measured by stand-ins.
+
+What compiles is the C++ compiler, with a launch class that is made up (fake_nvcc.py). A process
+cannot unload a library, so each test that loads has a process of its own. In those the layout lab's
+proofs are left out: test_row_search.py has them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rich", reason="the benchmark's extra is not installed")
+
+from built_rows import calls
+from cute_attention.cli.tune import main
+from cute_attention.native import core
+from tuning import run
+
+pytestmark = pytest.mark.skipif(not core.available(), reason="the core library is not installed")
+
+UNPROVEN = """
+from cute_attention.rows import candidates
+candidates._fault = lambda candidate: ""
+from cute_attention.cli import main
+"""
+SHAPE = (
+    "--arch sm80 --batch 1 --heads 2 --head-dims 64 --seqlens 64,96 --masks full --dtypes fp16 "
+    "--candidates 2 --jobs 1 --minutes 1"
+)
+
+# Kernels that run on the CPU: the result is that of the reference, another for the tiles of LYING;
+# and a clock that says of a tile what MS does, so that figures do not depend on the machine.
+STAND_INS = """
+import re, torch
+from cute_attention import attention
+from cute_attention.bench import speed
+from cute_attention.bench.contenders import blocks
+from cute_attention.timing import Plan
+from cute_attention.tune import command, measure
+
+MS = {}
+tried, timed = [], []
+
+class Clock:
+    def plan(self, step):
+        step()
+        return Plan(1)
+
+    def sample(self, step, plan):
+        before = len(timed)
+        step()
+        tile = re.search(r'm\\d+n(\\d+)s', timed[-1][0])[1] if len(timed) > before else "of a peer"
+        return [MS.get(f"n{tile}", 20.0)]
+
+speed.make_timer = lambda device, time_ms: Clock()
+
+def missing(self, device):
+    return None
+
+def build(self, point, inputs):
+    name = self.kernel.name
+    tile = f"n{self.kernel.tile_n}"
+    def call(q, k, v):
+        timed.append((name, point.seqlen_q))
+        out = attention(q, k, v, backend="reference")
+        return -out if tile in LYING else out
+    return call
+
+def trial(kernel, trusted, search, device):
+    tried.append(kernel.name)
+    assert trusted.tile_n == 64
+    return "out is wrong" if f"n{kernel.tile_n}" in WRONG else ""
+
+LYING, WRONG = set(), set()
+blocks.BuiltKernel.missing, blocks.BuiltKernel.build = missing, build
+command.trial_of = trial
+CPU = torch.device("cpu")
+torch.cuda.is_available = lambda: True
+command.pick_device = lambda name: CPU
+command.cannot_run_on = lambda device, arch: None
+
+def tune(text):
+    tried.clear(), timed.clear()
+    return main(["tune", *text.split()])
+"""
+
+
+def tune(folder: Path, text: str, more: str = "", **environment: str) -> str:
+    """The output of the command in a process of its own."""
+    code = f"{UNPROVEN}{more}\nraise SystemExit(main(['tune', *{text!r}.split()]))"
+    done = run(folder, code, **environment)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def entries(folder: Path) -> list[dict]:
+    (search,) = manifest(folder)["searches"]
+    return search["entries"]
+
+
+def test_it_compiles_into_a_folder_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    first = f"{SHAPE} --build-only --output {out}"
+    said = tune(tmp_path, first)
+    assert "looking for 2 candidates for each of 1 rows, estimated for NVIDIA A100" in said
+    assert "not measured, as --build-only asks" in said
+    assert f"python -m cute_attention tune --measure-only --input {out}" in said
+    built = entries(out)
+    assert built[0]["columns"]["tile_n"] == 64, "the present row is the first"
+    assert len(built) == 3 and len({each["name"] for each in built}) == 3
+    assert all((out / each["file"]).is_file() and not each["error"] for each in built)
+    assert len(calls(tmp_path)) == 3
+
+    # The same command compiles what is missing, and nothing else.
+    shutil.rmtree(tmp_path / "cache")
+    (out / built[1]["file"]).unlink()
+    assert "going on with the search" in tune(tmp_path, first)
+    assert len(calls(tmp_path)) == 4
+    assert entries(out) == [
+        {**each, "seconds": now["seconds"]} for each, now in zip(built, entries(out), strict=True)
+    ]
+    # How much time there is and who is measured beside are no other search; another shape is.
+    tune(tmp_path, f"{first} --minutes=3 --rounds 2 --peers flash --plot p.png")
+    assert len(calls(tmp_path)) == 4
+    other = f"{first} --heads-kv 1"
+    done = run(tmp_path, f"{UNPROVEN}raise SystemExit(main(['tune', *{other!r}.split()]))")
+    assert done.returncode == 2
+    assert "holds another search (python -m cute_attention tune --arch sm80" in done.stderr
+
+
+def test_kernels_of_other_headers_are_not_mixed(tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    text = f"{SHAPE} --build-only --output {out}"
+    tune(tmp_path, text)
+    data = manifest(out)
+    (out / "manifest.json").write_text(json.dumps({**data, "sources": "of an older day"}))
+    done = run(tmp_path, f"{UNPROVEN}raise SystemExit(main(['tune', *{text!r}.split()]))")
+    assert done.returncode == 2 and "holds kernels of other headers" in done.stderr
+
+
+def test_what_does_not_compile_is_told_and_tried_again(tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    text = f"{SHAPE} --build-only --output {out}"
+    said = tune(tmp_path, text, FAKE_NVCC="fail")
+    assert "nvcc ended with exit code 2" in said
+    assert all("too large" in each["error"] and not each["file"] for each in entries(out))
+    tune(tmp_path, text)
+    assert all(each["file"] and not each["error"] for each in entries(out))
+
+
+def test_without_a_compiler_it_says_so_and_lists_candidates(tmp_path: Path) -> None:
+    without = """
+from cute_attention.errors import BuildError
+from cute_attention.native import toolchain
+def none():
+    raise BuildError("nvcc was not found")
+toolchain.find = none
+"""
+    said = tune(tmp_path, f"{SHAPE} --output {tmp_path / 'tuned'}", without)
+    assert "not compiled: nvcc was not found" in said
+    assert "not measured: PyTorch sees no GPU" in said
+    assert said.count("not compiled") == 4, "and each row of the list"
+
+
+def test_own_rows_come_first(tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    own = "--row tile_m=64,tile_n=112 --row tile_n=48,ptxas=O3"
+    tune(tmp_path, f"{SHAPE} {own} --build-only --output {out}")
+    tiles = [(e["columns"]["tile_m"], e["columns"]["tile_n"]) for e in entries(out)]
+    assert tiles == [(128, 64), (64, 112), (128, 48)]
+    assert entries(out)[2]["columns"]["ptxas"] == "O3"
+
+
+MEASURED = f"""
+{UNPROVEN}{STAND_INS}
+import contextlib, io, json, pathlib
+OUT = pathlib.Path("tuned")
+own = "--row tile_n=32 --row tile_n=96 --row tile_n=112 --row tile_n=48"
+shape = {SHAPE!r}.replace("--candidates 2", "--candidates 4")
+how = "--rounds 2 --time-ms 1 --peers flash,efficient"
+search = f"{{shape}} {{own}} {{how}} --output {{OUT}}"
+
+def said(text):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        assert tune(text) == 0
+    return output.getvalue()
+"""
+
+
+def measured(folder: Path, code: str) -> None:
+    done = run(folder, f"import os\nos.chdir({str(folder)!r})\n{MEASURED}{code}")
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+
+
+def test_candidates_are_tried_and_measured_in_turn(tmp_path: Path) -> None:
+    """One candidate is faster, one slower, one fails its trial, one lies at the points alone."""
+    measured(
+        tmp_path,
+        """
+MS |= {"n32": 5.0, "n96": 40.0, "n48": 1.0, "n112": 1.0}
+WRONG.add("n112"), LYING.add("n48")
+text = said(search)
+assert "n32s1w4_o1 replaces sm80_fwd_fp16_d64" in text, text
+for key in ("fp16_d64, Sm80, Float16", "bf16_d64, Sm80, BFloat16"):
+    line = f"CUTE_ATTENTION_FORWARD(sm80_fwd_{key}, 64, 64, None, 128, 32, 1, 4, O1)"
+    assert line in text, text
+assert text.count("out is wrong") == 1, "the reason of the one that failed its trial"
+assert "its result differs from that of" in text and "efficient: needs an NVIDIA GPU" in text
+assert len(tried) == 4
+names = {name for name, _ in timed}
+assert not any("n112" in name for name in names), "a wrong one is timed"
+results = json.loads(next(OUT.glob("results_*.json")).read_text())
+rows = [row for row in results["rows"] if "to_present" in row]
+assert {row["seqlen_q"] for row in rows} == {64, 96}
+fast = [row["to_present"] for row in rows if "n32" in row["contender"]]
+assert fast == [4.0, 4.0]
+assert all("tune --arch sm80" in row["command"] for row in rows)
+assert not [row for row in rows if "n48" in row["contender"]]
+
+# Again: all is known, and nothing is tried or timed; the verdict stands.
+again = said(search)
+assert tried == timed == []
+assert "n32s1w4_o1 replaces sm80_fwd_fp16_d64" in again
+assert "replaces" in said(f"--measure-only --input {OUT} --plot plot.png")
+assert tried == timed == [] and pathlib.Path("plot.png").stat().st_size > 5000
+""",
+    )
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    measured(
+        tmp_path,
+        """
+MS |= {"n32": 5.0}
+text = said(search)
+(path,) = OUT.glob("results_*.json")
+data = json.loads(path.read_text())
+def is_lost(row):
+    return row["seqlen_q"] == 96 and "n32" in row["contender"]
+data["rows"] = [row for row in data["rows"] if not is_lost(row)]
+path.write_text(json.dumps(data))
+assert "replaces" in said(search)
+assert {length for _, length in timed} == {96}
+assert {("n32" in name, "n64" in name) for name, _ in timed} == {(True, False), (False, True)}
+
+# No time is left: what is not measured is said, and is measured another time.
+path.unlink()
+text = said(f"{search} --minutes=1e-9")
+assert "4 candidates are not measured at every point" in text and timed == []
+assert "replaces" in said(search)
+""",
+    )
+
+
+def test_a_trial_that_does_not_end_is_not_repeated(tmp_path: Path) -> None:
+    measured(
+        tmp_path,
+        """
+def dies(kernel, trusted, search, device):
+    if kernel.tile_n == 96:
+        raise KeyboardInterrupt  # the user ends a process that hangs
+    return trial(kernel, trusted, search, device)
+
+command.trial_of = dies
+try:
+    said(search)
+    raise SystemExit("it went on")
+except KeyboardInterrupt:
+    pass
+command.trial_of = trial
+text = said(search)
+assert "its trial did not end" in text
+assert not any("n96" in name for name in tried) and not any("n96" in name for name, _ in timed)
+assert len(tried) == 2, "those after it"
+""",
+    )
+
+
+def test_a_kernel_that_breaks_the_gpu_ends_the_run_and_is_remembered(tmp_path: Path) -> None:
+    measured(
+        tmp_path,
+        """
+broken = []
+def check_gpu(kernel, device, fault, lost):
+    if broken:
+        lost(kernel.name, fault)
+        raise measure.GpuUnusable(f"after {kernel.name}")
+measure.check_gpu = check_gpu
+
+def breaks(self, point, inputs):
+    if self.kernel.tile_n == 96:
+        broken.append(True)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return build(self, point, inputs)
+blocks.BuiltKernel.build = breaks
+assert tune(search) == 1
+broken.clear()
+blocks.BuiltKernel.build = build
+text = said(search)
+assert "illegal memory access was encountered, at fp16 full 1x64" in text
+assert not any("n96" in name for name, _ in timed)
+""",
+    )
+
+
+def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = f"--input {tmp_path}"
+    for text, message in (
+        (f"--measure-only {empty}", "has no manifest.json, expected a folder that `tune` has"),
+        ("--arch sm100", "invalid choice: 'sm100'"),
+        ("--direction fwdbwd", "'fwdbwd' is not one of fwd, bwd"),
+        ("--row tile_m", "'tile_m' is not COLUMN=VALUE"),
+        ("--chips 75", "'75' is not a list such as 80,90"),
+        ("--chips 80,x", "'80,x' is not a list such as 80,90"),
+        ("--candidates 0", "'0' is not a positive number"),
+        ("--build-only --measure-only", "not allowed with argument"),
+        (f"--arch sm80 --row tile=3 {empty}", "no column is called 'tile'"),
+        (f"--arch sm80 --head-dims 512 {empty}", "no row of the tables of sm80 computes"),
+    ):
+        try:
+            code = main(text.split())
+        except SystemExit as exit_:  # argparse refuses it
+            code = exit_.code
+        assert code == 2, text
+        assert message in capsys.readouterr().err, text
+    (tmp_path / "manifest.json").write_text('{"schema": 0}')
+    assert main(f"--measure-only {empty}".split()) == 2
+    assert "is no manifest of this tool (schema 1)" in capsys.readouterr().err
