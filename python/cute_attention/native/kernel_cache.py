@@ -20,6 +20,7 @@ from ..errors import BuildError
 
 FOLDER = "CUTE_ATTENTION_CACHE"
 SIZE = "CUTE_ATTENTION_CACHE_SIZE"
+PLUG_IN = "libcute_attention_"  # what the names of libraries outside of the cache begin with
 _DEFAULT_SIZE = 2 * 2**30
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _ENTRY = re.compile(r"(\w+)-([0-9a-f]{24})\.so")
@@ -63,6 +64,13 @@ def size_limit() -> int:
 def path_of(row: str, key: str) -> Path:
     """The file of a library; `key` is the hash of all that it is built from."""
     return folder() / f"{row}-{key}.so"
+
+
+def copy_of(row: str, target: Path) -> Path:
+    """A copy of a row's library, which is in the cache, in the folder `target`: a plug-in."""
+    (path,) = folder().glob(f"{row}-*.so")
+    target.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(path, target / f"{PLUG_IN}{row}.so"))
 
 
 def find(path: Path) -> bool:

@@ -64,9 +64,7 @@ COLUMNS: Mapping[str, Column] = {
         {"plain": "plain"},
         *(_SM80_FORWARD, _SM80_BACKWARD),
     ),
-    "loads": _choice(
-        "Loads", {"eager": "Eager", "late": "Late"}, {"late": "late"}, _SM80_FORWARD
-    ),
+    "loads": _choice("Loads", {"eager": "Eager", "late": "Late"}, {"late": "late"}, _SM80_FORWARD),
     "swizzle": Column(
         {width: str(width) for width in _WIDTHS},
         {width: f"swizzle{width}" for width in _WIDTHS},
@@ -148,9 +146,7 @@ def refusal(row: TableRow) -> str:
             )
         if value not in allowed:
             listed = f"0 to {allowed[-1]}" if len(allowed) > 4 else ", ".join(map(repr, allowed))
-            return (
-                f"{name} is {value!r}, expected of an {row.arch} {row.direction} kernel {listed}"
-            )
+            return f"{name} is {value!r}, expected of an {row.arch} {row.direction} kernel {listed}"
     return _refused_combination(row)
 
 
