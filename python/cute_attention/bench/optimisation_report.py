@@ -65,7 +65,8 @@ def print_steps(console: Console, rows: Sequence[Row]) -> None:
             table.add_row(*line)
         console.print()
         console.print(table)
-    print_reasons(console, rows)
+    if any("tflops" in row.metrics for row in rows):
+        print_reasons(console, rows)
 
 
 def _peer_text(rows: Sequence[Row]) -> str:

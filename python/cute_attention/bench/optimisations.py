@@ -48,7 +48,7 @@ def _without(columns: dict[str, str | int], *names: str) -> dict[str, str | int]
 
 STEPS: Sequence[Step] = (
     Step(
-        "sm80 plain",
+        "Ampere: plain",
         _row("sm80", **_SMALL, **_PLAIN),
         "Tensor cores by mma.sync and an online softmax, and nothing else: a tile is loaded "
         "through registers when it is needed, and lies in shared memory row by row. All rows begin "
@@ -99,7 +99,7 @@ STEPS: Sequence[Step] = (
         "row of the tables.",
     ),
     Step(
-        "sm90 TMA, WGMMA, warp roles",
+        "Hopper: TMA, WGMMA, warp roles",
         _row("sm90", **_ONE_CONSUMER, turns="off", grid="one_tile"),
         "One thread starts the copy of a whole tile, and WGMMA reads its operands from shared "
         "memory, so that no ldmatrix is left. A producer warp loads as far ahead as there are "
