@@ -36,4 +36,5 @@ def plot_steps(path: Path, rows: Sequence[Row], machine: str) -> None:
     if peer:
         axes[0][0].axvline(peer.metrics["tflops"], color="#8c6bb1", linestyle="--")
         axes[0][0].set_title("dashed: FlashAttention-2", fontsize=9, loc="left")
-    save(figure, path, f"From a plain kernel to the full one, on {machine}", [])
+    where = f", on {machine}" if measured else ""
+    save(figure, path, f"From a plain kernel to the full one{where}", [])

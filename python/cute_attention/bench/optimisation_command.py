@@ -83,6 +83,9 @@ def run_steps(args: argparse.Namespace) -> int:
             report.add([_unmeasured(step, point[0], reason) for step in steps])
         report.rows[:] = [_with_figures(row, figures) for row in report.rows]
     print_steps(console, report.rows)
+    if args.pictures:
+        for file in optimisation_lab.draw(steps, args.pictures):
+            console.print(f"picture: {file}")
     if args.plot:
         from .optimisation_chart import plot_steps
 

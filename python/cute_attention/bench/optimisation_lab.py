@@ -43,6 +43,27 @@ def predicted(steps: Sequence[Step]) -> tuple[dict[str, Figures], str]:
     return found, ""
 
 
+def draw(steps: Sequence[Step], folder: Path) -> list[Path]:
+    """Draws K in shared memory, and the banks that ldmatrix reads it from, of each step whose K
+    lies otherwise than in the step before. Returns the PNG files."""
+    from ..layouts import export, model
+    from ..layouts.grid import save
+    from ..layouts.pictures import sketches
+
+    files = []
+    before = None
+    for kernel in model.kernels([export.Request(step.row.columns) for step in steps]):
+        tile = kernel.tiles()["k"]
+        looks = tile.notation, tile.address.shape
+        if looks != before:
+            for sketch in sketches(kernel):
+                if sketch.name == "banks_k_operand_S" or sketch.name.startswith("smem_k"):
+                    made = sketch.draw(", ".join(sketch.subjects))
+                    files.append(save(made, folder, f"{kernel.file_name}_{sketch.name}")[1])
+        before = looks
+    return files
+
+
 def counted(
     kernels: dict[str, Kernel], libraries: Sequence[Path]
 ) -> tuple[dict[str, Figures], str]:

@@ -102,6 +102,9 @@ def _steps(parser: argparse.ArgumentParser) -> None:
         metavar="80,90",
         help="that the sm80 kernels are built for; default: this machine's, or 80",
     )
+    group.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="draw K in shared memory (the layout lab)"
+    )
     group.add_argument("--rounds", type=int, default=5, help="turns of each step; default: 5")
     group.add_argument("--time-ms", type=float, default=100.0, help="of each turn; default: 100")
     add_files(parser)

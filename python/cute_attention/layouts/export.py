@@ -25,6 +25,7 @@ from typing import Any
 
 from cute_attention.layouts.errors import LayoutError, RefusedRow
 from cute_attention.native import rows, study
+from cute_attention.native.refusals import refusal
 from cute_attention.native.rows import TableRow
 
 
@@ -114,7 +115,7 @@ def edited(row: TableRow, changes: Sequence[str]) -> TableRow:
     made = dataclasses.replace(
         row, **values, name=name, study=dataclasses.replace(row.study, **chosen)
     )
-    if refused := study.refusal(made):
+    if refused := refusal(made):
         raise LayoutError(f"--set: {refused}")
     return made
 

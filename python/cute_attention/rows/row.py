@@ -13,6 +13,7 @@ from ..errors import BuildError
 from ..native import build, core, rows, study, toolchain
 from ..native.build import Source
 from ..native.core import Kernel
+from ..native.refusals import refusal
 from ..native.rows import TableRow
 from ..native.study import Study
 from . import proofs
@@ -98,7 +99,7 @@ class Row:
             _check_column(name, value)
         near = _nearest(given)
         made = dataclasses.replace(near, **given, study=_study(columns))
-        if refused := study.refusal(made):
+        if refused := refusal(made):
             raise ValueError(f"Row: {refused}")
         self.nearest: str = near.name
         self.columns: TableRow = dataclasses.replace(made, name=_name_of(made))
