@@ -88,14 +88,14 @@ WRONG_ATOM_K = """
 # Neighbouring threads copy the vectors of a column of the tile, and not those of a row.
 TRANSPOSED_COPY = """
   using GmemCopyQK = decltype(cute::make_tiled_copy(
-      cute::Copy_Atom<typename Base::CpAsync, Element>{},
+      cute::Copy_Atom<typename Base::CopyVector, Element>{},
       cute::Layout<cute::Shape<cute::Int<Base::kThreads / 4>, cute::_4>>{},
       cute::Layout<cute::Shape<cute::_1, cute::_8>>{}));
 """
 # Half of the threads copy the same elements as the other half.
 DOUBLE_COPY = """
   using GmemCopyV = decltype(cute::make_tiled_copy(
-      cute::Copy_Atom<typename Base::CpAsync, Element>{},
+      cute::Copy_Atom<typename Base::CopyVector, Element>{},
       cute::Layout<cute::Shape<cute::Shape<cute::_2, cute::Int<Base::kThreads / 16>>, cute::_8>,
                    cute::Stride<cute::Stride<cute::_0, cute::_8>, cute::_1>>{},
       cute::Layout<cute::Shape<cute::_1, cute::_8>>{}));

@@ -19,8 +19,8 @@ struct Sm80Forward {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
-  // Whether warps divide the keys of a tile among themselves. P then goes through shared memory.
-  static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
+  static constexpr bool kSharesKeys = Traits::kSharesKeys;
+  static constexpr bool kPInSharedMemory = Traits::kPInSharedMemory;
   using SharedMemory = typename Traits::SharedMemory;
   using Operands = sm80::ForwardOperands<Traits>;
 
@@ -31,9 +31,11 @@ struct Sm80Forward {
         .add(buffer_json("o", plan, plan.o, kBankRow, 2, 2))
         .add(buffer_json("k", plan, plan.k, kBankRow, 0, 1))
         .add(buffer_json("v", plan, plan.v, kBankRow, 0, 1));
+    if constexpr (kPInSharedMemory) {
+      buffers.add(buffer_json("p", plan, plan.p, kBankRow, 0, 1));
+    }
     if constexpr (kSharesKeys) {
-      buffers.add(buffer_json("p", plan, plan.p, kBankRow, 0, 1))
-          .add(buffer_json("rows", plan, plan.rows, 16, 0, 2));
+      buffers.add(buffer_json("rows", plan, plan.rows, 16, 0, 2));
     }
     return Json::object()
         .set("phases", json_array({"S = Q K^T", "O += P V", "write O"}))
@@ -51,12 +53,13 @@ struct Sm80Forward {
     copies.add(tile_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>("q", true))
         .add(walked_copy_json<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>("k"))
         .add(walked_copy_json<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>("v"));
-    if constexpr (kSharesKeys) {
+    if constexpr (kPInSharedMemory) {
       using LayoutP = typename Traits::SmemLayoutP;
-      copies
-          .add(placed_fragment_json<typename Operands::PlaceOfP, TiledMma, LayoutP, Scores>("p",
-                                                                                            "S"))
-          .add(row_exchange_json());
+      copies.add(
+          placed_fragment_json<typename Operands::PlaceOfP, TiledMma, LayoutP, Scores>("p", "S"));
+    }
+    if constexpr (kSharesKeys) {
+      copies.add(row_exchange_json());
     }
     return copies
         .add(placed_fragment_json<typename Operands::PlaceOfO, TiledMma, LayoutO, Output>("o", "O"))
@@ -82,7 +85,7 @@ struct Sm80Forward {
     auto const k = smem_operand_json<typename Operands::K, OperandB, TiledMma>("k");
     auto const v = smem_operand_json<typename Operands::V, OperandB, TiledMma>("v");
     auto const p = [] {
-      if constexpr (kSharesKeys) {
+      if constexpr (kPInSharedMemory) {
         return smem_operand_json<typename Operands::P, OperandA, TiledMma>("p");
       } else {
         return scores_operand_json<Scores>("S");

@@ -49,9 +49,10 @@ struct Sm90Forward {
   static Json copies() {
     return with_bias_boxes<Traits>(
         Json::array()
-            .add(boxes_json<TileQ, sm90::TmaBoxes<kWarpgroupM, kHeadDim>>("q", kConsumers))
-            .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim>>("k"))
-            .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV>>("v")));
+            .add(boxes_json<TileQ, sm90::TmaBoxes<kWarpgroupM, kHeadDim, Traits::kBox>>("q",
+                                                                                        kConsumers))
+            .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim, Traits::kBox>>("k"))
+            .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV, Traits::kBoxV>>("v")));
   }
 
   static Json products() {

@@ -48,6 +48,7 @@ struct BackwardTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   static constexpr bool kHasSums = true;  // of dQ (core/backward_prepare.h)
   using Element = ElementOf<kKey.dtype>;
+  using Study = StudyOf<Row>;
 
   // A warp has 32 keys where such a grid divides the tile, else 16. With 32 keys each fragment of
   // Q, dO, Q^T or dO^T that the warp loads serves two MMAs, one for each 16 keys.
@@ -75,13 +76,13 @@ struct BackwardTraits {
   using TiledMmaKV = Mma<kWarpsN, kWarpsM, cute::Int<16 * kWarpsM>>;
   using TiledMmaQ = Mma<kGradQWarpsM, kGradQWarpsD, cute::Int<16 * kGradQWarpsD>>;
 
-  using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
-  using SmemLayoutQt = SmemTileTransposed<kTileM, kHeadDim>;
-  using SmemLayoutK = SmemTile<kTileN, kHeadDim>;
-  using SmemLayoutKt = SmemTileTransposed<kTileN, kHeadDim>;
-  using SmemLayoutV = SmemTile<kTileN, kHeadDimV>;
-  using SmemLayoutGradO = SmemTile<kTileM, kHeadDimV>;
-  using SmemLayoutGradOt = SmemTileTransposed<kTileM, kHeadDimV>;
+  using SmemLayoutQ = SmemTile<kTileM, kHeadDim, Study::kSwizzle>;
+  using SmemLayoutQt = SmemTileTransposed<kTileM, kHeadDim, Study::kSwizzle>;
+  using SmemLayoutK = SmemTile<kTileN, kHeadDim, Study::kSwizzle>;
+  using SmemLayoutKt = SmemTileTransposed<kTileN, kHeadDim, Study::kSwizzle>;
+  using SmemLayoutV = SmemTile<kTileN, kHeadDimV, Study::kSwizzle>;
+  using SmemLayoutGradO = SmemTile<kTileM, kHeadDimV, Study::kSwizzle>;
+  using SmemLayoutGradOt = SmemTileTransposed<kTileM, kHeadDimV, Study::kSwizzle>;
   // P^T and dS^T (N, M). The part of each column of warps, kPartM queries, lies together in memory.
   static constexpr int kRowP = kPartM < 64 ? kPartM : 64;
   using SmemLayoutP = decltype(cute::tile_to_shape(
@@ -93,9 +94,9 @@ struct BackwardTraits {
   using SmemLayoutRow = cute::Layout<cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>,
                                      cute::Stride<cute::_0, cute::_1>>;
 
-  using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
-  using GmemCopyQK = GmemTiledCopy<CpAsync, Element, kHeadDim, kThreads>;
-  using GmemCopyV = GmemTiledCopy<CpAsync, Element, kHeadDimV, kThreads>;
+  using CopyVector = LoadVector<Study::kCopies>;
+  using GmemCopyQK = GmemTiledCopy<CopyVector, Element, kHeadDim, kThreads>;
+  using GmemCopyV = GmemTiledCopy<CopyVector, Element, kHeadDimV, kThreads>;
   using GmemStoreQK =
       GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDim, kThreads>;
   using GmemStoreV =

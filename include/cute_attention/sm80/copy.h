@@ -31,6 +31,23 @@ CUTE_DEVICE auto tile_coordinates(Tile const& tile) {
   return make_identity_tensor(make_shape(size<0>(tile), size<1>(tile)));
 }
 
+// Copies one vector of a tile, or writes zeros in its place where not `inside`. Source and target
+// are (CPY).
+template <class TiledCopy, class Source, class Target>
+CUTE_DEVICE void copy_or_zeros(TiledCopy const& tiled_copy, bool inside, Source const& source,
+                               Target&& target) {
+  using Vector = cute::Copy_Atom<cute::UniversalCopy<cute::uint128_t>, typename TiledCopy::ValType>;
+  if constexpr (std::is_base_of_v<Vector, TiledCopy>) {  // through registers
+    if (inside) {
+      cute::copy(tiled_copy, source, target);
+    } else {
+      cute::clear(target);
+    }
+  } else {
+    cute::copy(tiled_copy.with(inside), source, target);
+  }
+}
+
 // Starts the copy of a tile from global memory (ROWS, COLS) to shared memory (ROWS, COLS). Zeros
 // take the place of what lies outside the tensor: the columns from `cols` on, and with kCheckRows
 // the rows from `rows` on.
@@ -54,7 +71,7 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Gmem const& gX, Smem&& s
     CUTE_UNROLL
     for (int d = 0; d < size<2>(tXgX); ++d) {
       bool const inside = row_inside && int(get<1>(tXcX(0, m, d))) < cols;
-      copy(tiled_copy.with(inside), tXgX(_, m, d), tXsX(_, m, d));
+      copy_or_zeros(tiled_copy, inside, tXgX(_, m, d), tXsX(_, m, d));
     }
   }
 }

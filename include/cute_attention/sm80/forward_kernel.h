@@ -1,6 +1,7 @@
 // sm80/forward_kernel.h: the sm80 forward kernel: one CTA computes one tile of queries of one head.
 //
-// K and V have one buffer each. Every copy runs while a product or the softmax runs:
+// K and V have one buffer each, in all rows of the tables. Every copy runs while a product or the
+// softmax runs (copy_schedule.h):
 //
 //   cp.async   Q K(n)  | V(n)                | K(n-1)   | V(n-1) ...
 //   MMA                | S = Q K^T | softmax | O += P V | S = Q K^T ...
@@ -24,6 +25,7 @@
 #include "cute_attention/core/sink.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/copy.h"
+#include "cute_attention/sm80/copy_schedule.h"
 #include "cute_attention/sm80/forward_operand.h"
 #include "cute_attention/sm80/forward_split.h"
 #include "cute_attention/sm80/forward_traits.h"
@@ -43,13 +45,17 @@ struct ForwardKernel {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   using Operands = ForwardOperands<Traits>;
-  using WalkK = TileWalk<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>;
-  using WalkV = TileWalk<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>;
-  // Whether the warps that have the same queries divide the keys of a tile, and the columns of O,
-  // among themselves.
-  static constexpr bool kSharesKeys = Traits::kWarpsN > 1;
+  using Study = typename Traits::Study;
+  using Schedule = CopySchedule<Study::kLoads, Traits::kStages>;
+  using WalkK = TileWalk<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK, Traits::kStages,
+                         Study::kCopies>;
+  using WalkV = TileWalk<typename Traits::GmemCopyV, typename Traits::SmemLayoutV, Traits::kStages,
+                         Study::kCopies>;
+  static constexpr bool kSharesKeys = Traits::kSharesKeys;
   static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
-  static_assert(!kDrops || !kSharesKeys, "a warp has both keys of a class (core/dropout.h)");
+  static_assert(
+      !kDrops || !Traits::kPInSharedMemory,
+      "a warp has both keys of a class (core/dropout.h), and drops them from its operand");
 
   static constexpr int kBlocksM = kTileM / Traits::kWarpsM / 16;  // of 16 rows of a warp
   struct DropoutRows {
@@ -88,7 +94,7 @@ struct ForwardKernel {
     auto tOrO =
         partition_fragment_C(mma, Shape<Int<kTileM>, Int<kHeadDimV>>{});  // (MMA, MMA_M, MMA_DV)
     clear(tOrO);
-    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value, kSharesKeys ? 0 : 14> softmax(
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value, Traits::kMostLag> softmax(
         Modifiers::exponent_scale(params));
     KvTiles tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
     if (has_splits(params)) {
@@ -114,8 +120,8 @@ struct ForwardKernel {
                            Softmax& softmax) {
     using namespace cute;
     auto const q = typename Operands::Q(shared.q.data(), thread).held();
-    auto const k = typename Operands::K(shared.k.data(), thread).held();
-    auto const v = typename Operands::V(shared.v.data(), thread).held();
+    auto k = typename Operands::K(shared.k.data(), thread).held();
+    auto v = typename Operands::V(shared.v.data(), thread).held();
     auto const p = in_shared_p<typename Operands::P>();
     auto const place_of_p = in_shared_p<typename Operands::PlaceOfP>();
     WalkK walk_k(key_tile(params.k, params.k_stride, tiles.end - 1), params.k_stride.row,
@@ -137,38 +143,31 @@ struct ForwardKernel {
       load_dropout_rows(mma, dropout_rows);
     }
 
+    auto const keys = [&](auto is_last) { load_k<is_last>(walk_k, last_rows); };
+    auto const values = [&](auto is_last) { load_v<is_last>(walk_v, last_rows); };
     load_q();
-    load_k<true>(walk_k, last_rows);
+    Schedule::begin(keys, values);
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
       bool const last = n_block == tiles.end - 1;
+      bool const more = n_block > tiles.begin;
       bool const masked = last || tiles.masked(n_block);
-      await_copies();  // K(n) and at the first tile Q are there; all threads are done with V(n+1)
-      if (last) {
-        load_v<true>(walk_v, last_rows);
-      } else {
-        load_v<false>(walk_v, last_rows);
-      }
+      Schedule::at_scores(last, more, keys, values);  // with the first K(n), Q is there too
       auto tSrS =
           partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
-      gemm_smem(mma, q, k, tSrS);
+      gemm_smem<Study::kFragmentsAhead>(mma, q, k, tSrS);
       take_probabilities(mma, modifiers, terms, n_block, masked, tSrS, tOrO, softmax, factors);
       auto& tPrP = tSrS;  // (MMA, MMA_M, MMA_N): the scores have become probabilities in place
-      if constexpr (kSharesKeys) {
+      if constexpr (Traits::kPInSharedMemory) {
         place_of_p.store(convert<Element>(tPrP));
       }
-      await_copies();  // V(n), and P of all warps, are there; all threads are done with K(n)
-      if (n_block > tiles.begin) {
-        load_k<false>(walk_k, last_rows);
-      }
+      Schedule::at_output(last, more, keys, values);  // P of all warps is there too
       multiply_values(mma, p, v, dropout_rows, n_block, tPrP, tOrO);
+      if constexpr (Traits::kStages == 2) {  // the next tile lies in the other buffers
+        k.base ^= Traits::kBytesK;
+        v.base ^= Traits::kBytesV;
+      }
     }
-  }
-
-  // Waits at a barrier until all threads' copies have landed.
-  CUTE_DEVICE static void await_copies() {
-    cute::cp_async_wait<0>();
-    __syncthreads();
   }
 
   CUTE_DEVICE void load_q() {
@@ -202,7 +201,7 @@ struct ForwardKernel {
   // An operand or a place in the P of shared memory, if P goes through it.
   template <class Place>
   CUTE_DEVICE auto in_shared_p() {
-    if constexpr (kSharesKeys) {
+    if constexpr (Traits::kPInSharedMemory) {
       return Place(shared.p.data(), thread).held();
     } else {
       return typename Traits::Nothing{};
@@ -253,7 +252,7 @@ struct ForwardKernel {
   }
 
   // O += P V.
-  //   p     (M, N)  the operand in shared memory, where warps share keys
+  //   p     (M, N)  the operand, where P is in shared memory
   //   v     (DV, N)
   //   tPrP  (MMA, MMA_M, MMA_N)    tOrO  (MMA, MMA_M, MMA_DV)
   template <class TiledMma, class OperandP, class OperandV, class Probabilities, class Output>
@@ -261,8 +260,8 @@ struct ForwardKernel {
                                    DropoutRows const& dropout_rows, int n_block,
                                    Probabilities& tPrP, Output& tOrO) const {
     using namespace cute;
-    if constexpr (kSharesKeys) {
-      gemm_smem(mma, p, v, tOrO);
+    if constexpr (Traits::kPInSharedMemory) {
+      gemm_smem<Study::kFragmentsAhead>(mma, p, v, tOrO);
     } else {
       Tensor rP = convert<Element>(tPrP);                               // (MMA, MMA_M, MMA_N)
       Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
@@ -271,7 +270,8 @@ struct ForwardKernel {
       if constexpr (kDrops) {
         drop(mma, dropout_rows, n_block, tPrP, tOrP);
       }
-      gemm_register_a(mma, [&](int k_block) { return tOrP(_, _, k_block); }, v, tOrO);
+      gemm_register_a<Study::kFragmentsAhead>(
+          mma, [&](int k_block) { return tOrP(_, _, k_block); }, v, tOrO);
     }
   }
 

@@ -19,6 +19,7 @@
 
 #include "cute_attention/element.h"
 #include "cute_attention/sm80/row_exchange.h"
+#include "cute_attention/study.h"
 
 namespace cute_attention::sm80 {
 
@@ -46,23 +47,29 @@ constexpr int kSwizzleCols = kCols % 64 == 0 ? 64 : 32;
 
 // 8 rows x kSwizzleCols, row-major. The swizzle moves 16-byte vector v of row r to vector v ^ r, so
 // that the 8 rows that ldmatrix reads at a time lie in 8 different groups of 4 banks. With 32
-// columns two rows share 128 bytes, and the XOR takes r / 2.
-template <int kCols>
+// columns two rows share 128 bytes, and the XOR takes r / 2. With kSwizzle below 128 bytes it only
+// takes the lowest bits of r that keep a vector within so many bytes, and groups of banks have
+// several of the rows.
+template <int kCols, int kSwizzle>
+constexpr int kSwizzleBits =
+    (kSwizzle >= 32) + (kSwizzle >= 64) + (kSwizzle >= 128 && kSwizzleCols<kCols> == 64);
+template <int kCols, int kSwizzle>
 using SwizzledAtom = decltype(cute::composition(
-    cute::Swizzle<kSwizzleCols<kCols> == 64 ? 3 : 2, 3, 3>{},
+    cute::Swizzle<kSwizzleBits<kCols, kSwizzle>, 3, 3>{},
     cute::Layout<cute::Shape<cute::_8, cute::Int<kSwizzleCols<kCols>>>,
                  cute::Stride<cute::Int<kSwizzleCols<kCols>>, cute::_1>>{}));
 
 // A row-major tile of kRows x kCols in shared memory.
-template <int kRows, int kCols>
-using SmemTile = decltype(cute::tile_to_shape(SwizzledAtom<kCols>{},
+template <int kRows, int kCols, int kSwizzle = TableChoices::kSwizzle>
+using SmemTile = decltype(cute::tile_to_shape(SwizzledAtom<kCols, kSwizzle>{},
                                               cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
 
 // The same memory read as its transpose, (kCols, kRows).
-template <int kRows, int kCols>
-using SmemTileTransposed = decltype(cute::composition(
-    SmemTile<kRows, kCols>{}, cute::Layout<cute::Shape<cute::Int<kCols>, cute::Int<kRows>>,
-                                           cute::Stride<cute::Int<kRows>, cute::_1>>{}));
+template <int kRows, int kCols, int kSwizzle = TableChoices::kSwizzle>
+using SmemTileTransposed =
+    decltype(cute::composition(SmemTile<kRows, kCols, kSwizzle>{},
+                               cute::Layout<cute::Shape<cute::Int<kCols>, cute::Int<kRows>>,
+                                            cute::Stride<cute::Int<kRows>, cute::_1>>{}));
 
 // Copies between global and shared memory. Each thread copies one 16-byte vector, and neighbouring
 // threads copy neighbouring vectors of a row, so that kSwizzleCols columns of a row are read in
@@ -75,6 +82,14 @@ using GmemTiledCopy = decltype(cute::make_tiled_copy(
                  cute::Stride<cute::Int<kSwizzleCols<kCols> / kVector>, cute::_1>>{},
     cute::Layout<cute::Shape<cute::_1, cute::Int<kVector>>>{}));
 
+// How a kernel copies one 16-byte vector from global to shared memory. cp.async writes zeros
+// instead of a vector that lies outside the tensor, so that no MMA reads garbage; so do copies
+// through registers (copy.h).
+template <Copies kCopies>
+using LoadVector = std::conditional_t<kCopies == Copies::Async,
+                                      cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>,
+                                      cute::UniversalCopy<cute::uint128_t>>;
+
 template <class Row>
 struct ForwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
@@ -83,25 +98,36 @@ struct ForwardTraits {
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kHeadDim = kKey.head_dim;
   static constexpr int kHeadDimV = kKey.head_dim_v;
+  static constexpr int kStages = kConfig.stages;  // buffers of K, and of V
   static constexpr int kThreads = kConfig.warps * 32;
   using Element = ElementOf<kKey.dtype>;
+  using Study = StudyOf<Row>;
 
   static constexpr int kWarpsM = kConfig.warps < kTileM / 32 ? kConfig.warps : kTileM / 32;
   static constexpr int kWarpsN = kConfig.warps / kWarpsM;
   using TiledMma = MmaOfWarps<Element, kWarpsM, kWarpsN>;
 
-  using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
-  using SmemLayoutK = SmemTile<kTileN, kHeadDim>;
-  using SmemLayoutV = SmemTile<kTileN, kHeadDimV>;
-  using SmemLayoutVt = SmemTileTransposed<kTileN, kHeadDimV>;
-  using SmemLayoutO = SmemTile<kTileM, kHeadDimV>;
-  using SmemLayoutP = SmemTile<kTileM, kTileN>;
+  // Whether several warps have the same queries, and divide the keys of a tile and the columns of O
+  // among themselves.
+  static constexpr bool kSharesKeys = kWarpsN > 1;
+  static constexpr bool kPInSharedMemory = kSharesKeys || Study::kPathOfP == PathOfP::Shared;
+  // By how much, in base 2, a score may exceed the reference of its row. Warps that share keys
+  // exchange the exact maxima.
+  static constexpr int kMostLag = kSharesKeys || Study::kReference == Reference::Exact ? 0 : 14;
 
-  // This cp.async writes zeros instead of a vector that lies outside the tensor, so that no MMA
-  // reads garbage.
-  using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
-  using GmemCopyQK = GmemTiledCopy<CpAsync, Element, kHeadDim, kThreads>;
-  using GmemCopyV = GmemTiledCopy<CpAsync, Element, kHeadDimV, kThreads>;
+  using SmemLayoutQ = SmemTile<kTileM, kHeadDim, Study::kSwizzle>;
+  using SmemLayoutK = SmemTile<kTileN, kHeadDim, Study::kSwizzle>;
+  using SmemLayoutV = SmemTile<kTileN, kHeadDimV, Study::kSwizzle>;
+  using SmemLayoutVt = SmemTileTransposed<kTileN, kHeadDimV, Study::kSwizzle>;
+  using SmemLayoutO = SmemTile<kTileM, kHeadDimV, Study::kSwizzle>;
+  using SmemLayoutP = SmemTile<kTileM, kTileN, Study::kSwizzle>;
+
+  static constexpr uint32_t kBytesK = cute::cosize_v<SmemLayoutK> * sizeof(Element);  // of a stage
+  static constexpr uint32_t kBytesV = cute::cosize_v<SmemLayoutV> * sizeof(Element);  // of a stage
+
+  using CopyVector = LoadVector<Study::kCopies>;
+  using GmemCopyQK = GmemTiledCopy<CopyVector, Element, kHeadDim, kThreads>;
+  using GmemCopyV = GmemTiledCopy<CopyVector, Element, kHeadDimV, kThreads>;
   using GmemCopyO =
       GmemTiledCopy<cute::UniversalCopy<cute::uint128_t>, Element, kHeadDimV, kThreads>;
 
@@ -121,16 +147,21 @@ struct ForwardTraits {
       cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 128> q;
       cute::array_aligned<Element, cute::cosize_v<SmemLayoutO>, 128> o;
     };
-    cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
-    cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
+    cute::array_aligned<Element, kStages * cute::cosize_v<SmemLayoutK>, 128> k;
+    cute::array_aligned<Element, kStages * cute::cosize_v<SmemLayoutV>, 128> v;
   };
-  // What the warps with the same queries exchange. Nothing where one warp has all keys.
-  struct Exchange {
+  struct TileOfP {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutP>, 128> p;
+  };
+  // What the warps with the same queries exchange.
+  struct Exchange : TileOfP {
     RowExchange<kTileM, kWarpsM, kWarpsN> rows;
   };
   struct Nothing {};
-  struct SharedMemory : Tiles, std::conditional_t<(kWarpsN > 1), Exchange, Nothing> {};
+  struct SharedMemory : Tiles,
+                        std::conditional_t<kSharesKeys, Exchange,
+                                           std::conditional_t<kPInSharedMemory, TileOfP, Nothing>> {
+  };
 
   // How many CTAs the registers of a multiprocessor must hold: as many as make 12 warps, if S and O
   // take at most 128 registers of a thread (the rest needs at most 40), and if the 228 KB of shared
@@ -147,7 +178,8 @@ struct ForwardTraits {
                 "each warp owns whole MMA tiles of S and O");
   static_assert(kTileN % 16 == 0 && kHeadDim % 32 == 0 && kHeadDimV % 32 == 0,
                 "MMA and swizzle block sizes");
-  static_assert(kConfig.stages == 1, "K and V have one buffer each");
+  static_assert(kStages == 1 || (kStages == 2 && Study::kLoads == Loads::Eager),
+                "K and V have one buffer each, or two where loads are eager");
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
   CUTE_STATIC_ASSERT_V(cute::size(TiledMma{}) == cute::Int<kThreads>{}, "threads of the MMA");
   CUTE_STATIC_ASSERT_V(cute::size(GmemCopyQK{}) == cute::Int<kThreads>{}, "threads of the copy");

@@ -1,5 +1,5 @@
-// sm80/tile_walk.h: copies the tiles of keys of one head into one buffer, one tile after the other,
-// the last tile first.
+// sm80/tile_walk.h: copies the tiles of keys of one head into one buffer, or into two in turn, one
+// tile after the other, the last tile first.
 //
 // A thread keeps two addresses: where its part of the next tile begins in global and in shared
 // memory. All other addresses are these two plus constants and multiples of the row stride, so that
@@ -22,10 +22,17 @@ CUTE_DEVICE void cp_async_or_zeros(uint32_t target, void const* source, bool ins
                "r"(inside ? 16 : 0));
 }
 
+// Stores 16 bytes in shared memory. PTX ISA, "st.shared".
+CUTE_DEVICE void store_vector(uint32_t target, uint4 const& vector) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(target), "r"(vector.x),
+               "r"(vector.y), "r"(vector.z), "r"(vector.w));
+}
+
 //   TiledCopy    copies 16-byte vectors
 //   SmemLayout   (ROWS, COLS) of a tile; the distance between two passes of the copy is a multiple
 //                of a swizzle atom
-template <class TiledCopy, class SmemLayout>
+//   kStages      1 or 2 buffers
+template <class TiledCopy, class SmemLayout, int kStages = 1, Copies kCopies = Copies::Async>
 struct TileWalk {
   using Element = typename TiledCopy::ValType;
   static constexpr int kRows = decltype(cute::size<0>(SmemLayout{}))::value;
@@ -51,6 +58,8 @@ struct TileWalk {
 
   Element const* source;  // this thread's first vector of the last pass of the tile to load next
   uint32_t target;        // shared-memory address of this thread's first vector of a tile
+  // How far the other buffer lies from that of the tile to load next.
+  int32_t to_other = cute::cosize_v<SmemLayout> * int(sizeof(Element));
 
   // The walk begins at the tile whose first row is `tile`. Rows begin `row_stride` elements apart.
   CUTE_DEVICE TileWalk(Element const* tile, int64_t row_stride, Element const* buffer, int thread) {
@@ -76,6 +85,20 @@ struct TileWalk {
   // `cols` on, and with kCheckRows of the rows from `rows` on.
   template <bool kCheckRows>
   CUTE_DEVICE void load(int64_t row_stride, int rows, int cols, int thread) {
+    if constexpr (kCopies == Copies::Async) {
+      start_copies<kCheckRows>(row_stride, rows, cols, thread);
+    } else {
+      copy_now<kCheckRows>(row_stride, rows, cols, thread);
+    }
+    if constexpr (kStages == 2) {
+      target += uint32_t(to_other);
+      to_other = -to_other;
+    }
+  }
+
+ private:
+  template <bool kCheckRows>
+  CUTE_DEVICE void start_copies(int64_t row_stride, int rows, int cols, int thread) {
     using namespace cute;
     auto const place = coordinates(uint32_t(opaque(thread)))(0, 0, 0);
     CUTE_UNROLL
@@ -91,6 +114,32 @@ struct TileWalk {
       source = opaque(source - kPassRows * row_stride);
     }
     cp_async_fence();
+  }
+
+  // The same through registers. All loads come before the first store, so that they run together.
+  template <bool kCheckRows>
+  CUTE_DEVICE void copy_now(int64_t row_stride, int rows, int cols, int thread) {
+    using namespace cute;
+    auto const place = coordinates(uint32_t(thread))(0, 0, 0);
+    uint4 vectors[kPasses][kSteps];
+    CUTE_UNROLL
+    for (int pass = kPasses - 1; pass >= 0; --pass) {
+      bool const row_inside = !kCheckRows || int(get<0>(place)) + row(pass) < rows;
+      CUTE_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        bool const inside = row_inside && int(get<1>(place)) + col(step) < cols;
+        vectors[pass][step] =
+            inside ? *reinterpret_cast<uint4 const*>(source + col(step)) : uint4{};
+      }
+      source -= kPassRows * row_stride;
+    }
+    CUTE_UNROLL
+    for (int pass = 0; pass < kPasses; ++pass) {
+      CUTE_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        store_vector(target + offset(pass, step), vectors[pass][step]);
+      }
+    }
   }
 };
 

@@ -26,6 +26,9 @@ struct ForwardLaunch {
   using Element = typename Traits::Element;
   static constexpr int kThreads = Traits::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
+  // A CTA asks for one tile more than there are, which 32 bits must be able to count.
+  static constexpr bool kOneTile = Traits::Study::kGrid == Grid::OneTile;
+  static constexpr int64_t kMostTiles = kOneTile ? kMaxTiles / 2 : kMaxTiles;
 
   // A LaunchFunction; `params` is a ForwardParams with at least one query.
   static int32_t launch(void const* params, LaunchContext const* context) {
@@ -36,7 +39,7 @@ struct ForwardLaunch {
     }
     ForwardArguments arguments;
     arguments.params = *static_cast<ForwardParams const*>(params);
-    if (work_tiles(arguments.params, Traits::kTileM) > kMaxTiles) {
+    if (work_tiles(arguments.params, Traits::kTileM) > kMostTiles) {
       return cudaErrorInvalidConfiguration;
     }
     arguments.packing = packing_of(arguments.params);
@@ -48,9 +51,8 @@ struct ForwardLaunch {
     if (error != cudaSuccess) {
       return error;
     }
-    int32_t const multiprocessors = context->device->multiprocessors;
-    arguments.schedule =
-        make_packed_schedule(arguments, multiprocessors, context->device->l2_bytes / 2);
+    int32_t const ctas = kOneTile ? int32_t(kMostTiles) : context->device->multiprocessors;
+    arguments.schedule = make_packed_schedule(arguments, ctas, context->device->l2_bytes / 2);
     if (arguments.params.next_tile != nullptr && arguments.params.cu_seqlens_q != nullptr) {
       error = cudaMemsetAsync(arguments.params.next_tile, 0, sizeof(int32_t),
                               static_cast<cudaStream_t>(context->stream));
@@ -58,7 +60,7 @@ struct ForwardLaunch {
         return error;
       }
     }
-    int32_t const grid = min_of(arguments.schedule.tiles, multiprocessors);
+    int32_t const grid = min_of(arguments.schedule.tiles, ctas);
     forward<Row><<<unsigned(grid), kThreads, kSharedMemoryBytes,
                    static_cast<cudaStream_t>(context->stream)>>>(arguments);
     error = cudaGetLastError();
@@ -107,18 +109,16 @@ struct ForwardLaunch {
     if (rows_k == 0) {  // a tensor map has a row at least; without keys nobody reads it
       k = v = q;
     }
-    constexpr int kCols = kBoxCols<Traits::kHeadDim>;
-    constexpr int kColsV = kBoxCols<Traits::kHeadDimV>;
     QueryPacking const& packing = arguments.packing;
     cudaError_t error =
         make_tensor_map<Element>(&arguments.map_q, q, packing.group,
-                                 {kCols, 1 << packing.shift, packing.queries(kWarpgroupM)});
-    error = error == cudaSuccess
-                ? make_tensor_map<Element>(&arguments.map_k, k, 1, {kCols, 1, Traits::kTileN})
-                : error;
-    error = error == cudaSuccess
-                ? make_tensor_map<Element>(&arguments.map_v, v, 1, {kColsV, 1, Traits::kTileN})
-                : error;
+                                 {Traits::kBox, 1 << packing.shift, packing.queries(kWarpgroupM)});
+    error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_k, k, 1,
+                                                            {Traits::kBox, 1, Traits::kTileN})
+                                 : error;
+    error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_v, v, 1,
+                                                            {Traits::kBoxV, 1, Traits::kTileN})
+                                 : error;
     if constexpr (Traits::kBiasTiles) {
       error = error == cudaSuccess ? make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(
                                          &arguments.bias, params, packing)

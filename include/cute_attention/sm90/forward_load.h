@@ -92,7 +92,7 @@ struct ForwardLoad {
         Element* const buffer = shared.q.data() + (ring_q.stage * Traits::kConsumers + warpgroup) *
                                                       (Traits::kBytesQ / int(sizeof(Element)));
         Barrier::arrive_and_expect_tx(&shared.query_full[ring_q.stage][warpgroup], Traits::kBytesQ);
-        load_boxes<kWarpgroupM, Traits::kHeadDim>(
+        load_boxes<kWarpgroupM, Traits::kHeadDim, Traits::kBox>(
             arguments.map_q, origin, arguments.packing.query(warpgroup * kWarpgroupM), buffer,
             shared.query_full[ring_q.stage][warpgroup], cute::TMA::CacheHintSm90::EVICT_FIRST);
       }
@@ -113,9 +113,9 @@ struct ForwardLoad {
             arguments.bias, origin, shared.bias_tile(ring_k.stage), shared.key_full[ring_k.stage]);
       }
       Barrier::arrive_and_expect_tx(&shared.key_full[ring_k.stage], Traits::kBytesK);
-      load_boxes<kTileN, Traits::kHeadDim>(arguments.map_k, from.kv, n_block * kTileN, buffer,
-                                           shared.key_full[ring_k.stage],
-                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+      load_boxes<kTileN, Traits::kHeadDim, Traits::kBox>(arguments.map_k, from.kv, n_block * kTileN,
+                                                         buffer, shared.key_full[ring_k.stage],
+                                                         cute::TMA::CacheHintSm90::EVICT_LAST);
     }
     ring_k.advance();
   }
@@ -132,13 +132,14 @@ struct ForwardLoad {
     Barrier::wait(&shared.value_empty[ring_v.stage], ring_v.parity ^ 1);
     if (leader) {
       Barrier::arrive_and_expect_tx(landed, Traits::kBytesV);
-      load_boxes<kTileN, Traits::kHeadDimV>(arguments.map_v, origin, n_block * kTileN, buffer,
-                                            *landed, cute::TMA::CacheHintSm90::EVICT_LAST);
+      load_boxes<kTileN, Traits::kHeadDimV, Traits::kBoxV>(arguments.map_v, origin,
+                                                           n_block * kTileN, buffer, *landed,
+                                                           cute::TMA::CacheHintSm90::EVICT_LAST);
     }
     if (mend) {
       Barrier::wait(landed, ring_landed.parity);
       ring_landed.advance();
-      clear_rows<kTileN, Traits::kHeadDimV>(buffer, rows);
+      clear_rows<kTileN, Traits::kHeadDimV, Traits::kBoxV>(buffer, rows);
       cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
       __syncwarp();
       if (leader) {

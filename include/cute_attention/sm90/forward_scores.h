@@ -27,7 +27,7 @@ struct ForwardScores {
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
-  using Softmax = OnlineSoftmax<2>;
+  using Softmax = OnlineSoftmax<2, Traits::kMostLag>;
   using Rows = typename Softmax::Rows;
   using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.

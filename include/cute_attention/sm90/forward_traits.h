@@ -13,6 +13,7 @@
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
+#include "cute_attention/study.h"
 
 namespace cute_attention::sm90 {
 
@@ -27,6 +28,7 @@ struct ForwardTraits {
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kThreads = kConfig.warps * 32;
   using Element = ElementOf<kKey.dtype>;
+  using Study = StudyOf<Row>;
 
   // One warpgroup loads, the others compute 64 queries each.
   static constexpr int kConsumers = kTileM / kWarpgroupM;
@@ -41,7 +43,12 @@ struct ForwardTraits {
                 65536);
 
   // Warpgroups take turns at the tensor cores where one's softmax is as long as its products.
-  static constexpr bool kTakeTurns = kConsumers > 1 && kHeadDim <= 128;
+  static constexpr bool kTakeTurns =
+      kConsumers > 1 &&
+      (Study::kTurns == Turns::Taken || (Study::kTurns == Turns::WhereTheyPay && kHeadDim <= 128));
+
+  // By how much, in base 2, a score may exceed the reference of its row.
+  static constexpr int kMostLag = Study::kReference == Reference::Exact ? 0 : 14;
 
   // Independent sums of a row's probabilities: measured, up to 3 % either way.
   static constexpr int kSumChains = kConsumers == 3 ? 2 : 1;
@@ -73,11 +80,15 @@ struct ForwardTraits {
           ? 2
           : 1;
 
-  using SmemLayoutQ =
-      SmemTiles<Element, kWarpgroupM, kHeadDim, kConsumers * kStagesQ>;  // (64, D, WARPGROUP)
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStages>;     // (N, D, STAGE)
-  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, kStages>;    // (N, DV, STAGE)
-  using SmemLayoutVt = SmemTilesTransposed<Element, kTileN, kHeadDimV, kStages>;  // (DV, N, STAGE)
+  // Columns of a box of Q and K, and of V.
+  static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);
+  static constexpr int kBoxV = narrow_box_cols<kHeadDimV>(Study::kSwizzle);
+  using SmemLayoutQ = SmemTiles<Element, kWarpgroupM, kHeadDim, kConsumers * kStagesQ,
+                                kBox>;                                        // (64, D, WARPGROUP)
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStages, kBox>;    // (N, D, STAGE)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, kStages, kBoxV>;  // (N, DV, STAGE)
+  using SmemLayoutVt =
+      SmemTilesTransposed<Element, kTileN, kHeadDimV, kStages, kBoxV>;  // (DV, N, STAGE)
 
   struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kTileN, kStages> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;

@@ -11,6 +11,12 @@ constexpr int kBoxCols = kCols % 64 == 0   ? 64
                          : kCols % 32 == 0 ? 32
                                            : 16;
 
+// The same where the swizzle takes at most `swizzle` bytes: 128, 64 or 32.
+template <int kCols>
+constexpr int narrow_box_cols(int swizzle) {
+  return swizzle / 2 < kBoxCols<kCols> ? swizzle / 2 : kBoxCols<kCols>;
+}
+
 // The swizzle of a box of 16-bit elements, in bits of Swizzle<bits, 3, 3>: 128 bytes, 64 or 32.
 constexpr int box_swizzle_bits(int box_cols) { return box_cols == 64 ? 3 : box_cols == 32 ? 2 : 1; }
 

@@ -18,6 +18,7 @@ from . import (
     features_verdict,
     ladder,
     memory_curve,
+    optimisation_command,
     overhead,
     robustness,
 )
@@ -348,6 +349,7 @@ RUN = {
     "speed": run_speed,
     "features": run_features,
     "ladder": run_ladder,
+    "steps": optimisation_command.run_steps,
     "accuracy": run_accuracy,
     "robustness": run_robustness,
     "decode": decode_command.run_decode,

@@ -156,6 +156,15 @@ def add_common(parser: argparse.ArgumentParser, plot: bool = True) -> None:
         metavar="NAMES",
         help=f"comma-separated, or all: {', '.join(CONTENDERS)}. `contenders` explains them",
     )
+    _add_device_and_files(group, plot)
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """Options about device and files, of a subcommand that chooses its contenders itself."""
+    _add_device_and_files(parser.add_argument_group("where, and what is kept"), plot=True)
+
+
+def _add_device_and_files(group: argparse._ArgumentGroup, plot: bool) -> None:
     group.add_argument("--device", help="cuda, cuda:N or cpu; default: the GPU if there is one")
     group.add_argument("--json", type=Path, metavar="FILE", help="rewritten as rows come in")
     group.add_argument("--csv", type=Path, metavar="FILE")

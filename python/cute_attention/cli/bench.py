@@ -10,7 +10,8 @@ from pathlib import Path
 from ..bench import experiments, features, forms, memory, robustness, steps
 from ..bench.inputs import DISTRIBUTIONS
 from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
-from ..bench.options import add_all_of, add_common, add_shapes, choices, words
+from ..bench.optimisations import ARCHITECTURES
+from ..bench.options import add_all_of, add_common, add_files, add_shapes, choices, words
 from ..bench.points import DTYPES, FEATURES
 from . import bench_texts as texts
 from .subcommands import Subcommands
@@ -87,6 +88,35 @@ def _experiments(parser: argparse.ArgumentParser) -> None:
     )
     _add_timing(parser, "fwd,fwdbwd")
     add_common(parser)
+
+
+def _steps(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, sets=False, features=())
+    group = parser.add_argument_group("the kernels, and how they are timed")
+    add_all_of(group, "--architectures", ARCHITECTURES)
+    group.add_argument(
+        "--kernels",
+        type=Path,
+        metavar="DIR",
+        help="their libraries; without it they are built, and kept in the cache",
+    )
+    group.add_argument(
+        "--build-only",
+        action="store_true",
+        help="build them into --kernels, with what is known of them without a GPU, and end",
+    )
+    group.add_argument(
+        "--chips",
+        type=lambda text: [int(word) for word in words(text)],
+        metavar="80,90",
+        help="that the sm80 kernels are built for; default: this machine's, or 80",
+    )
+    group.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="draw K in shared memory (the layout lab)"
+    )
+    group.add_argument("--rounds", type=int, default=5, help="turns of each step; default: 5")
+    group.add_argument("--time-ms", type=float, default=100.0, help="of each turn; default: 100")
+    add_files(parser)
 
 
 def _accuracy(parser: argparse.ArgumentParser) -> None:
@@ -231,6 +261,12 @@ SUBCOMMANDS = {
         texts.EXPERIMENTS,
         texts.EXPERIMENTS_EXAMPLES,
         _experiments,
+    ),
+    "steps": _Subcommand(
+        "one forward kernel from plain to full, what each step is worth",
+        texts.STEPS,
+        texts.STEPS_EXAMPLES,
+        _steps,
     ),
     "accuracy": _Subcommand(
         "errors against float64, with a verdict",

@@ -43,6 +43,23 @@ examples:
   python -m cute_attention bench speed --set paper --against recorded.json
 """
 
+STEPS = """\
+One forward kernel at head dim 128, from plain to full: each step has one optimisation more than the
+one before it, as a column of its row. Shows TFLOP/s, beside FlashAttention-2, and what explains
+them: registers, shared memory, bank conflicts and instructions, predicted by the layout lab and
+counted by Nsight Compute where it is. Without a GPU it shows what is predicted. docs/steps.md
+explains the steps.
+"""
+
+STEPS_EXAMPLES = """\
+examples:
+  # on a machine with a GPU and nvcc; the first time builds 13 kernels, about a minute each
+  python -m cute_attention bench steps --json steps.json --plot steps.png
+  # built here, measured on a machine without nvcc
+  python -m cute_attention bench steps --build-only --kernels kernels --chips 90
+  python -m cute_attention bench steps --kernels kernels --json steps.json
+"""
+
 FEATURES = """\
 What ALiBi, dropout, softcap, sinks and their combinations cost: the speed of our call with each,
 over that of our plain call in the same rounds, and whether it reaches its target. Beside it stand

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,8 @@ EPILOG = """\
 examples:
   # the row with the headers in my/include, which are found before the package's own
   python -m cute_attention build sm80_fwd_bf16_d64 --include my/include
+  # a column for study: what the swizzle is worth (docs/rows.md lists them)
+  python -m cute_attention build sm80_fwd_bf16_d128 --set swizzle=0 --out kernels
   # a row that does not exist yet, as a plug-in in the folder kernels/
   python -m cute_attention build sm80_fwd_bf16_d64 --set tile_n=128 --out kernels
   CUTE_ATTENTION_KERNEL_PATH=kernels python -m cute_attention info
@@ -74,11 +75,10 @@ def _build(args: argparse.Namespace) -> None:
         f"{kernel.name}: tile {kernel.tile_m} x {kernel.tile_n}, {kernel.stages} stages, "
         f"{kernel.warps} warps, {kernel.shared_memory_bytes / 1024:g} KB shared memory"
     )
-    (path,) = kernel_cache.folder().glob(f"{kernel.name}-*.so")
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        path = Path(shutil.copyfile(path, args.out / f"libcute_attention_{kernel.name}.so"))
-    print(path)
+        print(kernel_cache.copy_of(kernel.name, args.out))
+    else:
+        print(*kernel_cache.folder().glob(f"{kernel.name}-*.so"))
 
 
 def main(

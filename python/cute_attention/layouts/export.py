@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from cute_attention.layouts.errors import LayoutError, RefusedRow
-from cute_attention.native import rows
+from cute_attention.native import rows, study
+from cute_attention.native.refusals import refusal
 from cute_attention.native.rows import TableRow
 
 
@@ -70,7 +71,7 @@ class Request:
         layouts once."""
         row = self.row
         tile = (row.tile_m, row.tile_n, row.stages, row.warps)
-        return (*self._headers(), row.head_dim, row.head_dim_v, *tile, self.kernels)
+        return (*self._headers(), row.head_dim, row.head_dim_v, *tile, row.study, self.kernels)
 
     def _headers(self) -> tuple[str, str]:
         return self.adapter(), str(self.include or "")
@@ -94,17 +95,29 @@ def find_row(name: str) -> TableRow:
 def edited(row: TableRow, changes: Sequence[str]) -> TableRow:
     """The row with columns changed: ["tile_n=96", "stages=2"]."""
     values: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     columns = {field.name: field.type for field in dataclasses.fields(TableRow)}
+    columns |= {field.name: field.type for field in dataclasses.fields(study.Study)}
     for change in changes:
         column, _, value = change.partition("=")
-        if column not in columns or column == "name" or not value:
-            names = ", ".join(name for name in columns if name != "name")
+        if column not in columns or column in ("name", "study") or not value:
+            names = ", ".join(name for name in columns if name not in ("name", "study"))
             raise LayoutError(f"--set {change}: expected COLUMN=VALUE, COLUMN one of {names}")
-        if columns[column] in ("int", int) and not value.isdigit():
+        is_number = columns[column] in ("int", int)
+        if is_number and not value.isdigit():
             raise LayoutError(f"--set {change}: {column} is an integer")
-        values[column] = int(value) if columns[column] in ("int", int) else value
+        into = chosen if column in study.COLUMNS else values
+        into[column] = int(value) if is_number else value
+        if column in study.COLUMNS and into[column] not in study.COLUMNS[column].values:
+            listed = ", ".join(map(str, study.COLUMNS[column].values))
+            raise LayoutError(f"--set {change}: expected one of {listed}")
     name = "+".join([row.name, *changes])
-    return dataclasses.replace(row, **values, name=name)
+    made = dataclasses.replace(
+        row, **values, name=name, study=dataclasses.replace(row.study, **chosen)
+    )
+    if refused := refusal(made):
+        raise LayoutError(f"--set: {refused}")
+    return made
 
 
 @functools.cache
@@ -220,12 +233,13 @@ def _tag(index: int, row: TableRow) -> str:
         f'  static constexpr char const* kName = "{row.name}";\n'
         f"  static constexpr KernelKey kKey = kernel_key({key});\n"
         f"  static constexpr KernelConfig kConfig{{{config}}};\n}};\n"
+        + study.specialisation(row.study, f"Row{index}")
     )
 
 
 def _program(requests: Sequence[Request]) -> str:
     adapters = sorted({request.adapter() for request in requests})
-    lines = ['#include "layouts/export.h"\n']
+    lines = ['#include "cute_attention/study.h"\n', '#include "layouts/export.h"\n']
     lines += [f'#include "layouts/{adapter}.h"\n' for adapter in adapters]
     lines.append("namespace cute_attention {\n")
     lines += dict.fromkeys(request.preamble for request in requests)

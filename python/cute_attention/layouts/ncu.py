@@ -35,6 +35,7 @@ METRICS = {
 # Conflicts as the hardware counts them. These include conflicts with data that arrives from global
 # memory, which no layout decides: they are printed and not compared.
 COLLISIONS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
+INSTRUCTIONS = "smsp__inst_executed.sum"  # of all warps, which nothing predicts
 WAVEFRONT_BYTES = 128
 WARPGROUP = 128  # threads
 
@@ -47,31 +48,47 @@ class Comparison:
     agrees: bool
 
 
-def _tiles(kernel: Kernel) -> tuple[int, int]:
-    """How many tiles of queries, and how many of keys, the call of launch.py has for a kernel. The
-    tiles of one of several kernels of a row may be others than those of the row."""
-    m, n = kernel.tile
-    return TILES_M * kernel.row.tile_m // m, TILES_N * kernel.row.tile_n // n
+@dataclass(frozen=True)
+class Call:
+    """A call without a mask, of whole tiles."""
+
+    heads: int  # of all sequences
+    queries: int
+    keys: int
+
+    def tiles(self, kernel: Kernel) -> tuple[int, int]:
+        """How many tiles of queries, and how many of keys, it has for a kernel."""
+        m, n = kernel.tile
+        return self.queries // m, self.keys // n
 
 
-def _times(kernel: Kernel, copy: TileCopy) -> int:
-    """How often the call of launch.py runs a copy of a tile."""
-    m, n = _tiles(kernel)
+def call_of_launch(kernel: Kernel) -> Call:
+    """The call of launch.py. The tiles of one of several kernels of a row may be others than those
+    of the row."""
+    return Call(HEADS, TILES_M * kernel.row.tile_m, TILES_N * kernel.row.tile_n)
+
+
+def _times(kernel: Kernel, copy: TileCopy, call: Call) -> int:
+    """How often a call runs a copy of a tile."""
+    m, n = call.tiles(kernel)
     # Copies that run once for each tile of queries or of keys. All others run for each tile of
     # scores.
     once_a_tile = {"o": m, "grad_q": m, "grad_k": n, "grad_v": n}
-    return HEADS * (m * n if copy.kind == "operand" else once_a_tile.get(copy.tile.tensor, m * n))
+    return call.heads * (
+        m * n if copy.kind == "operand" else once_a_tile.get(copy.tile.tensor, m * n)
+    )
 
 
-def predicted(kernel: Kernel) -> dict[str, int]:
-    """The counters of one launch of a kernel that follow from its layouts. The counters of a row
-    without a named kernel are those of all its kernels. They do not count what cp.async and TMA
-    write."""
+def predicted(kernel: Kernel, call: Call | None = None) -> dict[str, int]:
+    """The counters of a call, by default that of launch.py, that follow from a kernel's layouts.
+    The counters of a row without a named kernel are those of all its kernels. They do not count
+    what cp.async and TMA write."""
+    call = call or call_of_launch(kernel)
     counts = dict.fromkeys(METRICS, 0)
-    tiles_m, tiles_n = _tiles(kernel)
+    tiles_m, tiles_n = call.tiles(kernel)
     for copy in [*tile_copies(kernel), *operand_copies(kernel)]:
         passes = bank_phases(copy)
-        times = _times(kernel, copy)
+        times = _times(kernel, copy, call)
         if copy.instruction.startswith("ldmatrix"):
             counts["ldmatrix"] += times * passes.shape[0] * passes.shape[1]
             counts["ldmatrix conflicts"] += times * int((passes - 1).sum())
@@ -80,24 +97,24 @@ def predicted(kernel: Kernel) -> dict[str, int]:
             side = "store" if copy.kind == "accumulator" else "load"
             counts[f"{side} wavefronts"] += times * int(passes.sum())
     for numbers in row_numbers(kernel):
-        times = HEADS * tiles_m * tiles_n
+        times = call.heads * tiles_m * tiles_n
         counts["load wavefronts"] += times * int(number_passes(numbers).sum())
     for exchange in row_exchanges(kernel):
-        times = HEADS * tiles_m * 2  # the maxima of the first tile, the sums of all
+        times = call.heads * tiles_m * 2  # the maxima of the first tile, the sums of all
         counts["store wavefronts"] += times * int(exchange.store_passes.sum())
         counts["load wavefronts"] += times * int(exchange.load_passes.sum())
-    counts["WGMMA wavefronts"] = _descriptor_wavefronts(kernel)
+    counts["WGMMA wavefronts"] = _descriptor_wavefronts(kernel, call)
     return counts
 
 
-def _descriptor_wavefronts(kernel: Kernel) -> int:
+def _descriptor_wavefronts(kernel: Kernel, call: Call) -> int:
     """The wavefronts with which WGMMA reads shared memory. For each tile of scores each warpgroup
     reads its part of A and its part of B. For each block of keys a product that is one
     step late is computed once more than there are tiles of queries."""
     total = 0
-    tiles_m, tiles_n = _tiles(kernel)
+    tiles_m, tiles_n = call.tiles(kernel)
     for product in kernel.products:
-        times = HEADS * tiles_n * (tiles_m + product.get("late", False))
+        times = call.heads * tiles_n * (tiles_m + product.get("late", False))
         for operand in (product.get("a", {}), product.get("b", {})):
             if operand.get("from") == "descriptors":
                 warpgroups = accumulator_elements(product).shape[0] // WARPGROUP
@@ -130,26 +147,38 @@ def find_ncu() -> str:
 def _metrics(names: Sequence[str]) -> list[str]:
     """The counters to ask for. Chips before 9.0 do not know those of WGMMA."""
     wgmma = any(name.startswith("sm90") for name in names)
-    return [*(m for m in METRICS.values() if wgmma or "gmma" not in m), COLLISIONS]
+    known = (m for m in METRICS.values() if wgmma or "gmma" not in m)
+    return [*known, COLLISIONS, INSTRUCTIONS]
 
 
-def command(names: Sequence[str], ncu: str = "ncu") -> list[str]:
-    """The command line that measures these rows and prints the counters as CSV."""
+def command(
+    names: Sequence[str],
+    ncu: str = "ncu",
+    module: str = "cute_attention.layouts.launch",
+    arguments: Sequence[str] | None = None,
+) -> list[str]:
+    """The command line that measures these rows and prints the counters as CSV. What launches them
+    is a module of Python with arguments; these are the names where they are left out."""
     return [
         *(ncu, "--csv", "--clock-control", "none", "--target-processes", "all"),
         *("--kernel-name-base", "mangled", "--kernel-name", "regex:sm[0-9]+_(fwd|bwd)_"),
         *("--metrics", ",".join(_metrics(names))),
-        *(sys.executable, "-m", "cute_attention.layouts.launch", *names),
+        *(sys.executable, "-m", module, *(names if arguments is None else arguments)),
     ]
 
 
 def measure(names: Sequence[str]) -> dict[str, dict[str, float]]:
     """The counters of each kernel, ROW or ROW/KERNEL, measured on this GPU."""
     rows = list(dict.fromkeys(name.partition("/")[0] for name in names))
-    result = subprocess.run(command(rows, find_ncu()), capture_output=True, text=True)
+    return parse(run(command(rows, find_ncu())), names)
+
+
+def run(words: Sequence[str]) -> str:
+    """What a command line of `command` prints."""
+    result = subprocess.run(words, capture_output=True, text=True)
     if result.returncode != 0 or "==ERROR==" in result.stdout + result.stderr:
-        raise LayoutError(f"check --ncu: {(result.stdout + result.stderr)[-1500:]}")
-    return parse(result.stdout, names)
+        raise LayoutError(f"ncu: {(result.stdout + result.stderr)[-1500:]}")
+    return result.stdout
 
 
 def _is_kernel(function: str, name: str) -> bool:
@@ -165,7 +194,8 @@ def parse(output: str, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Counters by name, ROW or ROW/KERNEL, from the CSV that ncu prints. Those of ROW are summed
     over the row's kernels; those of other kernels are left out."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
-    columns = {metric: name for name, metric in METRICS.items()} | {COLLISIONS: "collisions"}
+    columns = {metric: name for name, metric in METRICS.items()}
+    columns |= {COLLISIONS: "collisions", INSTRUCTIONS: "instructions"}
     found: dict[str, dict[str, float]] = {}
     for line in csv.DictReader(lines):
         function = line["Kernel Name"]

@@ -3,6 +3,7 @@ of flags that CMake uses too (src/kernels)."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..errors import BuildError
+from . import study
 from .rows import TableRow
 
 _PACKAGE = __name__.partition(".")[0]
@@ -91,7 +93,10 @@ def options(row: TableRow) -> tuple[str, ...]:
 
 def compile_flags(row: TableRow, chips: Iterable[int]) -> tuple[str, ...]:
     """All options of nvcc for a row's kernels but paths."""
-    return (*_LIBRARY, *flags()["kernels"], *targets(row.arch, chips), *options(row))
+    kernels = flags()["kernels"]
+    if row.study.fast_math == "off":
+        kernels = tuple(flag for flag in kernels if flag != "--use_fast_math")
+    return (*_LIBRARY, *kernels, *targets(row.arch, chips), *options(row))
 
 
 def launch_header(row: TableRow) -> str:
@@ -111,7 +116,8 @@ def instance_text(row: TableRow, launch: str) -> str:
         "instance.cu.in",
         {
             "launch": launch,
-            "lines": row.line(),
+            "lines": dataclasses.replace(row, study=study.TABLES).line(),
+            "study": study.specialisation(row.study, f"rows::{row.name}"),
             "launchers": f"CUTE_ATTENTION_LAUNCHER({row.name}, {launcher})",
         },
     )

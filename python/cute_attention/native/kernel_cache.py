@@ -20,6 +20,7 @@ from ..errors import BuildError
 
 FOLDER = "CUTE_ATTENTION_CACHE"
 SIZE = "CUTE_ATTENTION_CACHE_SIZE"
+PLUG_IN = "libcute_attention_"  # what the names of libraries outside of the cache begin with
 _DEFAULT_SIZE = 2 * 2**30
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _ENTRY = re.compile(r"(\w+)-([0-9a-f]{24})\.so")
@@ -69,6 +70,13 @@ def path_of(row: str, key: str) -> Path:
 def choice_path(key: str) -> Path:
     """The file that says which row was the fastest; `key` is the hash of all that decides it."""
     return folder() / f"{_CHOICE}{key}.json"
+
+
+def copy_of(row: str, target: Path) -> Path:
+    """A copy of a row's library, which is in the cache, in the folder `target`: a plug-in."""
+    (path,) = folder().glob(f"{row}-*.so")
+    target.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(path, target / f"{PLUG_IN}{row}.so"))
 
 
 def find(path: Path) -> bool:

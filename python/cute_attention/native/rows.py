@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .study import TABLES, Study
+
 _PACKAGE = __name__.partition(".")[0]
 _ROW = re.compile(r"^CUTE_ATTENTION_(FORWARD|BACKWARD)\((.*)\)$", re.MULTILINE)
 _PASSES = {"forward": "fwd", "backward": "bwd"}
@@ -38,9 +40,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class TableRow(Columns):
-    """A row of src/kernels/*.def, in the words of `kernels()`."""
+    """A row of src/kernels/*.def, in the words of `kernels()`; or one for study, which no table
+    has."""
 
     ptxas: str = "O3"  # the level at which ptxas optimises
+    study: Study = TABLES
 
     def key_name(self) -> str:
         """The name that the row's key determines; the row's actual name may have a suffix."""
@@ -51,7 +55,13 @@ class TableRow(Columns):
         return "_".join([*parts, *self.score_mods])
 
     def line(self) -> str:
-        """The row as a table has it."""
+        """The row as a table has it.
+
+        Raises:
+            ValueError: it is a row for study.
+        """
+        if self.study != TABLES:
+            raise ValueError(f"{self.name} is a row for study, which no table can have")
         columns = (
             self.name,
             self.arch.capitalize(),

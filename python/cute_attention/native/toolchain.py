@@ -60,6 +60,12 @@ def _nvcc_candidates() -> Iterator[str | None]:
         yield f"{nvidia}/cu13/bin/nvcc"
 
 
+def program(name: str) -> str | None:
+    """A program of the CUDA toolkit, such as cuobjdump: beside an nvcc, or on the PATH."""
+    folders = [str(Path(path).parent) for path in _nvcc_candidates() if path and "/" in path]
+    return shutil.which(name, path=os.pathsep.join([*folders, os.environ.get("PATH", "")]))
+
+
 def _find_nvcc() -> str:
     for candidate in _nvcc_candidates():
         if candidate and (found := shutil.which(candidate)):

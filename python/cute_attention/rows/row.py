@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import type_name
 from ..errors import BuildError
-from ..native import build, core, rows, toolchain
+from ..native import build, core, rows, study, toolchain
 from ..native.build import Source
 from ..native.core import Kernel
+from ..native.refusals import refusal
 from ..native.rows import TableRow
+from ..native.study import Study
 from . import proofs
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _CHOICES = {
     "ptxas": ("O0", "O1", "O2", "O3"),
 }
 _NUMBERS = ("head_dim", "head_dim_v", "tile_m", "tile_n", "stages", "warps")
+_STUDY = tuple(field.name for field in dataclasses.fields(Study))
 _MOST_WARPS = 32  # of a CTA
 _HEAD_DIMS = 8  # their multiple: what a thread loads at a time
 
@@ -51,10 +54,13 @@ class Row:
         stages: buffers of K and V in shared memory; backward, of Q and dO.
         warps: of a CTA, producers included.
         ptxas: the level at which ptxas optimises, "O0" to "O3".
+        **columns: columns for study, which no row of the tables has: copies, loads, swizzle,
+            fragments_ahead, softmax, probabilities, turns, grid, fast_math. docs/rows.md says what
+            they mean, and which kernels have them.
 
     Raises:
-        TypeError: a column of the wrong type.
-        ValueError: a value that no kernel can have.
+        TypeError: a column of the wrong type, or no such column.
+        ValueError: a value or a combination that no kernel can have.
 
     Example:
         >>> from cute_attention import rows
@@ -77,6 +83,7 @@ class Row:
         stages: int | None = None,
         warps: int | None = None,
         ptxas: str | None = None,
+        **columns: str | int,
     ) -> None:
         given: dict[str, Any] = {
             "arch": arch,
@@ -91,9 +98,11 @@ class Row:
         for name, value in given.items():
             _check_column(name, value)
         near = _nearest(given)
-        columns = dataclasses.replace(near, **given)
+        made = dataclasses.replace(near, **given, study=_study(columns))
+        if refused := refusal(made):
+            raise ValueError(f"Row: {refused}")
         self.nearest: str = near.name
-        self.columns: TableRow = dataclasses.replace(columns, name=_name_of(columns))
+        self.columns: TableRow = dataclasses.replace(made, name=_name_of(made))
 
     @classmethod
     def of(cls, name: str, **changes: Any) -> Row:
@@ -115,8 +124,7 @@ class Row:
         row = next((row for row in rows.table() if row.name == name), None)
         if row is None:
             raise ValueError(f"Row.of: name is {name!r}, expected a row of src/kernels/*.def")
-        values = dataclasses.asdict(row)
-        del values["name"]
+        values = _values(row)
         if unknown := sorted(changes.keys() - values):
             raise ValueError(f"Row.of: no column is called {unknown[0]!r}, they are {[*values]}")
         return cls(**{**values, **changes})
@@ -134,9 +142,10 @@ class Row:
         return hash(self.columns)
 
     def __repr__(self) -> str:
-        columns = dataclasses.asdict(self.columns)
-        del columns["name"]
-        return f"Row({', '.join(f'{name}={value!r}' for name, value in columns.items())})"
+        values = _values(self.columns)
+        usual = dataclasses.asdict(study.TABLES)
+        shown = [f"{name}={value!r}" for name, value in values.items() if usual.get(name) != value]
+        return f"Row({', '.join(shown)})"
 
     def check(self, include: str | os.PathLike[str] | None = None) -> list[Report]:
         """Prove the layouts of the row's kernels, as `python -m cute_attention layouts check` does.
@@ -244,6 +253,26 @@ def _check_column(name: str, value: object) -> None:
         raise ValueError(f"Row: warps is {value}, expected 1 to {_MOST_WARPS}")
 
 
+def _study(columns: dict[str, str | int]) -> Study:
+    """The columns for study that a row is given."""
+    if unknown := sorted(columns.keys() - {*_STUDY}):
+        raise TypeError(f"Row: no column is called {unknown[0]!r}; those for study are {_STUDY}")
+    for name, value in columns.items():
+        known = study.COLUMNS[name].values
+        if type(value) is not type(next(iter(known))) or value not in known:
+            listed = f"0 to {len(known) - 1}" if len(known) > 4 else ", ".join(map(repr, known))
+            raise ValueError(f"Row: {name} is {value!r}, expected one of {listed}")
+    return Study(**columns)  # type: ignore[arg-type]
+
+
+def _values(columns: TableRow) -> dict[str, Any]:
+    """The columns by name, those for study among them."""
+    values = dataclasses.asdict(columns)
+    del values["name"]
+    values |= values.pop("study")
+    return values
+
+
 def _nearest(given: dict[str, Any]) -> TableRow:
     """The row of the tables from which columns are taken that are not given."""
 
@@ -265,4 +294,4 @@ def _nearest(given: dict[str, Any]) -> TableRow:
 def _name_of(columns: TableRow) -> str:
     tile = f"m{columns.tile_m}n{columns.tile_n}s{columns.stages}w{columns.warps}"
     level = "" if columns.ptxas == "O3" else f"_{columns.ptxas.lower()}"
-    return f"{columns.key_name()}_{tile}{level}"
+    return f"{columns.key_name()}_{tile}{level}{study.word(columns.study)}"

@@ -1,0 +1,107 @@
+"""What the layout lab predicts of the steps of `bench steps`, and what Nsight Compute counts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .. import attention
+from ..native.core import Kernel
+from ..rows.libraries import load_library
+from .optimisation_kernels import Figures
+from .optimisations import HEAD_DIM, Step
+
+# The call whose instructions are counted. The tiles of every step divide it.
+HEADS, QUERIES, KEYS = 2, 512, 1024
+
+
+def predicted(steps: Sequence[Step]) -> tuple[dict[str, Figures], str]:
+    """The counters of the call in each step, by the names of the rows; and why there are none."""
+    try:
+        from ..layouts import errors, export, model, multiply, ncu
+    except ModuleNotFoundError as error:
+        return {}, f'{error}: pip install "cute-attention[layouts]" adds it'
+    call = ncu.Call(HEADS, QUERIES, KEYS)
+    try:
+        kernels = model.kernels([export.Request(step.row.columns) for step in steps])
+    except errors.LayoutError as error:
+        return {}, str(error)
+    found: dict[str, Figures] = {}
+    for kernel in kernels:
+        counters = ncu.predicted(kernel, call)
+        tiles_m, tiles_n = call.tiles(kernel)
+        mma = sum(multiply.mma_count(product) for product in kernel.products)
+        found[kernel.row.name] = {
+            "shared_memory": kernel.plan["bytes"],
+            "mma": HEADS * tiles_m * tiles_n * mma,
+            "ldmatrix": counters["ldmatrix"],
+            "conflicts": counters["ldmatrix conflicts"],
+        }
+    return found, ""
+
+
+def draw(steps: Sequence[Step], folder: Path) -> list[Path]:
+    """Draws K in shared memory, and the banks that ldmatrix reads it from, of each step whose K
+    lies otherwise than in the step before. Returns the PNG files."""
+    from ..layouts import export, model
+    from ..layouts.grid import save
+    from ..layouts.pictures import sketches
+
+    files = []
+    before = None
+    for kernel in model.kernels([export.Request(step.row.columns) for step in steps]):
+        tile = kernel.tiles()["k"]
+        looks = tile.notation, tile.address.shape
+        if looks != before:
+            for sketch in sketches(kernel):
+                if sketch.name == "banks_k_operand_S" or sketch.name.startswith("smem_k"):
+                    made = sketch.draw(", ".join(sketch.subjects))
+                    files.append(save(made, folder, f"{kernel.file_name}_{sketch.name}")[1])
+        before = looks
+    return files
+
+
+def counted(
+    kernels: dict[str, Kernel], libraries: Sequence[Path]
+) -> tuple[dict[str, Figures], str]:
+    """The same counters and all instructions, as Nsight Compute counts them on this GPU, by the
+    names of the rows; and why there are none. `kernels` are those of the rows, `libraries` their
+    files."""
+    try:
+        from ..layouts import errors, ncu
+    except ModuleNotFoundError as error:
+        return {}, f'{error}: pip install "cute-attention[layouts]" adds it'
+    names = [kernel.name for kernel in kernels.values()]
+    try:
+        words = ncu.command(
+            names, ncu.find_ncu(), module=__name__, arguments=[str(path) for path in libraries]
+        )
+        measured = ncu.parse(ncu.run(words), names)
+    except errors.LayoutError as error:
+        return {}, str(error)
+    return {
+        row: {
+            "counted_ldmatrix": counters["ldmatrix"],
+            "counted_conflicts": counters["ldmatrix conflicts"],
+            "counted_instructions": counters["instructions"],
+        }
+        for row, kernel in kernels.items()
+        if (counters := measured.get(kernel.name))
+    }, ""
+
+
+def main(libraries: Sequence[str]) -> None:
+    """Runs the call once with the kernel of each library: what Nsight Compute looks at."""
+    q = torch.randn(1, QUERIES, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, KEYS, HEADS, HEAD_DIM, device="cuda", dtype=q.dtype).unbind()
+    for library in libraries:
+        for kernel in load_library(library, on_request=True):
+            attention(q, k, v, kernel=kernel)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,252 @@
+"""Rows with columns for study: what they may be, what C++ is told, what the layout lab proves."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from built_rows import install_fake
+from cute_attention.errors import RowError
+from cute_attention.native import core, instance, rows, study
+from cute_attention.native.study import COLUMNS, TABLES, Study
+from cute_attention.rows import Row
+from test_rows_from_python import run
+
+ROOT = Path(__file__).resolve().parents[1]
+FAMILIES = [(arch, direction) for arch in ("sm80", "sm90") for direction in ("forward", "backward")]
+ENUMS = {"copies", "loads", "softmax", "probabilities", "turns", "grid"}
+
+
+def row_of(family: tuple[str, str], **columns: str | int) -> Row:
+    return Row(*family, "bf16", head_dim=64, **columns)
+
+
+def test_every_column_has_a_default_that_is_its_first_value():
+    assert [field.name for field in dataclasses.fields(Study)] == list(COLUMNS)
+    for name, column in COLUMNS.items():
+        usual = getattr(TABLES, name)
+        assert usual in column.values
+        others = [value for value in column.values if value != usual]
+        assert others and {column.words[value] for value in others} >= {column.words[others[0]]}
+        for allowed in column.kernels.values():
+            assert usual in allowed
+    words = [
+        column.words[value]
+        for name, column in COLUMNS.items()
+        for value in column.values
+        if value != getattr(TABLES, name)
+    ]
+    assert len(set(words)) == len(words), "two rows would have one name"
+
+
+def test_cpp_has_the_same_choices(tmp_path):
+    """study.h says of the tables what Python says, and knows every value."""
+    lines = ['#include "cute_attention/study.h"', "using namespace cute_attention;"]
+    for name, column in COLUMNS.items():
+        if not column.member:
+            continue
+        usual = column.values[getattr(TABLES, name)]
+        lines.append(f'static_assert(TableChoices::{column.member} == {usual}, "{name}");')
+        values = [*column.values.values()]
+        assert len(set(values)) == len(values)
+        if name in ENUMS:
+            lines += [f"constexpr auto {name}_{i} = {value};" for i, value in enumerate(values)]
+    made = Study(copies="plain", swizzle=32, fragments_ahead=7, fast_math="off")
+    lines += [
+        "struct Row {};",
+        "namespace cute_attention {",
+        study.specialisation(made, "Row"),
+        "}",
+    ]
+    lines.append(
+        "static_assert(StudyOf<Row>::kCopies == Copies::Plain && StudyOf<Row>::kSwizzle == 32 && "
+        "StudyOf<Row>::kFragmentsAhead == 7 && StudyOf<Row>::kLoads == Loads::Eager);"
+    )
+    lines.append("static_assert(StudyOf<int>::kCopies == Copies::Async);")
+    source = tmp_path / "study.cpp"
+    source.write_text("\n".join([*lines, ""]))
+    command = ["c++", "-std=c++17", "-fsyntax-only", "-Wall", f"-I{ROOT}/include", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids="_".join)
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_is_taken_where_kernels_have_it_and_refused_elsewhere(family, name):
+    allowed = COLUMNS[name].kernels.get(family, ())
+    for value in list(COLUMNS[name].values)[:5]:
+        if value == getattr(TABLES, name):
+            assert row_of(family, **{name: value}) == row_of(family)
+        elif value in allowed:
+            row = row_of(family, **{name: value})
+            assert row.name == f"{row_of(family).name}_{COLUMNS[name].words[value]}"
+            assert f"{name}={value!r}" in repr(row)
+            assert row != row_of(family)
+        else:
+            with pytest.raises(ValueError, match=f"Row: {name} is {value!r}, "):
+                row_of(family, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "message"),
+    [
+        ("sm80_fwd_bf16_d64", {"stages": 3}, "stages is 3, expected 1 or 2"),
+        ("sm80_fwd_bf16_d64", {"loads": "late", "stages": 2}, "loads is 'late' and stages is 2"),
+        (
+            "sm80_fwd_bf16_d64_dropout",
+            {"probabilities": "shared"},
+            "probabilities is 'shared' and score_mods has 'dropout'",
+        ),
+        (
+            "sm90_fwd_bf16_d128",
+            {"turns": "on", "tile_m": 64, "warps": 8},
+            "turns is 'on' and tile_m is 64",
+        ),
+        ("sm90_fwd_bf16_d128", {"swizzle": 0}, "expected of an sm90 forward kernel 128, 64, 32"),
+        ("sm90_fwd_bf16_d128", {"copies": "plain"}, "theirs for study are swizzle, softmax, turns"),
+        ("sm80_fwd_bf16_d64", {"swizzle": "64"}, "swizzle is '64', expected one of 128, 64, 32, 0"),
+        ("sm80_fwd_bf16_d64", {"fragments_ahead": True}, "is True, expected one of 0 to 64"),
+        ("sm80_fwd_bf16_d64", {"fragments_ahead": 65}, "is 65, expected one of 0 to 64"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_words(name, columns, message):
+    with pytest.raises(ValueError) as refused:
+        Row.of(name, **columns)
+    assert message in str(refused.value)
+
+
+def test_unknown_columns_are_refused():
+    with pytest.raises(TypeError, match="no column is called 'swizle'; those for study are"):
+        Row("sm80", "forward", "bf16", head_dim=64, swizle=64)
+    with pytest.raises(ValueError, match="no column is called 'swizle', they are"):
+        Row.of("sm80_fwd_bf16_d64", swizle=64)
+
+
+def test_no_table_takes_a_row_for_study():
+    assert {row.study for row in rows.table()} == {TABLES}
+    with pytest.raises(ValueError, match="_swizzle0 is a row for study, which no table can have"):
+        Row.of("sm80_fwd_bf16_d64", swizzle=0).columns.line()
+    assert "StudyOf" not in instance.instance_text(Row.of("sm80_fwd_bf16_d64").columns, "a.h")
+
+
+def test_compile_options_are_a_column():
+    usual = instance.compile_flags(Row.of("sm90_fwd_bf16_d128").columns, (90,))
+    exact = instance.compile_flags(Row.of("sm90_fwd_bf16_d128", fast_math="off").columns, (90,))
+    assert [flag for flag in usual if flag not in exact] == ["--use_fast_math"]
+    assert len(exact) == len(usual) - 1
+    assert "-Xptxas=-O2" in instance.options(Row.of("sm80_fwd_bf16_d64", ptxas="O2").columns)
+
+
+@pytest.mark.skipif(not core.available(), reason="the core library is not installed")
+def test_a_built_kernel_is_compiled_with_its_choices(tmp_path):
+    """The launch class of a test sees them in the generated source."""
+    install_fake(tmp_path)
+    fake = ROOT / "tests/cpp/fake_launch/cute_attention/sm80/forward_launch.h"
+    launch = tmp_path / "launch.h"
+    launch.write_text(
+        '#include "cute_attention/study.h"\n'
+        + fake.read_text().replace(
+            "  static constexpr int kThreads",
+            "  static_assert(StudyOf<Row>::kSwizzle == 32 && StudyOf<Row>::kLoads == Loads::Late,\n"
+            '                "as the row says");\n  static constexpr int kThreads',
+        )
+    )
+    done = run(
+        tmp_path,
+        f"""
+from cute_attention import rows
+row = rows.Row.of("sm80_fwd_bf16_d64", swizzle=32, loads="late")
+kernel = row.build(source={str(launch)!r})
+assert kernel.name.startswith("sm80_fwd_bf16_d64_m128n64s1w4_o1_late_swizzle32_"), kernel.name
+assert kernel.on_request
+try:
+    rows.Row.of("sm80_fwd_bf16_d64", swizzle=32).build(source={str(launch)!r})
+except rows.BuildError as error:
+    assert "nvcc ended with exit code" in str(error)
+else:
+    raise AssertionError("it has other choices")
+""",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# Rows with small tiles, whose layouts C++ derives soonest, and the rules that their columns break.
+PROVEN = {
+    ("sm80_fwd_bf16_d32", "copies", "plain"): set(),
+    ("sm80_fwd_bf16_d64", "stages", 2): set(),
+    ("sm80_fwd_bf16_d64", "probabilities", "shared"): set(),
+    ("sm80_fwd_bf16_d64", "swizzle", 64): {"banks"},
+    ("sm80_fwd_bf16_d64", "swizzle", 32): {"banks"},
+    ("sm80_fwd_bf16_d64", "swizzle", 0): {"banks"},
+    ("sm80_bwd_bf16_d32", "copies", "plain"): set(),
+    ("sm80_bwd_bf16_d32", "swizzle", 32): {"banks"},
+    ("sm90_fwd_bf16_d64", "swizzle", 64): set(),
+    ("sm90_fwd_bf16_d64", "swizzle", 32): set(),
+}
+
+
+@pytest.fixture(scope="module")
+def violated() -> dict[tuple[str, str, object], set[str]]:
+    """The rules that each row breaks. All are compiled together, which takes a minute."""
+    pytest.importorskip("pycute")
+    from cute_attention.layouts import checks, export, model
+
+    names = {
+        Row.of(name, **{column: value}).name: (name, column, value)
+        for name, column, value in PROVEN
+    }
+    requests = [
+        export.Request(Row.of(name, **{column: value}).columns) for name, column, value in PROVEN
+    ]
+    reports = checks.check_all(model.kernels(requests))
+    assert len(reports) == len(PROVEN) and all(len(report.results) >= 15 for report in reports)
+    return {
+        names[report.kernel.row.name]: {result.rule for result in report.violations}
+        for report in reports
+    }
+
+
+@pytest.mark.parametrize(("name", "column", "value"), PROVEN)
+def test_the_lab_proves_what_the_columns_leave_right(violated, name, column, value):
+    assert violated[name, column, value] == PROVEN[name, column, value]
+
+
+def test_check_refuses_a_row_without_a_swizzle(violated):
+    with pytest.raises(RowError, match=r"proofs do not hold\n(.*\n)*  banks: k.* at worst 8-way"):
+        Row.of("sm80_fwd_bf16_d64", swizzle=0).check()
+    assert Row.of("sm80_fwd_bf16_d64", stages=2).check()
+
+
+def test_the_lab_predicts_the_conflicts_of_each_swizzle():
+    """8 rows of 128 bytes, whose vectors change places within fewer bytes: 8, 4, 2 and 1 passes."""
+    pytest.importorskip("pycute")
+    from cute_attention.layouts import export, model, ncu
+
+    widths = {0: 8, 32: 4, 64: 2, 128: 1}
+    made = [Row.of("sm80_fwd_bf16_d64", swizzle=width) for width in widths]
+    kernels = model.kernels([export.Request(row.columns) for row in made])
+    call = ncu.Call(heads=3, queries=256, keys=192)
+    for kernel, passes in zip(kernels, widths.values(), strict=True):
+        counters = ncu.predicted(kernel, call)
+        assert counters["ldmatrix wavefronts"] == passes * 4 * counters["ldmatrix"]
+        assert counters["ldmatrix conflicts"] == (passes - 1) * 4 * counters["ldmatrix"]
+        # A warp of 32 queries loads 2 x 4 fragments of Q, 4 x 4 of K and 4 x 4 of V for each tile.
+        assert counters["ldmatrix"] == 3 * 2 * 3 * 4 * (8 + 16 + 16)
+
+
+def test_the_lab_edits_columns_for_study():
+    from cute_attention.layouts import errors, export
+
+    row = export.edited(export.find_row("sm80_fwd_bf16_d64"), ["swizzle=64", "tile_n=32"])
+    assert (row.study, row.tile_n) == (Study(swizzle=64), 32)
+    for change, message in (
+        ("swizzle=48", "expected one of 128, 64, 32, 0"),
+        ("swizzle=no", "swizzle is an integer"),
+        ("turns=off", "sm80 forward kernels have no such column"),
+        ("study=1", "expected COLUMN=VALUE, COLUMN one of"),
+    ):
+        with pytest.raises(errors.LayoutError, match=message):
+            export.edited(export.find_row("sm80_fwd_bf16_d64"), [change])
