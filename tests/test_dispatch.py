@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import cute_attention
+from cute_attention.dispatch.backends import Report, table
 from cute_attention.native import core
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -206,6 +207,41 @@ def test_rows_that_serve(plugins, problem, row):
     _, estimate, reasons = explain(problem, plugins)[row]
     assert reasons == []
     assert estimate > 0
+
+
+def test_splits(plugins):
+    """How many CTAs divide the keys of a query: the best number, or what the environment says."""
+    problem = "dtype='fp16', head_dim=64, head_dim_v=64, heads=2, heads_kv=2, seqlen_q=1"
+
+    def splits(seqlen_k: int, **environment: str) -> dict[str, int]:
+        code = (
+            f"answer = {{c.name: c.num_splits for c in explain(Problem({problem}, "
+            f"seqlen_k={seqlen_k}), 0) if c.name.startswith('fake')}}"
+        )
+        return ask(code, plugins, **environment)
+
+    found = splits(65536)
+    assert found[SMALL] > 8
+    assert found[LARGE] == 1, "a row that does not divide keys"
+    assert found["fake_sm90_d64"] == 1, "a row that does not serve"
+    assert splits(64)[SMALL] == splits(0)[SMALL] == 1
+    assert splits(65536, CUTE_ATTENTION_SPLITS="3")[SMALL] == 3
+
+
+def test_explain_names_the_splits():
+    times = {
+        splits: table(
+            (
+                Report(
+                    "sm80", True, (), (core.Candidate("row", "sm80", True, 7.0, [], False, splits),)
+                ),
+            ),
+            estimates=True,
+        )
+        for splits in (1, 12)
+    }
+    assert times[1].endswith("(about 7.0 us)")
+    assert times[12].endswith("(about 7.0 us, 12 splits of the keys)")
 
 
 def test_device_limits(plugins):
