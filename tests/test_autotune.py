@@ -3,6 +3,7 @@ is none (fake_nvcc.py) and timed by a clock that says what it is told."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,8 +152,6 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_the_present_row_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     tuner = sys.modules["cute_attention.rows.autotune"]
     problem = Problem(head_dim=60, head_dim_v=60, device=torch.device("cpu"))
     for chip, backend, name in (

@@ -127,6 +127,10 @@ def test_it_compiles_into_a_folder_and_goes_on_where_it_was(tmp_path: Path) -> N
     assert entries(out) == [
         {**each, "seconds": now["seconds"]} for each, now in zip(built, entries(out), strict=True)
     ]
+    # The printed command, which says what was left to the machine, is the same search.
+    arguments = manifest(out)["arguments"]
+    assert arguments[-2:] == ["--chips", "80"]
+    tune(tmp_path, " ".join(arguments))
     # How much time there is and who is measured beside are no other search; another shape is.
     tune(tmp_path, f"{first} --minutes=3 --rounds 2 --peers flash --plot p.png")
     assert len(calls(tmp_path)) == 4
@@ -172,10 +176,11 @@ toolchain.find = none
 
 def test_own_rows_come_first(tmp_path: Path) -> None:
     out = tmp_path / "tuned"
-    own = "--row tile_m=64,tile_n=112 --row tile_n=48,ptxas=O3"
+    own = "--row tile_n=64 --row tile_m=64,tile_n=112 --row tile_n=48,ptxas=O3 --row tile_n=64"
+    own += " --row tile_m=64,tile_n=112"
     tune(tmp_path, f"{SHAPE} {own} --build-only --output {out}")
     tiles = [(e["columns"]["tile_m"], e["columns"]["tile_n"]) for e in entries(out)]
-    assert tiles == [(128, 64), (64, 112), (128, 48)]
+    assert tiles == [(128, 64), (64, 112), (128, 48)], "none twice, and not the present row"
     assert entries(out)[2]["columns"]["ptxas"] == "O3"
 
 
@@ -323,7 +328,10 @@ def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("--chips 80,x", "'80,x' is not a list such as 80,90"),
         ("--candidates 0", "'0' is not a positive number"),
         ("--build-only --measure-only", "not allowed with argument"),
-        (f"--arch sm80 --row tile=3 {empty}", "no column is called 'tile'"),
+        (f"--arch sm80 --row tile=3 {empty}", "--row has 'tile', expected columns of tile_m, "),
+        (f"--arch sm80 --row head_dim=64 {empty}", "--row has 'head_dim', expected columns of"),
+        (f"--arch sm80 --row tile_m=0 {empty}", "tile_m is 0, expected a positive int"),
+        (f"--measure-only --head-dims 64 {empty}", "of a search holds, so leave out --head-dims"),
         (f"--arch sm80 --head-dims 512 {empty}", "no row of the tables of sm80 computes"),
     ):
         try:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 
 from cute_attention.bench.memory import MIB, peak_bytes
 from cute_attention.bench.steps import attempt
-from cute_attention.bench.timing import make_timer, median, turns
+from cute_attention.timing import make_timer, median, turns
 
 from .block import Attend, TorchAttention, TriangleAttention
 

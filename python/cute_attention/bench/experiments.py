@@ -9,6 +9,7 @@ import torch
 
 from ..dispatch.jit import best_rows, chip_of
 from ..native import packages
+from ..native.rows import TableRow
 from ..rows.candidates import row_of
 from ..rows.ranges import operand_bytes, variants
 from .again import again
@@ -63,7 +64,7 @@ GPU = Values(
     lengths=(512, 1024, 2048, 4096, 8192, 16384),
     head_dims=(32, 64, 96, 128, 192, 256),
     heads=(1, 2, 4, 8, 16, 32),
-    keys=(),
+    keys=(256, 512, 1024, 2048, 4096),
 )
 CPU = Values(
     lengths=(64, 128, 256, 512),
@@ -90,27 +91,29 @@ def points_of(name: str, base: Point, values: Values) -> Iterator[tuple[str, Poi
 
 
 def blocks_of(base: Point, device: torch.device, values: Values) -> list[Contender]:
-    """Ours with other blocks: forward rows like that of the tables, which are compiled; without a
-    GPU the reference backend on blocks of keys."""
-    if device.type != "cuda":
-        return [KeyBlocks(keys) for keys in values.keys if keys <= base.seqlen_k]
-    capability, room = chip_of(device)
-    for family in packages.families_for(capability):
-        if found := best_rows(problem_of(base, "fwd", device), family, room):
-            present = found[0]
-            break
-    else:
-        return []
-    same = [
+    """Ours with other blocks: forward rows like that of the tables, which are compiled; where there
+    is no such row, as without a GPU, the reference backend on blocks of keys."""
+    if device.type == "cuda":
+        capability, room = chip_of(device)
+        for family in packages.families_for(capability):
+            if found := best_rows(problem_of(base, "fwd", device), family, room):
+                return [BuiltRow(row_of(row)) for row in _tiles_like(found[0], room)]
+    return [KeyBlocks(keys) for keys in values.keys if keys <= base.seqlen_k]
+
+
+def _tiles_like(present: TableRow, room: int) -> list[TableRow]:
+    """The row and some that differ in one side of the tile, and in warps where these follow it."""
+    one_side = [
         row
         for row in variants(present)
         if (row.stages, row.ptxas) == (present.stages, present.ptxas)
         and (row.tile_m == present.tile_m) != (row.tile_n == present.tile_n)
         and operand_bytes(row) <= room
     ]
-    spread = same[:: max(1, -(-len(same) // (_MOST_BLOCKS - 1)))]
-    rows = sorted({present, *spread}, key=lambda row: (row.tile_m, row.tile_n, row.warps))
-    return [BuiltRow(row_of(row)) for row in rows]
+    tiles = {(row.tile_m, row.tile_n): row for row in reversed(one_side)}  # with the fewest warps
+    others = list(tiles.values())
+    spread = others[:: max(1, -(-len(others) // (_MOST_BLOCKS - 1)))]
+    return sorted([present, *spread], key=lambda row: (row.tile_m, row.tile_n))
 
 
 class Experiments(Bench):

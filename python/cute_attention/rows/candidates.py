@@ -19,7 +19,8 @@ from .row import Row
 # The most shared memory of a CTA: max_shared_memory of config.h.
 _SHARED_MEMORY = {"sm80": 163 * 1024, "sm90": 227 * 1024}
 _TILES_FIRST = 3
-_HOW = ("tile_m", "tile_n", "stages", "warps", "ptxas")
+# The columns that say how a row computes, and not what.
+HOW = ("tile_m", "tile_n", "stages", "warps", "ptxas")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def row_of(columns: TableRow) -> Row:
 
 
 def _changes(row: TableRow, present: TableRow) -> int:
-    return sum(getattr(row, name) != getattr(present, name) for name in _HOW)
+    return sum(getattr(row, name) != getattr(present, name) for name in HOW)
 
 
 def ranked(

@@ -46,6 +46,10 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     device = pick_device(None) if torch.cuda.is_available() else None
     jobs = args.jobs or default_jobs()
     if args.measure_only:
+        if more := _asked(words):
+            raise ValueError(
+                f"--measure-only measures what the folder of a search holds, so leave out {more[0]}"
+            )
         found = folders.read(args.folder)
     else:
         found = _found(args, words, jobs, device, console)
@@ -99,7 +103,7 @@ def _found(
     sources = folders.sources_key()
     if (args.folder / folders.MANIFEST).is_file():
         before = folders.read(args.folder)
-        if _asked(before.arguments) != _asked(words):
+        if _asked(before.arguments) != _asked(_completed(words, before)):
             raise ValueError(
                 f"{args.folder} holds another search ({_command(before)}): name another folder "
                 "by --output, or remove it"
@@ -121,14 +125,37 @@ def _found(
     )
     searches = [search_of(subject, args.row, count, gpu, jobs) for subject in subjects]
     chips = args.chips or toolchain.chips_here()
-    found = Folder(args.folder, list(words), arch, chips, sources, searches)
+    found = Folder(args.folder, [], arch, tuple(chips), count, sources, searches)
+    found.arguments = _completed(words, found)
     found.save()
     return found
 
 
+def _completed(words: Sequence[str], found: Folder) -> list[str]:
+    """The arguments with what they left to this machine and this time, so that they find the same
+    search elsewhere."""
+    chosen = {
+        "--arch": found.arch,
+        "--candidates": str(found.count),
+        "--chips": ",".join(map(str, found.chips)),
+    }
+    given = {word.partition("=")[0] for word in words}
+    more = [part for name, value in chosen.items() if name not in given for part in (name, value)]
+    return [*words, *more]
+
+
 # Options that say what is done now and how, and change nothing about what is searched.
-_SWITCHES = ("--build-only",)
-_WITH_VALUE = ("--jobs", "--minutes", "--output", "--peers", "--plot", "--rounds", "--time-ms")
+_SWITCHES = ("--build-only", "--measure-only")
+_WITH_VALUE = (
+    "--input",
+    "--jobs",
+    "--minutes",
+    "--output",
+    "--peers",
+    "--plot",
+    "--rounds",
+    "--time-ms",
+)
 
 
 def _asked(words: Sequence[str]) -> list[str]:

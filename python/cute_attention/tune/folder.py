@@ -49,6 +49,7 @@ class Folder:
     arguments: list[str]  # of the command line that began it
     arch: str
     chips: tuple[int, ...]
+    count: int  # of candidates that were looked for, for each row of the tables
     sources: str  # of `sources_key`
     searches: list[Search]
 
@@ -65,6 +66,7 @@ class Folder:
                 "arguments": self.arguments,
                 "arch": self.arch,
                 "chips": list(self.chips),
+                "count": self.count,
                 "sources": self.sources,
                 "searches": [_search_to_dict(search) for search in self.searches],
             },
@@ -123,6 +125,7 @@ def read(path: Path) -> Folder:
         list(data["arguments"]),
         data["arch"],
         tuple(data["chips"]),
+        data["count"],
         data["sources"],
         [_search_from_dict(each) for each in data["searches"]],
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..native.core import Device
 from ..native.rows import TableRow
-from ..rows.candidates import Candidate, proven, ranked
+from ..rows.candidates import HOW, Candidate, proven, ranked, row_of
 from ..rows.cost import relative_estimate
 from ..rows.row import Row
 from .subjects import Subject
@@ -76,7 +76,11 @@ def search_of(
         BuildError: the layout lab lacks something.
     """
     present, problems = subject.present, subject.problems()
-    given = [Row.of(present.name, **columns) for columns in own]
+    for columns in own:
+        if unknown := [name for name in columns if name not in HOW]:
+            raise ValueError(f"--row has {unknown[0]!r}, expected columns of {', '.join(HOW)}")
+    made = [Row.of(present.name, **columns) for columns in own]
+    given = [row for row in dict.fromkeys(made) if row != row_of(present)]
     asked = [
         Candidate(row, relative_estimate(row.columns, present, problems, device)) for row in given
     ]

@@ -12,6 +12,7 @@ from ..bench.machine import Environment
 from ..bench.points import Point
 from ..bench.results import Row
 from ..native import rows as tables
+from ..rows.candidates import HOW
 from .measure import TO_PRESENT
 from .plan import Entry, Search
 
@@ -20,7 +21,6 @@ from .plan import Entry, Search
 AHEAD = 1.01
 NOT_BEHIND = 0.99
 _COLUMNS_OF_A_COMMENT = 125  # as in the tables
-_HOW = ("tile_m", "tile_n", "stages", "warps", "ptxas")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def lines_for_the_table(verdict: Verdict, environment: Environment) -> str:
     winner, present = verdict.winner, verdict.search.subject.present
     if winner is None:
         return ""
-    how = {name: getattr(winner.entry.columns, name) for name in _HOW}
+    how = {name: getattr(winner.entry.columns, name) for name in HOW}
     key = dataclasses.replace(present, name="", dtype="")
     lines = [
         dataclasses.replace(row, **how).line()

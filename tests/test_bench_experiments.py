@@ -1,0 +1,133 @@
+"""`bench experiments` on a CPU: what is varied, what is measured, what is skipped and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("rich", reason="the benchmark's extra is not installed")
+
+from cute_attention import attention
+from cute_attention.bench import experiments
+from cute_attention.bench.contenders.blocks import BuiltKernel, BuiltRow, KeyBlocks
+from cute_attention.bench.experiments import CPU, EXPERIMENTS, METRICS, blocks_of, points_of
+from cute_attention.bench.inputs import make_inputs
+from cute_attention.bench.points import Point
+from cute_attention.bench.results import Row, read_json
+from cute_attention.cli.bench import main
+from cute_attention.native import rows
+from cute_attention.rows import Row as KernelRow
+
+BASE = Point(1, 2, 48, 16, dtype="fp32")
+TINY = (
+    "experiments --device cpu --batch 1 --heads 2 --seqlens 48 --head-dims 16 --dtypes fp32 "
+    "--rounds 2 --time-ms 1 --direction fwd,fwdbwd"
+)
+
+
+def measured(tmp_path: Path, text: str) -> list[Row]:
+    out = tmp_path / "rows.json"
+    assert main([*shlex.split(text), "--json", str(out), "--quiet"]) == 0
+    return read_json(out).rows
+
+
+def test_each_experiment_varies_one_size() -> None:
+    for name in EXPERIMENTS:
+        points = dict(points_of(name, BASE, CPU))
+        assert (name == "block") == (not points), "blocks are contenders at one point"
+        for value, point in points.items():
+            changed = {
+                field.name
+                for field in dataclasses.fields(Point)
+                if getattr(point, field.name) != getattr(BASE, field.name)
+            }
+            allowed = {
+                "dtype": {"dtype"},
+                "length": {"seqlen_q", "seqlen_k"},
+                "head-dim": {"head_dim", "head_dim_v"},
+                "heads": {"heads", "heads_kv"},
+            }[name]
+            assert changed <= allowed and value in str(point)
+    assert [value for value, _ in points_of("dtype", BASE, CPU)] == ["fp32", "fp16", "bf16"]
+
+
+def test_all_experiments_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "plot.png"
+    rows_ = measured(tmp_path, f"{TINY} --plot {plot}")
+    said = capsys.readouterr().out
+    found = {row.case.partition(" ")[0] for row in rows_ if row.metrics}
+    assert found == set(EXPERIMENTS)
+    for row in rows_:
+        assert row.reason == "" and set(METRICS) <= set(row.metrics)
+        assert all(row.metrics[metric] > 0 for metric in METRICS), row
+        assert f"--experiments {row.case.partition(' ')[0]}" in row.command
+    dtypes = {(row.point.dtype, row.contender) for row in rows_ if row.case.startswith("dtype")}
+    assert {("fp32", "reference"), ("fp16", "reference"), ("bf16", "reference")} <= dtypes
+    for experiment in EXPERIMENTS.values():
+        assert f"{experiment.title}, forward (" in said
+        assert f"{experiment.title}, forward + backward (" in said
+    assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and plot.stat().st_size > 20_000
+
+
+def test_lists_of_the_command_line_are_the_values(tmp_path: Path) -> None:
+    text = TINY.replace("--seqlens 48", "--seqlens 16,32,80").replace("fwd,fwdbwd", "fwd")
+    rows_ = measured(tmp_path, f"{text} --experiments length,heads --contenders reference")
+    lengths = [row.point.seqlen_q for row in rows_ if row.case.startswith("length")]
+    assert lengths == [16, 32, 80]
+    assert [row.point.heads for row in rows_ if row.case.startswith("heads")] == list(CPU.heads)
+    assert {row.point.seqlen_q for row in rows_ if row.case.startswith("heads")} == {16}
+
+
+def test_what_cannot_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows_ = measured(tmp_path, f"{TINY} --experiments dtype --contenders sm90,reference")
+    reasons = {row.reason for row in rows_ if row.contender == "sm90"}
+    assert reasons == {"needs an NVIDIA GPU"}
+    said = capsys.readouterr().out
+    assert "not measured" in said and "needs an NVIDIA GPU" in said
+    assert main(shlex.split("experiments --device cpu --packed 100:20 --heads 2")) == 2
+    assert "experiments vary the sizes of dense calls" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(shlex.split("experiments --experiments warps"))
+    assert "'warps' is not one of block, dtype" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keys", [1, 16, 20, 48, 1000])
+def test_blocks_of_keys_are_attention(keys: int) -> None:
+    inputs = make_inputs(BASE, torch.device("cpu"))
+    call = KeyBlocks(keys).build(BASE, inputs)
+    torch.testing.assert_close(call(*inputs.leaves), attention(*inputs.leaves), rtol=0, atol=2e-6)
+    grads = torch.autograd.grad(call(*inputs.leaves), inputs.leaves, inputs.grad_out)
+    right = torch.autograd.grad(attention(*inputs.leaves), inputs.leaves, inputs.grad_out)
+    for ours, theirs in zip(grads, right, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
+    causal = dataclasses.replace(BASE, causal=True)
+    assert "without masks" in str(KeyBlocks(keys).refuses(causal, "fwd"))
+
+
+def test_blocks_on_a_gpu_are_rows_like_that_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "chip_of", lambda device: (90, 227 * 1024))
+    base = Point(4, 16, 4096, 64)
+    found = blocks_of(base, torch.device("cuda", 0), experiments.GPU)
+    assert all(isinstance(each, BuiltRow) for each in found) and 3 <= len(found) <= 7
+    names = [each.name for each in found]
+    assert "192 x 128" in names and len(set(names)) == len(names)
+    assert BuiltRow(KernelRow.of("sm90_fwd_bf16_d64")).refuses(base, "fwdbwd")
+    unserved = dataclasses.replace(base, head_dim=512, head_dim_v=512)
+    rest = blocks_of(unserved, torch.device("cuda", 0), experiments.GPU)
+    assert rest and all(isinstance(each, KeyBlocks) for each in rest)
+    monkeypatch.setattr(experiments, "chip_of", lambda device: (80, 163 * 1024))
+    ampere = [each.name for each in blocks_of(base, torch.device("cuda", 0), experiments.GPU)]
+    assert "128 x 64" in ampere and len(set(ampere)) == len(ampere) >= 3
+
+
+def test_a_built_kernel_is_asked_for_by_name() -> None:
+    row = next(row for row in rows.table() if row.name == "sm80_fwd_bf16_d64")
+    kernel = type("Kernel", (), {"name": row.name, "arch": "sm80"})()
+    contender = BuiltKernel(kernel)
+    options = contender._options(Point(1, 2, 8, 16, causal=True))
+    assert options["kernel"] is kernel and options["backend"] == "auto" and options["causal"]
+    assert contender.missing(torch.device("cpu")) == "needs an NVIDIA GPU"
