@@ -10,19 +10,24 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from built_rows import install_fake
-from cute_attention.bench import optimisation_kernels, optimisation_lab
+from cute_attention.bench import optimisation_command, optimisation_kernels, optimisation_lab
 from cute_attention.bench.contenders import OURS, PEER
+from cute_attention.bench.machine import describe
 from cute_attention.bench.optimisation_report import cells, explanations, markdown, with_peer
 from cute_attention.bench.optimisations import STEPS, chosen, table_row
 from cute_attention.bench.points import Point
+from cute_attention.bench.report import Report
 from cute_attention.bench.results import Row, read_json
-from cute_attention.cli.bench import main
+from cute_attention.bench.tables import make_console
+from cute_attention.cli.bench import main, make_parser
 from cute_attention.errors import BuildError
 from cute_attention.native import core, kernel_cache
 
@@ -231,3 +236,94 @@ def test_the_lab_predicts_the_first_steps():
     # S has 512 x 1024 scores with 128 columns each, O the same again.
     assert plain["mma"] == 2 * 2 * 512 * 1024 * 128 // (16 * 8 * 16)
     assert plain["shared_memory"] == 2 * 128 * (64 + 32 + 32)
+
+
+def test_steps_are_measured_beside_flash_attention_2(tmp_path, monkeypatch, capsys):
+    """What runs on a GPU, on a CPU: the reference backend stands in for the kernels of the steps,
+    of which one is not built."""
+    device = torch.device("cpu")
+    kernels = {
+        step.row.name: SimpleNamespace(name=f"{step.row.name}_0", arch="sm80") for step in STEPS
+    }
+
+    def kernel_of(step, args):
+        if step.name == "+ swizzle":
+            raise BuildError("no such library\nand more lines")
+        return kernels[step.row.name]
+
+    def counted(found, files):
+        assert len(found) == 7 and files == []
+        return {STEPS[0].row.name: {"counted_instructions": 5.0}}, ""
+
+    monkeypatch.setattr(optimisation_command, "_kernel", kernel_of)
+    monkeypatch.setattr(optimisation_command.StepContender, "missing", lambda self, device: None)
+    monkeypatch.setattr(
+        optimisation_command.StepContender,
+        "_options",
+        lambda self, point, **extra: {"causal": point.causal, "backend": "reference", **extra},
+    )
+    monkeypatch.setattr(optimisation_command, "PEERS", ("fa2", "flash"))
+    monkeypatch.setattr(optimisation_lab, "counted", counted)
+    words = f"steps --architectures sm80 --rounds 2 --time-ms 1 --kernels {tmp_path} --quiet"
+    args = make_parser().parse_args(words.split())
+    point = Point(batch=1, heads=2, seqlen_q=64, head_dim=16, dtype="fp32")
+    figures = {STEPS[0].row.name: {"conflicts": 7.0}}
+    environment = describe(device)
+    console = make_console()
+    steps = chosen(["sm80"])
+    args.json = tmp_path / "steps.json"
+    with Report("steps", args, environment, console, 1) as report:
+        optimisation_command._measure(steps, [point], figures, report, args, device, environment)
+    assert figures[STEPS[0].row.name] == {"conflicts": 7.0, "counted_instructions": 5.0}
+    found = {row.contender: row for row in report.rows}
+    assert list(found) == [
+        *(step.name for step in steps if step.name != "+ swizzle"),
+        *("flash", "+ swizzle"),
+    ]
+    assert found["+ swizzle"].reason == "no such library" and not found["+ swizzle"].metrics
+    assert found["flash"].role == PEER and found["flash"].metrics["tflops"] > 0
+    for step in steps:
+        row = found[step.name]
+        assert row.case == step.row.name
+        if step.name != "+ swizzle":
+            assert row.metrics["tflops"] > 0 and row.role == OURS, row.reason
+            assert row.command.startswith("python -m cute_attention bench steps")
+    head, lines = cells(report.rows)
+    assert head == ["step", "TFLOP/s", "of FlashAttention-2"] and len(lines) == 8
+
+
+def test_counters_are_those_of_each_kernel(monkeypatch):
+    pytest.importorskip("pycute")
+    from cute_attention.layouts import errors, ncu
+
+    kernels = {
+        step.row.name: SimpleNamespace(name=f"{step.row.name}_01234567") for step in STEPS[4:6]
+    }
+    said = ['"Kernel Name","Metric Name","Metric Value"', "==PROF== something"]
+    for number, kernel in enumerate(kernels.values(), 1):
+        function = (
+            f"_ZN4sm807forwardINS_4rows{len(kernel.name)}{kernel.name}EEEvNS_13ForwardParamsE"
+        )
+        for metric in (ncu.METRICS["ldmatrix"], ncu.INSTRUCTIONS):
+            said.append(f'"{function}","{metric}","{number},000"')
+
+    def run(words):
+        assert words[-2:] == ["a.so", "b.so"]
+        assert words[words.index("-m") + 1] == "cute_attention.bench.optimisation_lab"
+        assert ncu.INSTRUCTIONS in words[words.index("--metrics") + 1]
+        return "\n".join(said)
+
+    monkeypatch.setattr(ncu, "find_ncu", lambda: "ncu")
+    monkeypatch.setattr(ncu, "run", run)
+    found, missing = optimisation_lab.counted(kernels, [Path("a.so"), Path("b.so")])
+    assert missing == ""
+    assert [*found.values()] == [
+        {"counted_ldmatrix": 1000.0, "counted_instructions": 1000.0},
+        {"counted_ldmatrix": 2000.0, "counted_instructions": 2000.0},
+    ]
+
+    def absent():
+        raise errors.LayoutError("no ncu here")
+
+    monkeypatch.setattr(ncu, "find_ncu", absent)
+    assert optimisation_lab.counted(kernels, []) == ({}, "no ncu here")

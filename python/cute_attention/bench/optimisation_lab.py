@@ -16,6 +16,12 @@ from .optimisations import HEAD_DIM, Step
 
 # The call whose instructions are counted. The tiles of every step divide it.
 HEADS, QUERIES, KEYS = 2, 512, 1024
+# Figures, and what layouts/ncu.py calls the counters.
+_COUNTED = {
+    "counted_ldmatrix": "ldmatrix",
+    "counted_conflicts": "ldmatrix conflicts",
+    "counted_instructions": "instructions",
+}
 
 
 def predicted(steps: Sequence[Step]) -> tuple[dict[str, Figures], str]:
@@ -83,11 +89,7 @@ def counted(
     except errors.LayoutError as error:
         return {}, str(error)
     return {
-        row: {
-            "counted_ldmatrix": counters["ldmatrix"],
-            "counted_conflicts": counters["ldmatrix conflicts"],
-            "counted_instructions": counters["instructions"],
-        }
+        row: {ours: counters[theirs] for ours, theirs in _COUNTED.items() if theirs in counters}
         for row, kernel in kernels.items()
         if (counters := measured.get(kernel.name))
     }, ""
