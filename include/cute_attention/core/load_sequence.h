@@ -1,6 +1,8 @@
 // core/load_sequence.h: reads where a sequence of the batch starts and how long it is.
 #pragma once
 
+#include <type_traits>
+
 #include "cute_attention/core/sequence.h"
 
 namespace cute_attention {
@@ -24,6 +26,19 @@ CUTE_DEVICE Sequence load_sequence(Params const& params, int32_t batch) {
   if (params.cu_seqlens_k != nullptr) {
     row_k = warp_uniform(params.cu_seqlens_k[batch]);
     seqlen_k = warp_uniform(params.cu_seqlens_k[batch + 1]) - row_k;
+  }
+  if constexpr (std::is_same_v<Params, ForwardParams>) {
+    KeyCache const& cache = params.cache;
+    if (cache.seqused_k != nullptr) {
+      // Nothing is read that the cache has no room for, whatever the lengths say.
+      int32_t const used = max_of(
+          min_of(warp_uniform(cache.seqused_k[batch]), cache.pages_per_sequence * cache.page_size),
+          0);
+      if (cache.leftpad_k != nullptr) {
+        row_k = max_of(min_of(warp_uniform(cache.leftpad_k[batch]), used), 0);
+      }
+      seqlen_k = used - row_k;
+    }
   }
   return make_sequence(seqlen_q, seqlen_k, row_q, row_k, params.window_left, params.window_right);
 }

@@ -13,6 +13,7 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/key_pages.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
@@ -126,15 +127,15 @@ struct ForwardKernel {
     }
 
     load_q();
-    load_k<true>(walk_k, last_rows);
+    load_k<true>(walk_k, tiles.end - 1, last_rows);
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
       bool const last = n_block == tiles.end - 1;
       bool const masked = last || tiles.masked(n_block);
       await_copies();  // K(n) and at the first tile Q are there; all threads are done with V(n+1)
       if (last) {
-        load_v<true>(walk_v, last_rows);
+        load_v<true>(walk_v, n_block, last_rows);
       } else {
-        load_v<false>(walk_v, last_rows);
+        load_v<false>(walk_v, n_block, last_rows);
       }
       auto tSrS =
           partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
@@ -147,7 +148,7 @@ struct ForwardKernel {
       }
       await_copies();  // V(n), and P of all warps, are there; all threads are done with K(n)
       if (n_block > tiles.begin) {
-        load_k<false>(walk_k, last_rows);
+        load_k<false>(walk_k, n_block - 1, last_rows);
       }
       multiply_values(mma, p, v, dropout_rows, n_block, tPrP, tOrO);
     }
@@ -169,22 +170,47 @@ struct ForwardKernel {
     cute::cp_async_fence();
   }
 
-  // Start the copies of the next tile of K or of V. kLast: it is the tile where the walk begins,
-  // with `last_rows` rows inside the sequence.
+  // Start the copies of the next tile of K or of V, number `n_block`. kLast: it is the tile where
+  // the walk begins, with `last_rows` rows inside the sequence.
   template <bool kLast>
-  CUTE_DEVICE void load_k(WalkK& walk, int last_rows) const {
-    walk.template load<kLast>(params.k_stride.row, last_rows, params.head_dim, thread);
+  CUTE_DEVICE void load_k(WalkK& walk, int n_block, int last_rows) const {
+    if (has_pages(params)) {
+      walk.load_rows(rows_in_pages(params.k, params.k_stride, n_block), params.head_dim, thread);
+    } else {
+      walk.template load<kLast>(params.k_stride.row, last_rows, params.head_dim, thread);
+    }
   }
   template <bool kLast>
-  CUTE_DEVICE void load_v(WalkV& walk, int last_rows) const {
-    walk.template load<kLast>(params.v_stride.row, last_rows, params.head_dim_v, thread);
+  CUTE_DEVICE void load_v(WalkV& walk, int n_block, int last_rows) const {
+    if (has_pages(params)) {
+      walk.load_rows(rows_in_pages(params.v, params.v_stride, n_block), params.head_dim_v, thread);
+    } else {
+      walk.template load<kLast>(params.v_stride.row, last_rows, params.head_dim_v, thread);
+    }
   }
 
-  // The first row of a tile of keys of K or V.
+  // The first row of a tile of keys of K or V, where they are not in pages.
   CUTE_DEVICE Element const* key_tile(void const* tensor, Strides const& stride, int n_block) {
-    auto const* const head =
-        row_pointer(static_cast<Element const*>(tensor), stride, work.batch, head_kv, 0);
+    auto const* const head = row_pointer(static_cast<Element const*>(tensor), stride,
+                                         cache_row(params, work.batch), head_kv, 0);
     return head + (sequence.row_k + n_block * kTileN) * stride.row;
+  }
+
+  // For TileWalk::load_rows: where the rows of a tile of keys of K or V lie in pages. Null for keys
+  // that no query of the tile sees, and for those of a page that does not exist.
+  CUTE_DEVICE auto rows_in_pages(void const* tensor, Strides const& stride, int n_block) const {
+    return [this, tensor, &stride, n_block](int row) -> Element const* {
+      int const key = n_block * kTileN + row;
+      if (key < first_visible_key(sequence, m_begin) || key >= sequence.seqlen_k) {
+        return nullptr;
+      }
+      PageRow const place = page_row(params.cache, cache_row(params, work.batch), key);
+      if (uint32_t(place.page) >= uint32_t(params.cache.pages)) {
+        return nullptr;
+      }
+      return row_pointer(static_cast<Element const*>(tensor), stride, place.page, head_kv,
+                         place.row);
+    };
   }
 
   // An operand or a place in the P of shared memory, if P goes through it.

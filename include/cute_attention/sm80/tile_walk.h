@@ -92,6 +92,25 @@ struct TileWalk {
     }
     cp_async_fence();
   }
+
+  // Starts the copy of a tile whose rows lie anywhere: row `row` begins at `row_pointer(row)`, or is
+  // to be zeros where that is null. Zeros also take the place of the columns from `cols` on.
+  template <class RowPointer>
+  CUTE_DEVICE void load_rows(RowPointer const& row_pointer, int cols, int thread) const {
+    using namespace cute;
+    auto const place = coordinates(uint32_t(opaque(thread)))(0, 0, 0);
+    CUTE_UNROLL
+    for (int pass = 0; pass < kPasses; ++pass) {
+      Element const* const first = row_pointer(int(get<0>(place)) + row(pass));
+      CUTE_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        int const from = int(get<1>(place)) + col(step);
+        cp_async_or_zeros(target + offset(pass, step), first + from,
+                          first != nullptr && from < cols);
+      }
+    }
+    cp_async_fence();
+  }
 };
 
 }  // namespace cute_attention::sm80

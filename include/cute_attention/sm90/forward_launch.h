@@ -73,8 +73,15 @@ struct ForwardLaunch {
     ForwardParams const& params = arguments.params;
     bool const packed_q = params.cu_seqlens_q != nullptr;
     bool const packed_k = params.cu_seqlens_k != nullptr;
-    int64_t const rows_k = packed_k ? params.total_k : params.seqlen_k;
-    int64_t const batch_k = packed_k ? 1 : params.batch;
+    bool const cached = params.cache.seqused_k != nullptr;
+    int64_t const rows_k = cached     ? params.cache.page_size
+                           : packed_k ? params.total_k
+                                      : params.seqlen_k;
+    int64_t const batch_k = cached ? params.cache.pages : packed_k ? 1 : params.batch;
+    int32_t const box_rows = has_pages(params)
+                                 ? page_box_rows(params.cache.page_size, Traits::kTileN)
+                                 : Traits::kTileN;
+    arguments.box_rows_k = box_rows;
     TensorView const q{params.q,
                        packed_q ? 1 : params.batch,
                        packed_q ? params.total_q : params.seqlen_q,
@@ -83,7 +90,7 @@ struct ForwardLaunch {
                        params.q_stride};
     TensorView k{params.k, batch_k, rows_k, params.heads_kv, params.head_dim, params.k_stride};
     TensorView v{params.v, batch_k, rows_k, params.heads_kv, params.head_dim_v, params.v_stride};
-    if (rows_k == 0) {  // a tensor map has a row at least; without keys nobody reads it
+    if (rows_k == 0 || batch_k == 0) {  // a tensor map has a row at least; without keys nobody reads it
       k = v = q;
     }
     constexpr int kCols = kBoxCols<Traits::kHeadDim>;
@@ -93,10 +100,10 @@ struct ForwardLaunch {
         make_tensor_map<Element>(&arguments.map_q, q, packing.group,
                                  {kCols, 1 << packing.shift, packing.queries(kWarpgroupM)});
     error = error == cudaSuccess
-                ? make_tensor_map<Element>(&arguments.map_k, k, 1, {kCols, 1, Traits::kTileN})
+                ? make_tensor_map<Element>(&arguments.map_k, k, 1, {kCols, 1, box_rows})
                 : error;
     return error == cudaSuccess
-               ? make_tensor_map<Element>(&arguments.map_v, v, 1, {kColsV, 1, Traits::kTileN})
+               ? make_tensor_map<Element>(&arguments.map_v, v, 1, {kColsV, 1, box_rows})
                : error;
   }
 };
