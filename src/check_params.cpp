@@ -25,9 +25,6 @@ void check_range(char const* name, int64_t value, int64_t low, int64_t high) {
   require(value >= low && value <= high, name, " is ", value, ", expected ", low, " to ", high);
 }
 
-bool has_cache(ForwardParams const& p) { return p.cache.seqused_k != nullptr; }
-bool has_cache(BackwardParams const&) { return false; }
-
 template <class Params>
 void check_packing(Params const& p) {
   bool const packed = p.cu_seqlens_q != nullptr;

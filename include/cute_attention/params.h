@@ -116,7 +116,7 @@ struct ForwardParams {
   // At most kMaxSeqlen. Where sequences are packed, at least the length of the longest one: each
   // row of a longer sequence comes out right or NaN.
   int32_t seqlen_q;
-  int32_t seqlen_k;  // likewise; of a cache without bias it decides about speed alone
+  int32_t seqlen_k;  // likewise; of a cache it decides about speed alone
   int64_t total_q;   // rows of packed q, at most kMaxPackedRows; unused otherwise
   int64_t total_k;   // rows of packed k and v, likewise
   int32_t heads;

@@ -26,7 +26,8 @@ struct Table {
   std::vector<int32_t> entries;
   KeyCache cache{};
 
-  explicit Table(Problem const& p) : width(p.seqlen_k / p.page_size + 2), entries(2 * width, kNoEntry) {
+  explicit Table(Problem const& p)
+      : width(p.seqlen_k / p.page_size + 2), entries(2 * width, kNoEntry) {
     // The keys from the window of the first query on.
     int const first = std::max(p.seqlen_k - p.seqlen_q - p.left, 0);
     for (int key = first; key < p.seqlen_k; ++key) {
@@ -57,7 +58,7 @@ void check_tile(Problem const& p, Table const& table, int m_begin, int tile_m, i
   std::set<int> loaded;
   for (int n_block = tiles.begin; n_block < tiles.end; ++n_block) {
     int const n_begin = n_block * tile_n;
-    KeyBoxes const boxes = key_boxes(sequence, first, n_begin, tile_n, rows);
+    KeyRange const boxes = key_boxes(sequence, first, n_begin, tile_n, rows);
     check(0 <= boxes.begin && boxes.begin < boxes.end && boxes.end <= tile_n / rows,
           "a tile that is visited has boxes");
     int row = (n_begin + boxes.begin * rows) % p.page_size;
@@ -91,10 +92,15 @@ void test_pages() {
   for (int const page_size : {16, 32, 48, 64, 80, 256, 1024}) {
     for (int const tile_n : {32, 64, 80, 96, 128, 176}) {
       for (int const seqlen_k : {0, 1, 15, 16, 17, 47, 48, 64, 65, 128, 255, 300}) {
-        for (auto const& [left, right] : {std::pair{kUnbounded, kUnbounded}, {kUnbounded, 0},
-                                          {0, 0}, {20, 3}, {100, 0}, {5, kUnbounded}}) {
+        for (auto const& [left, right] : {std::pair{kUnbounded, kUnbounded},
+                                          {kUnbounded, 0},
+                                          {0, 0},
+                                          {20, 3},
+                                          {100, 0},
+                                          {5, kUnbounded}}) {
           for (int const seqlen_q : {1, 3, 70, 150}) {
-            int const clipped_left = std::min(left, 1 << 20), clipped_right = std::min(right, 1 << 20);
+            int const clipped_left = std::min(left, 1 << 20),
+                      clipped_right = std::min(right, 1 << 20);
             Problem const p{seqlen_q, seqlen_k, clipped_left, clipped_right, page_size};
             Table const table(p);
             for (int m_begin = 0; m_begin < seqlen_q; m_begin += 64) {

@@ -221,6 +221,11 @@ std::vector<Wrong<ForwardCall>> mistakes_with_a_cache() {
                     p.cu_seqlens_q = kOffsets;
                     p.total_q = -1;
                   }),
+      {"it does not serve a cache",
+       [](ForwardCall& call) {
+         call.arch = int32_t(Arch::Sm90);  // other rows do
+         testing::put_into_cache(call.params);
+       }},
       {"cache.pages_per_sequence is 2, expected 1 to 1",
        [](ForwardCall& call) {
          testing::put_into_cache(call.params);

@@ -42,8 +42,8 @@ CUTE_HOST_DEVICE constexpr int32_t row_of_next_box(int32_t row, int32_t rows, in
   return row + rows == page_size ? 0 : row + rows;
 }
 
-// The boxes [begin, end) of a tile of keys.
-struct KeyBoxes {
+// Boxes or rows [begin, end) of a tile of keys.
+struct KeyRange {
   int32_t begin;
   int32_t end;
 };
@@ -51,7 +51,7 @@ struct KeyBoxes {
 // Which boxes of `rows` rows of the KV tile that begins with key `n_begin` are loaded: those from
 // `first_key` on, the first that a query sees, up to the sequence's end. A table may have anything
 // for the pages of the others.
-CUTE_HOST_DEVICE constexpr KeyBoxes key_boxes(Sequence const& sequence, int32_t first_key,
+CUTE_HOST_DEVICE constexpr KeyRange key_boxes(Sequence const& sequence, int32_t first_key,
                                               int32_t n_begin, int32_t tile_n, int32_t rows) {
   return {max_of(first_key - n_begin, 0) / rows,
           ceil_div(min_of(sequence.seqlen_k - n_begin, tile_n), rows)};

@@ -13,8 +13,8 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/keep_scale.h"
-#include "cute_attention/core/key_pages.h"
 #include "cute_attention/core/kept_block.h"
+#include "cute_attention/core/key_pages.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
@@ -31,7 +31,10 @@
 
 namespace cute_attention::sm80 {
 
-template <class Row>
+// Where the keys of a sequence lie: one after the other, or in the pages of a cache.
+enum class KeyPlace { Rows, Pages };
+
+template <class Row, KeyPlace kPlace>
 struct ForwardKernel {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
@@ -68,7 +71,7 @@ struct ForwardKernel {
         shared(shared),
         work(work),
         head_kv(work.head / (params.heads / params.heads_kv)),
-        sequence(load_sequence(params, work.batch)),
+        sequence(load_sequence_of<Row>(params, work.batch)),
         m_begin(work.m_block * kTileM),
         thread(int(threadIdx.x)) {}
 
@@ -174,7 +177,7 @@ struct ForwardKernel {
   // the walk begins, with `last_rows` rows inside the sequence.
   template <bool kLast>
   CUTE_DEVICE void load_k(WalkK& walk, int n_block, int last_rows) const {
-    if (has_pages(params)) {
+    if constexpr (kPlace == KeyPlace::Pages) {
       walk.load_rows(rows_in_pages(params.k, params.k_stride, n_block), params.head_dim, thread);
     } else {
       walk.template load<kLast>(params.k_stride.row, last_rows, params.head_dim, thread);
@@ -182,7 +185,7 @@ struct ForwardKernel {
   }
   template <bool kLast>
   CUTE_DEVICE void load_v(WalkV& walk, int n_block, int last_rows) const {
-    if (has_pages(params)) {
+    if constexpr (kPlace == KeyPlace::Pages) {
       walk.load_rows(rows_in_pages(params.v, params.v_stride, n_block), params.head_dim_v, thread);
     } else {
       walk.template load<kLast>(params.v_stride.row, last_rows, params.head_dim_v, thread);

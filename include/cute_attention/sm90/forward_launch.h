@@ -78,9 +78,8 @@ struct ForwardLaunch {
                            : packed_k ? params.total_k
                                       : params.seqlen_k;
     int64_t const batch_k = cached ? params.cache.pages : packed_k ? 1 : params.batch;
-    int32_t const box_rows = has_pages(params)
-                                 ? page_box_rows(params.cache.page_size, Traits::kTileN)
-                                 : Traits::kTileN;
+    int32_t const box_rows =
+        has_pages(params) ? page_box_rows(params.cache.page_size, Traits::kTileN) : Traits::kTileN;
     arguments.box_rows_k = box_rows;
     TensorView const q{params.q,
                        packed_q ? 1 : params.batch,
@@ -90,7 +89,8 @@ struct ForwardLaunch {
                        params.q_stride};
     TensorView k{params.k, batch_k, rows_k, params.heads_kv, params.head_dim, params.k_stride};
     TensorView v{params.v, batch_k, rows_k, params.heads_kv, params.head_dim_v, params.v_stride};
-    if (rows_k == 0 || batch_k == 0) {  // a tensor map has a row at least; without keys nobody reads it
+    if (rows_k == 0 ||
+        batch_k == 0) {  // a tensor map has a row at least; without keys nobody reads it
       k = v = q;
     }
     constexpr int kCols = kBoxCols<Traits::kHeadDim>;

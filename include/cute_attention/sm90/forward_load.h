@@ -17,6 +17,7 @@ struct ForwardLoad {
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
   static constexpr int kTileN = Traits::kTileN;
+  static constexpr bool kReadsCache = reads_cache(Row::kKey.score_mods);
 
   ForwardArguments const& arguments;
   SharedMemory& shared;
@@ -64,8 +65,10 @@ struct ForwardLoad {
     return {{packed_q ? 0 : tile.work.batch, head_kv,
              tile.work.head - head_kv * arguments.packing.group,
              int32_t(tile.sequence.row_q) + tile.m_begin},
-            {packed_k ? 0 : cache_row(params, tile.work.batch), head_kv, 0,
-             int32_t(tile.sequence.row_k)}};
+            {packed_k      ? 0
+             : kReadsCache ? cache_row(params, tile.work.batch)
+                           : tile.work.batch,
+             head_kv, 0, int32_t(tile.sequence.row_k)}};
   }
 
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {
@@ -96,11 +99,13 @@ struct ForwardLoad {
     ring_q.advance();
   }
 
-  // The page of this lane's box of a KV tile, where keys lie in pages. It is read before the wait for
-  // a buffer, and so is there when the wait is over.
+  // Whether keys lie in pages.
+  CUTE_DEVICE bool in_pages() const { return kReadsCache && has_pages(arguments.params); }
+
+  // The page of this lane's box of a KV tile, where keys lie in pages. It is read before the wait
+  // for a buffer, and so is there when the wait is over.
   CUTE_DEVICE int32_t look_up(ForwardTile const& tile, int32_t n_block) const {
-    return has_pages(arguments.params) ? page_of_lane<kTileN>(arguments, tile, n_block * kTileN)
-                                       : 0;
+    return in_pages() ? page_of_lane<kTileN>(arguments, tile, n_block * kTileN) : 0;
   }
 
   // Starts the copies of a KV tile of K or V.
@@ -108,7 +113,7 @@ struct ForwardLoad {
   CUTE_DEVICE void copy_keys(CUtensorMap const& map, ForwardTile const& tile,
                              TileOrigin const& origin, int32_t n_block, int32_t page,
                              Element* buffer, uint64_t& full) {
-    if (has_pages(arguments.params)) {
+    if (in_pages()) {
       load_pages<kTileN, kCols>(arguments, map, tile, origin.head, n_block * kTileN, page, buffer,
                                 full, leader);
     } else if (leader) {
@@ -131,27 +136,27 @@ struct ForwardLoad {
   // The rows of a V tile that are zeros, whatever was loaded: all but [begin, end). They have
   // probability 0, but where sequences are packed or in a cache, the memory behind a sequence may
   // hold NaN, as may the buffer where no page was loaded, and 0 * NaN is NaN.
-  CUTE_DEVICE KeyBoxes rows_with_values(ForwardTile const& tile, int32_t n_block) const {
+  CUTE_DEVICE KeyRange rows_with_values(ForwardTile const& tile, int32_t n_block) const {
     ForwardParams const& params = arguments.params;
-    if (params.cu_seqlens_k == nullptr && params.cache.seqused_k == nullptr) {
+    bool const cached = kReadsCache && params.cache.seqused_k != nullptr;
+    if (params.cu_seqlens_k == nullptr && !cached) {
       return {0, kTileN};
     }
-    int32_t const begin = has_pages(params)
-                              ? boxes_of<kTileN>(arguments, tile, n_block * kTileN).begin *
-                                    arguments.box_rows_k
-                              : 0;
+    int32_t const begin = in_pages() ? boxes_of<kTileN>(arguments, tile, n_block * kTileN).begin *
+                                           arguments.box_rows_k
+                                     : 0;
     return {begin, min_of(tile.sequence.seqlen_k - n_block * kTileN, kTileN)};
   }
 
-  // Loads a tile of V. Where rows of it must be zeros, this warp overwrites them, and only then tells
-  // the consumers that the tile is there.
+  // Loads a tile of V. Where rows of it must be zeros, this warp overwrites them, and only then
+  // tells the consumers that the tile is there.
   CUTE_DEVICE void load_v(ForwardTile const& tile, TileOrigin const& origin, int32_t n_block) {
     Element* const buffer =
         shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element)));
     uint64_t* const full = &shared.value_full[ring_v.stage];
     int32_t const page = look_up(tile, n_block);
     Barrier::wait(&shared.value_empty[ring_v.stage], ring_v.parity ^ 1);
-    KeyBoxes const rows = rows_with_values(tile, n_block);
+    KeyRange const rows = rows_with_values(tile, n_block);
     bool const mend = rows.begin > 0 || rows.end < kTileN;
     uint64_t* const landed = mend ? &shared.value_landed : full;
     copy_keys<Traits::kHeadDimV>(arguments.map_v, tile, origin, n_block, page, buffer, *landed);

@@ -11,8 +11,10 @@
 namespace cute_attention::sm90 {
 
 // The tiles of this CTA, one after the other.
-template <int kTileM, int kTileN>
+template <class Row>
 struct TileWalk {
+  static constexpr int kTileM = Row::kConfig.tile_m, kTileN = Row::kConfig.tile_n;
+
   ForwardParams const& params;
   Schedule const& schedule;
   QueryPacking const& packing;
@@ -37,7 +39,7 @@ struct TileWalk {
       int32_t const queries = packing.queries(kTileM);
       tile.work.head = packing.first_head(index);
       tile.heads = packing.heads(index);
-      tile.sequence = load_sequence(params, tile.work.batch);
+      tile.sequence = load_sequence_of<Row>(params, tile.work.batch);
       tile.m_begin = tile.work.m_block * queries;
       tile.kv = kv_tiles(tile.sequence, tile.m_begin, queries, kTileN);
       CUTE_UNROLL
@@ -85,10 +87,9 @@ struct TileWalk {
 
 // The scheduler warp: says which tile comes next as soon as there is a place to write it. What it
 // waits for, divisions and reads of global memory, holds nobody up.
-template <class Traits>
-CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments,
-                                typename Traits::SharedMemory& shared) {
-  TileWalk<Traits::kTileM, Traits::kTileN> walk(arguments);
+template <class Row, class SharedMemory>
+CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments, SharedMemory& shared) {
+  TileWalk<Row> walk(arguments);
   Ring<kTileSlots> ring{};
   bool more = true;
   while (more) {

@@ -11,7 +11,7 @@ namespace cute_attention::sm90 {
 
 // The boxes that are loaded of the KV tile of kTileN keys that begins with key `n_begin`.
 template <int kTileN>
-CUTE_DEVICE KeyBoxes boxes_of(ForwardArguments const& arguments, ForwardTile const& tile,
+CUTE_DEVICE KeyRange boxes_of(ForwardArguments const& arguments, ForwardTile const& tile,
                               int32_t n_begin) {
   return key_boxes(tile.sequence, first_visible_key(tile.sequence, tile.m_begin), n_begin, kTileN,
                    arguments.box_rows_k);
@@ -22,7 +22,7 @@ template <int kTileN>
 CUTE_DEVICE int32_t page_of_lane(ForwardArguments const& arguments, ForwardTile const& tile,
                                  int32_t n_begin) {
   static_assert(kTileN / kPageRows <= 32, "a lane for each box");
-  KeyBoxes const boxes = boxes_of<kTileN>(arguments, tile, n_begin);
+  KeyRange const boxes = boxes_of<kTileN>(arguments, tile, n_begin);
   int32_t const lane = lane_of_warp();
   if (lane < boxes.begin || lane >= boxes.end) {
     return 0;
@@ -32,8 +32,8 @@ CUTE_DEVICE int32_t page_of_lane(ForwardArguments const& arguments, ForwardTile 
   return page_row(arguments.params.cache, table_row, key).page;
 }
 
-// Starts the copies of a tile of kRows x kCols. All lanes of a warp call it with the pages that they
-// have looked up. What TMA finds in a page that does not exist are zeros.
+// Starts the copies of a tile of kRows x kCols. All lanes of a warp call it with the pages that
+// they have looked up. What TMA finds in a page that does not exist are zeros.
 //   map     of [pages, page_size, heads_kv, kCols]
 //   leader  one of the lanes
 template <int kRows, int kCols, class Element>
@@ -42,7 +42,7 @@ CUTE_DEVICE void load_pages(ForwardArguments const& arguments, CUtensorMap const
                             int32_t page_of_lane, Element* buffer, uint64_t& full, bool leader) {
   using Boxes = TmaBoxes<kRows, kCols>;
   int32_t const rows = arguments.box_rows_k, page_size = arguments.params.cache.page_size;
-  KeyBoxes const boxes = boxes_of<kRows>(arguments, tile, n_begin);
+  KeyRange const boxes = boxes_of<kRows>(arguments, tile, n_begin);
   if (leader) {
     Barrier::arrive_and_expect_tx(
         &full, uint32_t((boxes.end - boxes.begin) * rows * kCols * int(sizeof(Element))));
@@ -54,10 +54,9 @@ CUTE_DEVICE void load_pages(ForwardArguments const& arguments, CUtensorMap const
     if (leader) {
 #pragma unroll 1
       for (int box = 0; box < Boxes::kCount; ++box) {
-        cute::SM90_TMA_LOAD_5D::copy(
-            &map, &full, uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST),
-            buffer + Boxes::offset(box) + i * rows * Boxes::kCols, Boxes::col(box), 0, row, head_kv,
-            page);
+        cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                     buffer + Boxes::offset(box) + i * rows * Boxes::kCols,
+                                     Boxes::col(box), 0, row, head_kv, page);
       }
     }
     row = row_of_next_box(row, rows, page_size);

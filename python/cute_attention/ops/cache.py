@@ -1,6 +1,6 @@
 """The torch ops of a call with a KV cache, and their fakes; both have `CacheArguments`.
 
-    cached_forward              kernels; `inference/lowered.py` makes it of these and of PyTorch's ops
+    cached_forward              kernels, by `inference/lowered.py` among PyTorch's operations
     reference_cached_forward    semantics/cache.py, on any device
 
 Each has an overload `output` that returns no LSE. They write new keys and values into `k_cache` and
