@@ -15,6 +15,7 @@ from cache_calls import Call, Form
 from cute_attention import attention_reference
 from cute_attention.inference import choice, explain_with_cache, lowered
 from cute_attention.inference.in_place import PAGE_ROWS, obstacle
+from cute_attention.integrations.flash_attn.kvcache import _copies_pages
 from test_cache import MASKS, arguments
 from tolerances import assert_close, assert_same_bits
 
@@ -173,3 +174,25 @@ def test_explain_says_how_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_size_of_pages_is_that_of_the_kernels() -> None:
     header = Path(__file__).parents[1] / "include/cute_attention/params.h"
     assert f"kPageRows = {PAGE_ROWS};" in header.read_text()
+
+
+@pytest.mark.parametrize(
+    ("page_size", "options", "copies"),
+    [
+        (16, {}, False),
+        (16, {"leftpad": None, "qv": None, "attention_chunk": 0}, False),
+        (24, {}, True),
+        (16, {"leftpad": torch.ones(2, dtype=torch.int32)}, True),
+        (16, {"attention_chunk": 4}, True),
+        (16, {"block_table": None}, False),
+        (16, {"block_table": "no tensor"}, False),
+    ],
+)
+def test_flash_attn_asks_for_the_longest_where_pages_are_copied(
+    page_size: int, options: dict[str, Any], copies: bool
+) -> None:
+    """It would wait for the device."""
+    q, cache = torch.zeros(2, 1, 4, 16), torch.zeros(9, page_size, 2, 16)
+    lengths = torch.tensor([3, 20], dtype=torch.int32)
+    options = {"block_table": torch.zeros(2, 4, dtype=torch.int32), **options}
+    assert _copies_pages((q, cache, cache, lengths), options) is copies
