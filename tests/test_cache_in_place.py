@@ -115,16 +115,23 @@ def test_nothing_is_copied(stand_in: list[tuple[Any, ...]]) -> None:
     assert given[10] == 0, "queries are not packed"
 
 
-def test_strides_that_kernels_do_not_read(stand_in: list[tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_strides_that_kernels_do_not_read(page_size: int, stand_in: list[tuple[Any, ...]]) -> None:
     """Lengths, rows and tables that are parts of other tensors."""
-    call = Call(Form(page_size=16, batch_idx=True, options={"causal": True}))
+    call = Call(Form(page_size=page_size, batch_idx=True, leftpad=not page_size, packed=True))
     wanted = lowered.lowered_forward(arguments(call)._replace(backend="sm80"))
-    for name in ("cache_seqlens", "cache_batch_idx"):
+    names = {"cache_seqlens", "cache_batch_idx", "leftpad", "cu_seqlens_q"} & call.given.keys()
+    for name in names:
         call.given[name] = torch.stack((call.given[name], call.given[name] + 1), 1)[:, 0]
-    call.given["block_table"] = call.given["block_table"].T.contiguous().T
+        assert not call.given[name].is_contiguous()
+    if page_size:
+        call.given["block_table"] = call.given["block_table"].T.contiguous().T
     found = lowered.lowered_forward(arguments(call)._replace(backend="sm80"))
     for one, other in zip(found, wanted, strict=True):
         assert_same_bits(one, other, "results")
+    (*_, given) = stand_in
+    assert given[9].is_contiguous(), "cu_seqlens_q"
+    assert given[14] is None or given[14].stride(1) == 1, "block_table"
 
 
 OBSTACLES: dict[str, tuple[Form, dict[str, Any]]] = {

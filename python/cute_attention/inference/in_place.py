@@ -34,12 +34,16 @@ def attend_in_place(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Ten
     """Output and LSE of queries `q` and a cache that holds `total` tokens of each sequence, for a
     call without an `obstacle`."""
     longest = min(call.max_seqlen_k or call.room, call.room)
-    leftpad, rows, table = call.leftpad, call.cache_batch_idx, call.block_table
+    table = call.block_table
     if table is not None and table.stride(1) != 1:
         table = table.contiguous()
     return ATTEND_CACHE(
         q, call.k_cache, call.v_cache, call.backend, call.scale, call.window_left,
-        call.window_right, call.softcap, total.contiguous(), call.cu_seqlens_q, call.max_seqlen_q,
-        longest, None if leftpad is None else leftpad.contiguous(),
-        None if rows is None else rows.contiguous(), table, call.alibi_slopes, call.sink,
+        call.window_right, call.softcap, total.contiguous(), _contiguous(call.cu_seqlens_q),
+        call.max_seqlen_q, longest, _contiguous(call.leftpad), _contiguous(call.cache_batch_idx),
+        table, call.alibi_slopes, call.sink,
     )  # fmt: skip
+
+
+def _contiguous(numbers: Tensor | None) -> Tensor | None:
+    return None if numbers is None else numbers.contiguous()
