@@ -4,6 +4,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace cute_attention {
 namespace {
@@ -27,13 +28,16 @@ void check_range(char const* name, int64_t value, int64_t low, int64_t high) {
 template <class Params>
 void check_packing(Params const& p) {
   bool const packed = p.cu_seqlens_q != nullptr;
-  require(packed == (p.cu_seqlens_k != nullptr), "cu_seqlens_", packed ? "k" : "q",
+  require(has_cache(p) || packed == (p.cu_seqlens_k != nullptr), "cu_seqlens_", packed ? "k" : "q",
           " is null, expected it beside cu_seqlens_", packed ? "q" : "k",
           ": both are packed or neither");
+  require(!has_cache(p) || p.cu_seqlens_k == nullptr,
+          "cu_seqlens_k is given, expected null: the lengths of a cache are cache.seqused_k");
   if (!packed) return;
+  int64_t const total_k = has_cache(p) ? 0 : p.total_k;
   check_range("total_q", p.total_q, 0, kMaxPackedRows);
-  check_range("total_k", p.total_k, 0, kMaxPackedRows);
-  bool const rows = p.total_q > 0 || p.total_k > 0;
+  check_range("total_k", total_k, 0, kMaxPackedRows);
+  bool const rows = p.total_q > 0 || total_k > 0;
   require(p.batch > 0 || !rows, "batch is 0, expected 1 or more where there are packed rows");
 }
 
@@ -57,6 +61,30 @@ void check_any_shape(Params const& p) {
   require(p.softcap == 0 || std::abs(p.scale) / p.softcap <= kMaxFactor / 4, "softcap is ",
           p.softcap, ", too small for scale ", p.scale, ": their quotient overflows");
   check_packing(p);
+}
+
+// Checks the sizes of a cache, and which of its tensors there are.
+void check_cache(ForwardParams const& p) {
+  KeyCache const& cache = p.cache;
+  bool const has_table = cache.block_table != nullptr;
+  if (!has_cache(p)) {
+    require(!has_table && cache.leftpad_k == nullptr && cache.batch_idx == nullptr,
+            "cache.seqused_k is null, expected it beside the other tensors of a cache");
+    return;
+  }
+  check_range("cache.pages", cache.pages, 0, INT32_MAX);
+  check_range("cache.page_size", cache.page_size, has_table ? 1 : 0, kMaxSeqlen);
+  check_range("cache.pages_per_sequence", cache.pages_per_sequence, has_table ? 0 : 1,
+              has_table ? kMaxSeqlen / cache.page_size : 1);
+  if (!has_table) {
+    require(cache.batch_idx != nullptr || cache.pages >= p.batch, "cache.pages is ", cache.pages,
+            ", expected at least ", p.batch, ": one for each sequence of the batch");
+    return;
+  }
+  require(cache.page_size % kPageRows == 0, "cache.page_size is ", cache.page_size,
+          ", expected a multiple of ", kPageRows);
+  require(cache.leftpad_k == nullptr, "cache.leftpad_k is given, expected null beside ",
+          "cache.block_table: no kernel skips padding in pages");
 }
 
 // What a kernel does with a tensor. In one that it writes, no two elements may share an address.
@@ -113,8 +141,11 @@ template <class Params>
 void check_like_k(Params const& p, char const* name, void const* data, Strides const& stride,
                   int32_t cols, Access access) {
   bool const packed = p.cu_seqlens_k != nullptr;
-  check_tensor({name, data, stride, packed ? 1 : p.batch, packed ? p.total_k : p.seqlen_k,
-                p.heads_kv, cols, packed, access});
+  int64_t batch = packed ? 1 : p.batch, rows = packed ? p.total_k : p.seqlen_k;
+  if constexpr (std::is_same_v<Params, ForwardParams>) {
+    if (has_cache(p)) batch = p.cache.pages, rows = p.cache.page_size;
+  }
+  check_tensor({name, data, stride, batch, rows, p.heads_kv, cols, packed, access});
 }
 
 template <class Params>
@@ -172,6 +203,7 @@ void check_optional_numbers(Params const& p) {
 void check_shape(ForwardParams const& params) {
   check_any_shape(params);
   check_range("num_splits", params.num_splits, 0, kMostSplits);
+  check_cache(params);
 }
 
 void check_shape(BackwardParams const& params) {
@@ -187,6 +219,14 @@ void check_tensors(ForwardParams const& params) {
   check_numbers("lse", params.lse, 4, Presence::Optional);
   check_numbers("next_tile", params.next_tile, 4, Presence::Optional);
   check_numbers("split_workspace", params.split_workspace, 16, Presence::Optional);
+  KeyCache const& cache = params.cache;
+  check_numbers("cache.seqused_k", cache.seqused_k, 4, Presence::Optional);
+  check_numbers("cache.leftpad_k", cache.leftpad_k, 4, Presence::Optional);
+  check_numbers("cache.batch_idx", cache.batch_idx, 4, Presence::Optional);
+  check_numbers("cache.block_table", cache.block_table, 4, Presence::Optional);
+  if (cache.block_table != nullptr) {
+    check_range("cache.block_table_stride", cache.block_table_stride, 0, kMaxSpan);
+  }
 }
 
 void check_tensors(BackwardParams const& params) {

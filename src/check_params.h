@@ -20,6 +20,10 @@ void check_tensors(BackwardParams const& params);
 // may be null, and so may those that a call can do without (BackwardParams says which).
 void check_workspaces(BackwardParams const& params, BackwardWorkspace const& sizes);
 
+// Whether k and v are a cache.
+constexpr bool has_cache(ForwardParams const& p) { return p.cache.seqused_k != nullptr; }
+constexpr bool has_cache(BackwardParams const&) { return false; }
+
 // How many rows q and k have over the whole batch.
 template <class Params>
 constexpr int64_t rows_q(Params const& p) {

@@ -292,7 +292,8 @@ std::vector<std::string> feature_names(uint32_t features) {
                    {kSink, "sink"},
                    {kDropout, "dropout"},
                    {kNonPositiveScale, "a scale that is not positive"},
-                   {kSoftcap, "softcap"}};
+                   {kSoftcap, "softcap"},
+                   {kCache, "a cache"}};
   std::vector<std::string> names;
   for (auto const& [feature, name] : all) {
     if (features & feature) names.push_back(name);

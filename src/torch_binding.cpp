@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cute_attention/c_api.h"
+#include "torch_cache.h"
 #include "torch_options.h"
 #include "torch_stack.h"
 #include "torch_tensors.h"
@@ -44,6 +45,7 @@ struct Inputs {
   OptionalTensor sink = {};
   double dropout_p = 0;
   OptionalTensor dropout_seed = {};
+  CacheTensors cache = {};
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int32_t device() const { return q.device; }
@@ -57,7 +59,18 @@ enum class Form {
   Full,    // each argument by itself
   Brief,   // q, k, v and a text for the options: neither packed nor with a sink
   Packed,  // the same with packed sequences
+  Cached,  // k and v are a cache: CachedKeys of python/cute_attention/ops/cached_keys.py
 };
+
+Options spelled_options(Stack& stack) {
+  Options options;
+  options.arch = arch_of(stack.text());
+  options.scale = stack.real();
+  options.window_left = stack.integer();
+  options.window_right = stack.integer();
+  options.softcap = stack.real();
+  return options;
+}
 
 template <Form kForm>
 Inputs inputs_of(Stack& stack) {
@@ -71,14 +84,20 @@ Inputs inputs_of(Stack& stack) {
     in.max_seqlen_q = stack.integer();
     in.max_seqlen_k = stack.integer();
     return in;
+  } else if constexpr (kForm == Form::Cached) {
+    Inputs in{q, k, v, spelled_options(stack)};
+    in.cache.seqused_k = stack.tensor();
+    in.cu_seqlens_q = stack.optional_tensor();
+    in.max_seqlen_q = stack.integer();
+    in.max_seqlen_k = stack.integer();
+    in.cache.leftpad_k = stack.optional_tensor();
+    in.cache.batch_idx = stack.optional_tensor();
+    in.cache.block_table = stack.optional_tensor();
+    in.alibi_slopes = stack.optional_tensor();
+    in.sink = stack.optional_tensor();
+    return in;
   } else {
-    Options options;
-    options.arch = arch_of(stack.text());
-    options.scale = stack.real();
-    options.window_left = stack.integer();
-    options.window_right = stack.integer();
-    options.softcap = stack.real();
-    Inputs in{q, k, v, options};
+    Inputs in{q, k, v, spelled_options(stack)};
     in.cu_seqlens_q = stack.optional_tensor();
     in.cu_seqlens_k = stack.optional_tensor();
     in.max_seqlen_q = stack.integer();
@@ -90,6 +109,15 @@ Inputs inputs_of(Stack& stack) {
     in.dropout_seed = stack.optional_tensor();
     return in;
   }
+}
+
+template <class Params>
+void set_options(Params& params, Inputs const& in) {
+  params.scale = static_cast<float>(in.options.scale);
+  params.softcap = static_cast<float>(in.options.softcap);
+  params.window_left = window_bound(in.options.window_left);
+  params.window_right = window_bound(in.options.window_right);
+  params.alibi_slopes = slopes_of(in.alibi_slopes, in.q, params.batch);
 }
 
 // Everything but pointers and strides.
@@ -119,15 +147,31 @@ Params shape_params(Inputs const& in) {
   params.heads_kv = to_int32(k[dim - 2], "heads_kv");
   params.head_dim = to_int32(q[dim - 1], "head_dim");
   params.head_dim_v = to_int32(in.v.sizes[dim - 1], "head_dim_v");
-  params.scale = static_cast<float>(in.options.scale);
-  params.softcap = static_cast<float>(in.options.softcap);
-  params.window_left = window_bound(in.options.window_left);
-  params.window_right = window_bound(in.options.window_right);
+  set_options(params, in);
   if (in.bias) {
     check_bias(*in.bias, in.q, {params.batch, params.heads, params.seqlen_q, params.seqlen_k});
   }
-  params.alibi_slopes = slopes_of(in.alibi_slopes, in.q, params.batch);
   params.dropout = dropout_of(in.dropout_p, in.dropout_seed, in.q);
+  return params;
+}
+
+// The same for a call with a cache.
+ForwardParams cached_params(Inputs const& in) {
+  check_cached_inputs(in.q, in.k, in.v, in.packed());
+  if (in.sink) check_sink(*in.sink, in.q);
+  int64_t const dim = in.q.dim;
+  ForwardParams params{};
+  params.cu_seqlens_q = cu_seqlens_of(in.cu_seqlens_q, "cu_seqlens_q");
+  params.batch = to_int32(in.packed() ? in.cu_seqlens_q->sizes[0] - 1 : in.q.sizes[0], "batch");
+  params.seqlen_q = to_int32(in.packed() ? in.max_seqlen_q : in.q.sizes[1], "seqlen_q");
+  params.seqlen_k = to_int32(in.max_seqlen_k, "max_seqlen_k");
+  params.total_q = in.packed() ? in.q.sizes[0] : 0;
+  params.heads = to_int32(in.q.sizes[dim - 2], "heads");
+  params.heads_kv = to_int32(in.k.sizes[2], "heads_kv");
+  params.head_dim = to_int32(in.q.sizes[dim - 1], "head_dim");
+  params.head_dim_v = to_int32(in.v.sizes[3], "head_dim_v");
+  set_options(params, in);
+  params.cache = cache_of(in.cache, in.k, in.q, params.batch);
   return params;
 }
 
@@ -195,7 +239,7 @@ void run_forward(Inputs const& in, ForwardParams& params, Tensor const& out, Ten
 Tensor empty_output(Inputs const& in) {
   int64_t sizes[kMostDims];
   std::copy_n(in.q.sizes, in.q.dim, sizes);
-  sizes[in.q.dim - 1] = in.v.sizes[in.q.dim - 1];
+  sizes[in.q.dim - 1] = in.v.sizes[in.v.dim - 1];
   return empty(sizes, in.q.dim, in.q.dtype, in.device());
 }
 
@@ -211,7 +255,7 @@ template <Form kForm, Lse kLse>
 void forward(StableIValue* values, uint64_t /* arguments */, uint64_t /* results */) {
   Stack stack(values);
   Inputs const in = inputs_of<kForm>(stack);
-  auto params = shape_params<ForwardParams>(in);
+  auto params = kForm == Form::Cached ? cached_params(in) : shape_params<ForwardParams>(in);
   Tensor out = empty_output(in);
   Tensor lse = kLse == Lse::Returned ? empty_lse(in, params) : nullptr;
   run_forward(in, params, out, lse);
@@ -355,5 +399,6 @@ STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUDA, library) {
   library.impl("brief_backward", &cute_attention::backward<Form::Brief>);
   library.impl("brief_packed_forward", &cute_attention::forward<Form::Packed, Lse::Returned>);
   library.impl("brief_packed_forward.output", &cute_attention::forward<Form::Packed, Lse::Absent>);
+  library.impl("attend_cache", &cute_attention::forward<Form::Cached, Lse::Returned>);
   library.impl("brief_packed_backward", &cute_attention::backward<Form::Packed>);
 }

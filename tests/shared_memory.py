@@ -24,6 +24,11 @@ def has_two_kernels(row: TableRow) -> bool:
     return is_backward and row.warps != 4 * (1 + row.tile_n // 64)
 
 
+def reads_cache(row: TableRow) -> bool:
+    """Whether the kernels of a row read keys from a cache: `reads_cache` of config.h."""
+    return row.direction == "forward" and not {"bias", "dropout"} & {*row.score_mods}
+
+
 def _numbers_of_a_query(row: TableRow) -> int:
     """The bytes of the LSE and delta of a query in the backward, and of its random word."""
     return 4 * (3 if "dropout" in row.score_mods else 2)

@@ -85,7 +85,7 @@ def test_library_is_found_with_its_rows(plugins):
 def test_rows_name_the_features_that_they_serve(plugins):
     features = ask("answer = {r.name: r.features for r in kernels()}", plugins)
     assert features[SMALL] == []
-    assert features["fake_sm80_d128"] == ["sink"]
+    assert features["fake_sm80_d128"] == ["sink", "a cache"]
     assert features["fake_sm80_d128_softcap"] == ["sink", "dropout", "softcap"]
 
 

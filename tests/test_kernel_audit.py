@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cute_attention.native import rows
-from shared_memory import BOOKKEEPING, has_two_kernels, tile_bytes
+from shared_memory import BOOKKEEPING, has_two_kernels, reads_cache, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("CUTE_ATTENTION_BUILD", ROOT / "build" / "audit")).resolve()
@@ -116,8 +116,8 @@ def number_of_kernels(row: rows.TableRow) -> int:
     grad_bias = int("bias" in row.score_mods)
     # The main kernel of sm90 twice: with tiles of the bias by TMA, and without.
     of_bias = grad_bias if row.arch == "sm90" else 0
-    if row.direction == "forward":
-        return 1 + of_bias
+    if row.direction == "forward":  # sm80 has one more for keys in pages
+        return 1 + of_bias + int(row.arch == "sm80" and reads_cache(row))
     if has_two_kernels(row):
         return 5 + grad_bias  # prepare, grad_kv, grad_kv_sum, grad_q, grad_sink
     if row.arch == "sm90" and not row.score_mods:

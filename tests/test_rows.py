@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cute_attention.native import instance, rows
-from shared_memory import BOOKKEEPING, tile_bytes
+from shared_memory import BOOKKEEPING, reads_cache, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = rows.table()
@@ -23,6 +23,7 @@ DIRECTIONS = {"forward": 0, "backward": 1}
 DTYPES = {"fp16": 0, "bf16": 1}
 SCORE_MODS = {"softcap": 32, "alibi": 2, "bias": 1, "dropout": 8}  # bits of Feature
 SINK = 4  # a bit of Feature: every row serves a sink
+CACHE = 64  # likewise, for rows that `reads_cache`
 
 
 def test_tables_are_not_empty_and_names_are_unique():
@@ -64,7 +65,7 @@ def as_cpp_prints(row: rows.TableRow) -> str:
         row.head_dim,
         row.head_dim_v,
         sum(SCORE_MODS[name] for name in row.score_mods),
-        sum(SCORE_MODS[name] for name in row.score_mods) + SINK,
+        sum(SCORE_MODS[name] for name in row.score_mods) + SINK + CACHE * reads_cache(row),
         row.tile_m,
         row.tile_n,
         row.stages,

@@ -24,6 +24,7 @@ enum Feature : uint32_t {
   kDropout = 8,
   kNonPositiveScale = 16,  // a row that takes the maximum before the scale cannot serve it
   kSoftcap = 32,
+  kCache = 64,  // keys in a cache (KeyCache of params.h)
 };
 
 // What happens to a score after the scale and before the mask: a set of modifiers, or'ed together
@@ -40,6 +41,12 @@ constexpr uint32_t Dropout = kDropout;
 
 // Whether the kernels of a row drop probabilities.
 constexpr bool has_dropout(uint32_t set) { return (set & score_mods::Dropout) != 0; }
+
+// Whether the forward kernels of a row read keys from a cache. No call with a cache has a bias or
+// drops anything.
+constexpr bool reads_cache(uint32_t set) {
+  return (set & (score_mods::Bias | score_mods::Dropout)) == 0;
+}
 
 // What a row computes.
 struct KernelKey {
@@ -60,8 +67,14 @@ constexpr uint32_t kFeaturesOfAllRows = kSink;
 // The key of a row of the tables.
 constexpr KernelKey kernel_key(Arch arch, Direction direction, DType dtype, int32_t head_dim,
                                int32_t head_dim_v, uint32_t score_mods) {
-  return {
-      arch, direction, dtype, head_dim, head_dim_v, score_mods, score_mods | kFeaturesOfAllRows};
+  bool const cache = direction == Direction::Forward && reads_cache(score_mods);
+  return {arch,
+          direction,
+          dtype,
+          head_dim,
+          head_dim_v,
+          score_mods,
+          score_mods | kFeaturesOfAllRows | (cache ? uint32_t(kCache) : 0)};
 }
 
 // How a row computes it.

@@ -70,18 +70,40 @@ struct DropoutOptions {
   int32_t drop_count;    // round(256 * p), at most 256; 0 where there is no dropout
 };
 
+// Keys and values in a cache: k is [pages, page_size, heads_kv, head_dim], and v is likewise. How
+// many there are of a sequence only the device knows.
+//
+// Key j of sequence b, counted from its first one, is token t = leftpad_k[b] + j of the row r =
+// batch_idx[b] of the cache. Without a table a page is such a row: token t is row t of page r. With
+// one it is row t % page_size of page block_table[r, t / page_size]. Of the table only entries of
+// pages are read that hold a key which the sequence's queries may see.
+struct KeyCache {
+  int32_t const* seqused_k;    // [batch], tokens of each sequence, padding included; null: no cache
+  int32_t const* leftpad_k;    // [batch], tokens in front that are padding; null: none
+  int32_t const* batch_idx;    // [batch]; null: sequence b has row b
+  int32_t const* block_table;  // [rows, pages_per_sequence]; null: none
+  int64_t block_table_stride;  // of its rows, in elements; that of its columns is 1
+  int32_t pages_per_sequence;  // 1 without a table
+  int32_t page_size;           // with a table a multiple of kPageRows
+  int32_t pages;
+};
+
+// Pages are loaded in boxes of so many rows, or of a multiple.
+constexpr int32_t kPageRows = 16;
+
 struct ForwardParams {
   void const* q;  // [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]
-  void const* k;  // [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim]
-  void const*
-      v;  // [batch, seqlen_k, heads_kv, head_dim_v], or packed [total_k, heads_kv, head_dim_v]
+  // k is [batch, seqlen_k, heads_kv, head_dim], or packed [total_k, heads_kv, head_dim], or a cache
+  // (KeyCache); v is the same with head_dim_v columns.
+  void const* k;
+  void const* v;
   // The kernel writes every row. Packed rows after the last sequence get what a query that sees no
   // key gets: output 0 and LSE -infinity.
   void* o;     // [batch, seqlen_q, heads, head_dim_v], or packed [total_q, heads, head_dim_v]
   float* lse;  // [batch, heads, seqlen_q], or packed [heads, total_q], contiguous; may be null
 
   // int32 [batch + 1] on the device, or both null where every sequence of q has seqlen_q rows, and
-  // every sequence of k seqlen_k.
+  // every sequence of k seqlen_k. Of a call with a cache only q may be packed.
   int32_t const* cu_seqlens_q;
   int32_t const* cu_seqlens_k;
 
@@ -94,7 +116,7 @@ struct ForwardParams {
   // At most kMaxSeqlen. Where sequences are packed, at least the length of the longest one: each
   // row of a longer sequence comes out right or NaN.
   int32_t seqlen_q;
-  int32_t seqlen_k;  // likewise
+  int32_t seqlen_k;  // likewise; of a cache it decides about speed alone
   int64_t total_q;   // rows of packed q, at most kMaxPackedRows; unused otherwise
   int64_t total_k;   // rows of packed k and v, likewise
   int32_t heads;
@@ -119,6 +141,8 @@ struct ForwardParams {
   AlibiSlopes alibi_slopes;
   BiasTensor bias;
   DropoutOptions dropout;
+
+  KeyCache cache;
 
   // Where there are few tiles of queries, the keys of each are divided among several CTAs (splits),
   // whose results a second kernel combines (core/key_splits.h). 0 has the call choose the number of

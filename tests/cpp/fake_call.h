@@ -55,6 +55,23 @@ void pack(Params& params) {
   params.total_q = params.total_k = 64;
   params.q_stride.batch = params.k_stride.batch = params.v_stride.batch = params.o_stride.batch = 0;
 }
+
+// Makes a cache of k and v, of pages: two sequences of up to 4 pages of 16 tokens.
+inline void put_into_pages(ForwardParams& params) {
+  auto const* const numbers = static_cast<int32_t const*>(device_memory());
+  params.batch = 2;
+  params.cache.seqused_k = params.cache.block_table = numbers;
+  params.cache.block_table_stride = params.cache.pages_per_sequence = 4;
+  params.cache.page_size = 16;
+  params.cache.pages = 5;
+}
+// The same without pages: a cache of three sequences.
+inline void put_into_cache(ForwardParams& params) {
+  put_into_pages(params);
+  params.cache.block_table = nullptr;
+  params.cache.pages_per_sequence = 1;
+  params.cache.pages = 3;
+}
 inline void pack_backward(BackwardParams& params) {
   pack(params);
   params.grad_o_stride.batch = params.grad_q_stride.batch = params.grad_k_stride.batch =

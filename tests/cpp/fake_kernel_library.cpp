@@ -91,7 +91,7 @@ KernelRow const kRows[] = {
      nullptr,
      &launch_row<1>},
     {"fake_sm80_d128" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 128, score_mods::None, Direction::Forward, kSink),
+     key(Arch::Sm80, DType::Float16, 128, score_mods::None, Direction::Forward, kSink | kCache),
      {128, 64, 1, 4},
      128,
      kLarge,

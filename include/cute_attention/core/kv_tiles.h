@@ -26,13 +26,18 @@ struct KvTiles {
 
 CUTE_HOST_DEVICE constexpr int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
+// The first key that one of the queries from m_begin on sees, if there is such a key.
+CUTE_HOST_DEVICE constexpr int32_t first_visible_key(Sequence const& sequence, int32_t m_begin) {
+  return max_of(m_begin + sequence.first_offset, 0);
+}
+
 // The KV tiles of `tile_n` keys that queries [m_begin, m_begin + tile_m) of the sequence need.
 CUTE_HOST_DEVICE constexpr KvTiles kv_tiles(Sequence const& sequence, int32_t m_begin,
                                             int32_t tile_m, int32_t tile_n) {
   int32_t const m_last = min_of(m_begin + tile_m, sequence.seqlen_q) - 1;
   // Keys that at least one query sees: from the first key of the first query to the last key of the
   // last query.
-  int32_t const key_begin = max_of(m_begin + sequence.first_offset, 0);
+  int32_t const key_begin = first_visible_key(sequence, m_begin);
   int32_t const key_end = min_of(m_last + sequence.last_offset + 1, sequence.seqlen_k);
   if (m_last < m_begin || key_end <= key_begin) {
     return {0, 0, 0, 0};

@@ -1,6 +1,7 @@
 // core/load_sequence.h: reads where a sequence of the batch starts and how long it is.
 #pragma once
 
+#include "cute_attention/config.h"
 #include "cute_attention/core/sequence.h"
 
 namespace cute_attention {
@@ -26,6 +27,24 @@ CUTE_DEVICE Sequence load_sequence(Params const& params, int32_t batch) {
     seqlen_k = warp_uniform(params.cu_seqlens_k[batch + 1]) - row_k;
   }
   return make_sequence(seqlen_q, seqlen_k, row_q, row_k, params.window_left, params.window_right);
+}
+
+// The same for the forward kernels of a row, whose keys may lie in a cache.
+template <class Row>
+CUTE_DEVICE Sequence load_sequence_of(ForwardParams const& params, int32_t batch) {
+  Sequence const sequence = load_sequence(params, batch);
+  KeyCache const& cache = params.cache;
+  if (!reads_cache(Row::kKey.score_mods) || cache.seqused_k == nullptr) {
+    return sequence;
+  }
+  // Nothing is read that there is no room for, whatever the lengths say.
+  int32_t const room = cache.pages_per_sequence * cache.page_size;
+  int32_t const used = max_of(min_of(warp_uniform(cache.seqused_k[batch]), room), 0);
+  int32_t const padding =
+      cache.leftpad_k == nullptr ? 0 : min_of(warp_uniform(cache.leftpad_k[batch]), used);
+  int32_t const row_k = max_of(padding, 0);
+  return make_sequence(sequence.seqlen_q, used - row_k, sequence.row_q, row_k, params.window_left,
+                       params.window_right);
 }
 
 }  // namespace cute_attention

@@ -15,8 +15,8 @@ namespace cute_attention {
 struct Sequence {
   int32_t seqlen_q;
   int32_t seqlen_k;
-  // The row of q, and the row of k and v, where a packed sequence begins. 0 where sequences are not
-  // packed: there the batch stride says where a sequence begins.
+  // The row of q, and the row of k and v, where a packed sequence begins; in a cache, how many rows
+  // are padding. Otherwise 0: there the batch stride says where a sequence begins.
   int64_t row_q;
   int64_t row_k;
   // Query i sees the keys j with i + first_offset <= j <= i + last_offset and 0 <= j < seqlen_k.

@@ -15,6 +15,7 @@
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
+#include "cute_attention/core/key_pages.h"
 #include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
@@ -34,7 +35,10 @@
 
 namespace cute_attention::sm80 {
 
-template <class Row>
+// Where the keys of a sequence lie: one after the other, or in the pages of a cache.
+enum class KeyPlace { Rows, Pages };
+
+template <class Row, KeyPlace kPlace>
 struct ForwardKernel {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
@@ -75,7 +79,7 @@ struct ForwardKernel {
         shared(shared),
         work(work),
         head_kv(work.head / (params.heads / params.heads_kv)),
-        sequence(load_sequence(params, work.batch)),
+        sequence(load_sequence_of<Row>(params, work.batch)),
         m_begin(work.m_block * kTileM),
         thread(int(threadIdx.x)) {}
 
@@ -143,8 +147,10 @@ struct ForwardKernel {
       load_dropout_rows(mma, dropout_rows);
     }
 
-    auto const keys = [&](auto is_last) { load_k<is_last>(walk_k, last_rows); };
-    auto const values = [&](auto is_last) { load_v<is_last>(walk_v, last_rows); };
+    // Each starts the copy of the next tile.
+    int next_k = tiles.end - 1, next_v = next_k;
+    auto const keys = [&](auto is_last) { load_k<is_last>(walk_k, next_k--, last_rows); };
+    auto const values = [&](auto is_last) { load_v<is_last>(walk_v, next_v--, last_rows); };
     load_q();
     Schedule::begin(keys, values);
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
@@ -180,22 +186,47 @@ struct ForwardKernel {
     cute::cp_async_fence();
   }
 
-  // Start the copies of the next tile of K or of V. kLast: it is the tile where the walk begins,
-  // with `last_rows` rows inside the sequence.
+  // Start the copies of the next tile of K or of V, number `n_block`. kLast: it is the tile where
+  // the walk begins, with `last_rows` rows inside the sequence.
   template <bool kLast>
-  CUTE_DEVICE void load_k(WalkK& walk, int last_rows) const {
-    walk.template load<kLast>(params.k_stride.row, last_rows, params.head_dim, thread);
+  CUTE_DEVICE void load_k(WalkK& walk, int n_block, int last_rows) const {
+    if constexpr (kPlace == KeyPlace::Pages) {
+      walk.load_rows(rows_in_pages(params.k, params.k_stride, n_block), params.head_dim, thread);
+    } else {
+      walk.template load<kLast>(params.k_stride.row, last_rows, params.head_dim, thread);
+    }
   }
   template <bool kLast>
-  CUTE_DEVICE void load_v(WalkV& walk, int last_rows) const {
-    walk.template load<kLast>(params.v_stride.row, last_rows, params.head_dim_v, thread);
+  CUTE_DEVICE void load_v(WalkV& walk, int n_block, int last_rows) const {
+    if constexpr (kPlace == KeyPlace::Pages) {
+      walk.load_rows(rows_in_pages(params.v, params.v_stride, n_block), params.head_dim_v, thread);
+    } else {
+      walk.template load<kLast>(params.v_stride.row, last_rows, params.head_dim_v, thread);
+    }
   }
 
-  // The first row of a tile of keys of K or V.
+  // The first row of a tile of keys of K or V, where they are not in pages.
   CUTE_DEVICE Element const* key_tile(void const* tensor, Strides const& stride, int n_block) {
-    auto const* const head =
-        row_pointer(static_cast<Element const*>(tensor), stride, work.batch, head_kv, 0);
+    auto const* const head = row_pointer(static_cast<Element const*>(tensor), stride,
+                                         cache_row(params, work.batch), head_kv, 0);
     return head + (sequence.row_k + n_block * kTileN) * stride.row;
+  }
+
+  // For TileWalk::load_rows: where the rows of a tile of keys of K or V lie in pages. Null for keys
+  // that no query of the tile sees, and for those of a page that does not exist.
+  CUTE_DEVICE auto rows_in_pages(void const* tensor, Strides const& stride, int n_block) const {
+    return [this, tensor, &stride, n_block](int row) -> Element const* {
+      int const key = n_block * kTileN + row;
+      if (key < first_visible_key(sequence, m_begin) || key >= sequence.seqlen_k) {
+        return nullptr;
+      }
+      PageRow const place = page_row(params.cache, cache_row(params, work.batch), key);
+      if (uint32_t(place.page) >= uint32_t(params.cache.pages)) {
+        return nullptr;
+      }
+      return row_pointer(static_cast<Element const*>(tensor), stride, place.page, head_kv,
+                         place.row);
+    };
   }
 
   // An operand or a place in the P of shared memory, if P goes through it.

@@ -12,10 +12,16 @@
 
 namespace cute_attention::sm80 {
 
+// How many CTAs the registers of a multiprocessor must hold.
 template <class Row>
-__global__ void __launch_bounds__(ForwardTraits<Row>::kThreads, ForwardTraits<Row>::kCtas)
+constexpr int ctas_of(KeyPlace place) {
+  return place == KeyPlace::Pages ? ForwardTraits<Row>::kCtasOfPages : ForwardTraits<Row>::kCtas;
+}
+
+template <class Row, KeyPlace kPlace>
+__global__ void __launch_bounds__(ForwardTraits<Row>::kThreads, ctas_of<Row>(kPlace))
     forward(CUTE_GRID_CONSTANT ForwardParams const params) {
-  using Kernel = ForwardKernel<Row>;
+  using Kernel = ForwardKernel<Row, kPlace>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
   constexpr int kThreads = Row::kConfig.warps * 32;
@@ -38,32 +44,36 @@ struct ForwardLaunch {
   // query.
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& forward_params = *static_cast<ForwardParams const*>(params);
+    if constexpr (reads_cache(Row::kKey.score_mods)) {
+      if (has_pages(forward_params)) {
+        return launch_for<KeyPlace::Pages>(forward_params, context);
+      }
+    }
+    return launch_for<KeyPlace::Rows>(forward_params, context);
+  }
+
+ private:
+  template <KeyPlace kPlace>
+  static int32_t launch_for(ForwardParams const& params, LaunchContext const* context) {
     if constexpr (kSharedMemoryBytes > 48 * 1024) {  // a kernel that needs more has to ask for it
       cudaError_t const error =
-          allow_shared_memory<&forward<Row>>(kSharedMemoryBytes, context->device->ordinal);
+          allow_shared_memory<&forward<Row, kPlace>>(kSharedMemoryBytes, context->device->ordinal);
       if (error != cudaSuccess) {
         return error;
       }
     }
-    int64_t const tiles = work_tiles(forward_params, ForwardTraits<Row>::kTileM);
+    int64_t const tiles = work_tiles(params, ForwardTraits<Row>::kTileM);
     if (tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    dim3 const ctas(unsigned(tiles), unsigned(forward_params.num_splits));
-    forward<Row>
+    dim3 const ctas(unsigned(tiles), unsigned(params.num_splits));
+    forward<Row, kPlace>
         <<<ctas, kThreads, kSharedMemoryBytes, static_cast<cudaStream_t>(context->stream)>>>(
-            forward_params);
+            params);
     cudaError_t const error = cudaGetLastError();
-    return error == cudaSuccess && has_splits(forward_params)
-               ? combine_splits(forward_params, Row::kKey, context->stream)
+    return error == cudaSuccess && has_splits(params)
+               ? combine_splits(params, Row::kKey, context->stream)
                : error;
-  }
-
-  // A GridFunction (kernel_library.h).
-  static ForwardGrid grid(ForwardParams const* params) {
-    constexpr int32_t kTileM = ForwardTraits<Row>::kTileM;
-    int32_t const group = params->heads / params->heads_kv;
-    return {packed_tiles(*params, kTileM, {0, group, group}) * params->heads_kv, kTileM};
   }
 };
 

@@ -172,6 +172,8 @@ struct ForwardTraits {
   static constexpr bool kTwelveWarps =
       kAccumulators <= 128 && 12 / kConfig.warps * (int(sizeof(SharedMemory)) + 1024) <= 228 * 1024;
   static constexpr int kCtas = (kTwelveWarps ? 12 : 8) / kConfig.warps;
+  // The same where keys lie in pages, whose addresses take more registers.
+  static constexpr int kCtasOfPages = 8 / kConfig.warps;
 
   static_assert(kTileM % (16 * kWarpsM) == 0 && kConfig.warps % kWarpsM == 0 &&
                     kTileN % (16 * kWarpsN) == 0 && kHeadDimV % (16 * kWarpsN) == 0,

@@ -90,13 +90,37 @@ struct TileWalk {
     } else {
       copy_now<kCheckRows>(row_stride, rows, cols, thread);
     }
+    change_buffer();
+  }
+
+  // Starts the copy of a tile whose rows lie anywhere: row `row` begins at `row_pointer(row)`, or
+  // is to be zeros where that is null. Zeros also take the place of the columns from `cols` on.
+  template <class RowPointer>
+  CUTE_DEVICE void load_rows(RowPointer const& row_pointer, int cols, int thread) {
+    using namespace cute;
+    auto const place = coordinates(uint32_t(opaque(thread)))(0, 0, 0);
+    CUTE_UNROLL
+    for (int pass = 0; pass < kPasses; ++pass) {
+      Element const* const first = row_pointer(int(get<0>(place)) + row(pass));
+      CUTE_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        int const from = int(get<1>(place)) + col(step);
+        cp_async_or_zeros(target + offset(pass, step), first + from,
+                          first != nullptr && from < cols);
+      }
+    }
+    cp_async_fence();
+    change_buffer();
+  }
+
+ private:
+  CUTE_DEVICE void change_buffer() {
     if constexpr (kStages == 2) {
       target += uint32_t(to_other);
       to_other = -to_other;
     }
   }
 
- private:
   template <bool kCheckRows>
   CUTE_DEVICE void start_copies(int64_t row_stride, int rows, int cols, int thread) {
     using namespace cute;

@@ -56,7 +56,7 @@ struct ForwardKernel {
       if (warp == 0) {
         ForwardLoad<Row>(arguments, shared).run();
       } else if (warp == 1) {
-        schedule_tiles<Traits>(arguments, shared);
+        schedule_tiles<Row>(arguments, shared);
       } else if (warp == 2) {
         clear_unused_rows<typename Traits::Element>(arguments.params,
                                                     grid_warp(blockIdx.x, gridDim.x, 0, 32));

@@ -96,8 +96,14 @@ struct ForwardLaunch {
     ForwardParams const& params = arguments.params;
     bool const packed_q = params.cu_seqlens_q != nullptr;
     bool const packed_k = params.cu_seqlens_k != nullptr;
-    int64_t const rows_k = packed_k ? params.total_k : params.seqlen_k;
-    int64_t const batch_k = packed_k ? 1 : params.batch;
+    bool const cached = params.cache.seqused_k != nullptr;
+    int64_t const rows_k = cached     ? params.cache.page_size
+                           : packed_k ? params.total_k
+                                      : params.seqlen_k;
+    int64_t const batch_k = cached ? params.cache.pages : packed_k ? 1 : params.batch;
+    int32_t const box_rows =
+        has_pages(params) ? page_box_rows(params.cache.page_size, Traits::kTileN) : Traits::kTileN;
+    arguments.box_rows_k = box_rows;
     TensorView const q{params.q,
                        packed_q ? 1 : params.batch,
                        packed_q ? params.total_q : params.seqlen_q,
@@ -106,19 +112,20 @@ struct ForwardLaunch {
                        params.q_stride};
     TensorView k{params.k, batch_k, rows_k, params.heads_kv, params.head_dim, params.k_stride};
     TensorView v{params.v, batch_k, rows_k, params.heads_kv, params.head_dim_v, params.v_stride};
-    if (rows_k == 0) {  // a tensor map has a row at least; without keys nobody reads it
+    if (rows_k == 0 ||
+        batch_k == 0) {  // a tensor map has a row at least; without keys nobody reads it
       k = v = q;
     }
     QueryPacking const& packing = arguments.packing;
     cudaError_t error =
         make_tensor_map<Element>(&arguments.map_q, q, packing.group,
                                  {Traits::kBox, 1 << packing.shift, packing.queries(kWarpgroupM)});
-    error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_k, k, 1,
-                                                            {Traits::kBox, 1, Traits::kTileN})
-                                 : error;
-    error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_v, v, 1,
-                                                            {Traits::kBoxV, 1, Traits::kTileN})
-                                 : error;
+    error = error == cudaSuccess
+                ? make_tensor_map<Element>(&arguments.map_k, k, 1, {Traits::kBox, 1, box_rows})
+                : error;
+    error = error == cudaSuccess
+                ? make_tensor_map<Element>(&arguments.map_v, v, 1, {Traits::kBoxV, 1, box_rows})
+                : error;
     if constexpr (Traits::kBiasTiles) {
       error = error == cudaSuccess ? make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(
                                          &arguments.bias, params, packing)

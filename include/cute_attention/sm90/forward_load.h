@@ -6,6 +6,7 @@
 
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
+#include "cute_attention/sm90/page_load.h"
 #include "cute_attention/sm90/tma_tile.h"
 
 namespace cute_attention::sm90 {
@@ -16,6 +17,7 @@ struct ForwardLoad {
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
   static constexpr int kTileN = Traits::kTileN;
+  static constexpr bool kReadsCache = reads_cache(Row::kKey.score_mods);
 
   ForwardArguments const& arguments;
   SharedMemory& shared;
@@ -64,24 +66,23 @@ struct ForwardLoad {
     int32_t const head_of_group = tile.work.head - head_kv * arguments.packing.group;
     return {{packed_q ? 0 : tile.work.batch, head_kv, head_of_group,
              int32_t(tile.sequence.row_q) + tile.m_begin},
-            {packed_k ? 0 : tile.work.batch, head_kv, 0, int32_t(tile.sequence.row_k)},
+            {packed_k      ? 0
+             : kReadsCache ? cache_row(params, tile.work.batch)
+                           : tile.work.batch,
+             head_kv, 0, int32_t(tile.sequence.row_k)},
             {tile.work.batch, head_kv, head_of_group, tile.m_begin}};
   }
 
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {
     Origins const from = origins(tile);
     int32_t const last = tile.kv.end - 1;
-    // Where packed, the last KV tile may hold rows of the next sequence.
-    bool const packed = arguments.params.cu_seqlens_k != nullptr;
-    int32_t const last_rows =
-        packed ? min_of(tile.sequence.seqlen_k - last * kTileN, kTileN) : kTileN;
-    load_k(from, last);
+    load_k(tile, from, last);
     load_q(from.q);
     for (int32_t n_block = last - 1; n_block >= tile.kv.begin; --n_block) {
-      load_k(from, n_block);
-      load_v(from.kv, n_block + 1, n_block + 1 == last ? last_rows : kTileN);
+      load_k(tile, from, n_block);
+      load_v(tile, from.kv, n_block + 1);
     }
-    load_v(from.kv, tile.kv.begin, tile.kv.begin == last ? last_rows : kTileN);
+    load_v(tile, from.kv, tile.kv.begin);
   }
 
   CUTE_DEVICE void load_q(TileOrigin const& origin) {
@@ -100,46 +101,82 @@ struct ForwardLoad {
     ring_q.advance();
   }
 
+  // Whether keys lie in pages.
+  CUTE_DEVICE bool in_pages() const { return kReadsCache && has_pages(arguments.params); }
+
+  // The page of this lane's box of a KV tile, where keys lie in pages. It is read before the wait
+  // for a buffer, and so is there when the wait is over.
+  CUTE_DEVICE int32_t look_up(ForwardTile const& tile, int32_t n_block) const {
+    return in_pages() ? page_of_lane<kTileN>(arguments, tile, n_block * kTileN) : 0;
+  }
+
+  // Starts the copies of a KV tile of K or V.
+  template <int kCols, int kBox>
+  CUTE_DEVICE void copy_keys(CUtensorMap const& map, ForwardTile const& tile,
+                             TileOrigin const& origin, int32_t n_block, int32_t page,
+                             Element* buffer, uint64_t& full) {
+    if (in_pages()) {
+      load_pages<kTileN, kCols, kBox>(arguments, map, tile, origin.head, n_block * kTileN, page,
+                                      buffer, full, leader);
+    } else if (leader) {
+      Barrier::arrive_and_expect_tx(&full, kTileN * kCols * int(sizeof(Element)));
+      load_boxes<kTileN, kCols, kBox>(map, origin, n_block * kTileN, buffer, full,
+                                      cute::TMA::CacheHintSm90::EVICT_LAST);
+    }
+  }
+
   // K, and the bias of the scores that it gives.
-  CUTE_DEVICE void load_k(Origins const& from, int32_t n_block) {
+  CUTE_DEVICE void load_k(ForwardTile const& tile, Origins const& from, int32_t n_block) {
+    int32_t const page = look_up(tile, n_block);
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
-    if (leader) {
-      Element* const buffer =
-          shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element)));
-      if constexpr (Traits::kBiasTiles) {
+    if constexpr (Traits::kBiasTiles) {
+      if (leader) {
         TileOrigin origin = from.bias;
         origin.col = n_block * kTileN;
         load_bias_tile<Traits::kTileM, kTileN>(
             arguments.bias, origin, shared.bias_tile(ring_k.stage), shared.key_full[ring_k.stage]);
       }
-      Barrier::arrive_and_expect_tx(&shared.key_full[ring_k.stage], Traits::kBytesK);
-      load_boxes<kTileN, Traits::kHeadDim, Traits::kBox>(arguments.map_k, from.kv, n_block * kTileN,
-                                                         buffer, shared.key_full[ring_k.stage],
-                                                         cute::TMA::CacheHintSm90::EVICT_LAST);
     }
+    copy_keys<Traits::kHeadDim, Traits::kBox>(
+        arguments.map_k, tile, from.kv, n_block, page,
+        shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element))),
+        shared.key_full[ring_k.stage]);
     ring_k.advance();
   }
 
-  // Loads a tile of V of which only the first `rows` rows belong to the sequence. The other rows
-  // have probability 0, but the memory behind a sequence may hold NaN, and 0 * NaN is NaN: this
-  // warp overwrites them with zeros, and only then tells the consumers that the tile is there.
-  CUTE_DEVICE void load_v(TileOrigin const& origin, int32_t n_block, int32_t rows) {
+  // The rows of a V tile that are zeros, whatever was loaded: all but [begin, end). They have
+  // probability 0, but where sequences are packed or in a cache, the memory behind a sequence may
+  // hold NaN, as may the buffer where no page was loaded, and 0 * NaN is NaN.
+  CUTE_DEVICE KeyRange rows_with_values(ForwardTile const& tile, int32_t n_block) const {
+    ForwardParams const& params = arguments.params;
+    bool const cached = kReadsCache && params.cache.seqused_k != nullptr;
+    if (params.cu_seqlens_k == nullptr && !cached) {
+      return {0, kTileN};
+    }
+    int32_t const begin = in_pages() ? boxes_of<kTileN>(arguments, tile, n_block * kTileN).begin *
+                                           arguments.box_rows_k
+                                     : 0;
+    return {begin, min_of(tile.sequence.seqlen_k - n_block * kTileN, kTileN)};
+  }
+
+  // Loads a tile of V. Where rows of it must be zeros, this warp overwrites them, and only then
+  // tells the consumers that the tile is there.
+  CUTE_DEVICE void load_v(ForwardTile const& tile, TileOrigin const& origin, int32_t n_block) {
     Element* const buffer =
         shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element)));
     uint64_t* const full = &shared.value_full[ring_v.stage];
-    bool const mend = rows < kTileN;
-    uint64_t* const landed = mend ? &shared.value_landed : full;
+    int32_t const page = look_up(tile, n_block);
     Barrier::wait(&shared.value_empty[ring_v.stage], ring_v.parity ^ 1);
-    if (leader) {
-      Barrier::arrive_and_expect_tx(landed, Traits::kBytesV);
-      load_boxes<kTileN, Traits::kHeadDimV, Traits::kBoxV>(arguments.map_v, origin,
-                                                           n_block * kTileN, buffer, *landed,
-                                                           cute::TMA::CacheHintSm90::EVICT_LAST);
-    }
+    KeyRange const rows = rows_with_values(tile, n_block);
+    bool const mend = rows.begin > 0 || rows.end < kTileN;
+    uint64_t* const landed = mend ? &shared.value_landed : full;
+    copy_keys<Traits::kHeadDimV, Traits::kBoxV>(arguments.map_v, tile, origin, n_block, page,
+                                                buffer, *landed);
     if (mend) {
       Barrier::wait(landed, ring_landed.parity);
       ring_landed.advance();
-      clear_rows<kTileN, Traits::kHeadDimV, Traits::kBoxV>(buffer, rows);
+      clear_rows<kTileN, Traits::kHeadDimV, Traits::kBoxV>(buffer, 0, rows.begin);
+      clear_rows<kTileN, Traits::kHeadDimV, Traits::kBoxV>(buffer, rows.end);
       cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
       __syncwarp();
       if (leader) {

@@ -12,8 +12,10 @@
 namespace cute_attention::sm90 {
 
 // The tiles of this CTA, one after the other.
-template <int kTileM, int kTileN>
+template <class Row>
 struct TileWalk {
+  static constexpr int kTileM = Row::kConfig.tile_m, kTileN = Row::kConfig.tile_n;
+
   ForwardParams const& params;
   Schedule const& schedule;
   QueryPacking const& packing;
@@ -46,7 +48,7 @@ struct TileWalk {
     tile.heads = packing.heads(index);
     tile.split = split;
     tile.m_begin = m_begin;
-    Sequence const sequence = load_sequence(params, work.batch);
+    Sequence const sequence = load_sequence_of<Row>(params, work.batch);
     tile.sequence = sequence;
     written();
     KvTiles const kv =
@@ -101,10 +103,9 @@ struct TileWalk {
 
 // The scheduler warp: says which tile comes next as soon as there is a place to write it. What it
 // waits for, divisions and reads of global memory, holds nobody up.
-template <class Traits>
-CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments,
-                                typename Traits::SharedMemory& shared) {
-  TileWalk<Traits::kTileM, Traits::kTileN> walk(arguments);
+template <class Row, class SharedMemory>
+CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments, SharedMemory& shared) {
+  TileWalk<Row> walk(arguments);
   Ring<kTileSlots> ring{};
   bool more = true;
   while (more) {

@@ -22,8 +22,9 @@ struct ForwardArguments {
   ForwardParams params;
   Schedule schedule;  // its heads are the splits of those of the packing
   QueryPacking packing;
-  CUtensorMap map_q;  // boxes of 64 rows of the packing
-  CUtensorMap map_k;  // boxes of tile_n rows
+  int32_t box_rows_k;  // of a tile of keys so many rows are loaded at once: all, unless from pages
+  CUtensorMap map_q;   // boxes of 64 rows of the packing
+  CUtensorMap map_k;   // boxes of box_rows_k rows
   CUtensorMap map_v;
   BiasTiles bias;  // of tile_m rows; unused where the kernel reads no such tiles
 };

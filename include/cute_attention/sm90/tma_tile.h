@@ -33,17 +33,17 @@ CUTE_DEVICE void load_boxes(CUtensorMap const& map, TileOrigin const& origin, in
   }
 }
 
-// Sets the rows of a tile of kRows x kCols from `rows` on to zero. Swizzling moves 16-byte vectors
+// Sets the rows [begin, end) of a tile of kRows x kCols to zero. Swizzling moves 16-byte vectors
 // only within their row of a box, so that whole rows can be cleared as if nothing were swizzled.
 // The threads of a warp call it together.
 template <int kRows, int kCols, int kBox = kBoxCols<kCols>, class Element>
-CUTE_DEVICE void clear_rows(Element* buffer, int32_t rows) {
+CUTE_DEVICE void clear_rows(Element* buffer, int32_t begin, int32_t end = kRows) {
   using Boxes = TmaBoxes<kRows, kCols, kBox>;
   constexpr int kVectors = Boxes::kCols * int(sizeof(Element)) / 16;  // of a row of a box
   CUTE_UNROLL
   for (int index = 0; index < Boxes::kCount; ++index) {
     auto* const box = reinterpret_cast<uint4*>(buffer + Boxes::offset(index));
-    for (int i = rows * kVectors + lane_of_warp(); i < kRows * kVectors; i += 32) {
+    for (int i = begin * kVectors + lane_of_warp(); i < end * kVectors; i += 32) {
       box[i] = uint4{};
     }
   }

@@ -20,6 +20,7 @@ from ..ops.cache import KERNELS, REFERENCE, CachedFamily
 from ..options import documenting
 from ..problem import Problem
 from .checked import NAME, checked_cache
+from .in_place import obstacle
 from .options import DEFAULTS, AllCacheOptions, CacheOptions, with_defaults
 
 _NOT_INVARIANT = "no kernel promises batch_invariant"
@@ -123,7 +124,9 @@ def explain_with_cache(
     found = explain_problem(problem, call.backend, words)
     found = replace(found, chosen_backward="", backward=())
     if not call.batch_invariant:
-        return found
+        if found.chosen in (None, "reference"):
+            return found
+        return replace(found, call=f"{found.call}, {_way(call)}")
     asked = found.requested.split()[0]
     reports = [
         report
@@ -133,6 +136,12 @@ def explain_with_cache(
     ]
     chosen = "reference" if asked in ("auto", "reference") else None
     return replace(found, forward=tuple(reports), chosen=chosen)
+
+
+def _way(call: CacheArguments) -> str:
+    """How a kernel gets at the cache, in words."""
+    reason = obstacle(call)
+    return f"cache packed for the kernel ({reason})" if reason else "cache read in place"
 
 
 def _words(call: CacheArguments) -> list[str]:

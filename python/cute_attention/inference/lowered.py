@@ -1,11 +1,11 @@
-"""The ops of kernels for a call with a KV cache, made of PyTorch's operations around the packed
-kernels of `attention`: append, rotate, attend. No kernel appends or reads pages yet; one that does
-takes the place of `lowered_forward` for CUDA.
+"""The ops of kernels for a call with a KV cache: append and rotate by PyTorch's operations, then
+attend by a kernel.
 
-Nothing here waits for the device. A contiguous cache is attended to in place, as packed sequences
-with gaps between them. `cache_batch_idx` copies the rows that it names, a table all pages that it
-has entries for (up to `max_seqlen_k`, where that is given), and `qv` keys and values beside each
-other.
+The kernel reads the cache where it lies (`in_place.py`) unless the call has something that it does
+not know. Then it gets packed sequences, as `attention_varlen` does: a contiguous cache with gaps
+between the sequences, of `cache_batch_idx` a copy of the rows that it names, of a table a copy of
+all pages that it has entries for (up to `max_seqlen_k`, where that is given), of `qv` one of keys
+and values beside each other. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..cache_arguments import CacheArguments
 from ..ops.cache import implement
 from ..semantics.rotary import places_in, rotate
 from .checked import NAME
+from .in_place import attend_in_place, obstacle
 from .spans import Spans, attend_spans, equal_spans, spans_of
 
 
@@ -32,7 +33,9 @@ def lowered_forward(call: CacheArguments) -> tuple[Tensor, Tensor]:
         if call.k is not None:
             _append(call)
         q = call.q if call.rotary_cos is None else _rotated_queries(call)
-        return _attend(call, q, call.cache_seqlens + _new_lengths(call))
+        total = call.cache_seqlens + _new_lengths(call)
+        in_place = call.backend != "reference" and not obstacle(call)
+        return (attend_in_place if in_place else _attend_packed)(call, q, total)
 
 
 def _nothing(call: CacheArguments) -> tuple[Tensor, Tensor]:
@@ -142,7 +145,7 @@ def _rotated_queries(call: CacheArguments) -> Tensor:
     return rotate(NAME, call.q, *turn)
 
 
-def _attend(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+def _attend_packed(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """The sequences as packed ones, with gaps where the cache has more room than tokens."""
     batch, device = call.batch, q.device
     longest = min(call.max_seqlen_k or call.room, call.room)

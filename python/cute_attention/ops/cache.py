@@ -1,11 +1,15 @@
 """The torch ops of a call with a KV cache, and their fakes; both have `CacheArguments`.
 
-    cached_forward              kernels; `inference/lowered.py` implements it for CUDA until they do
+    cached_forward              kernels, by `inference/lowered.py` among PyTorch's operations
     reference_cached_forward    semantics/cache.py, on any device
 
 Each has an overload `output` that returns no LSE. They write new keys and values into `k_cache` and
 `v_cache`, which their schemas declare, and which may share their memory, as a view of the other.
 They have no gradient.
+
+    attend_cache                one kernel, which reads a cache and writes none
+
+is what `cached_forward` calls on the way. The binding implements it for CUDA.
 """
 
 from __future__ import annotations
@@ -72,6 +76,14 @@ def _define(prefix: str) -> CachedFamily:
     return CachedFamily(packet.default, packet.output)
 
 
+_library.define(
+    "attend_cache(Tensor q, Tensor k_cache, Tensor v_cache, str backend, float scale, "
+    "SymInt window_left, SymInt window_right, float softcap, Tensor seqused_k, "
+    "Tensor? cu_seqlens_q, SymInt max_seqlen_q, SymInt max_seqlen_k, Tensor? leftpad_k, "
+    "Tensor? cache_batch_idx, Tensor? block_table, Tensor? alibi_slopes, Tensor? sink) "
+    "-> (Tensor out, Tensor lse)"
+)
+ATTEND_CACHE = torch.ops.cute_attention.attend_cache.default
 KERNELS = _define("")
 REFERENCE = _define("reference_")
 implement("reference_", cached_forward, "CompositeExplicitAutograd")

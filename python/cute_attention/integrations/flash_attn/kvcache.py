@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...cache_arguments import CacheArguments
 from ...inference.api import attention_with_cache
+from ...inference.in_place import obstacle
 from .arguments import WindowSize, options_of, renamed
 from .pages import int32
 
@@ -101,24 +103,24 @@ def attend_to_cache(call: tuple[Any, Any, Any, Any], **options: Any) -> tuple[Te
     sequence where the host has it or reads it.
 
     It reads lengths on a GPU for one purpose: with a table, outside of a CUDA graph, they decide
-    how many pages are copied for kernels that read none.
+    how many pages are copied for a call whose pages no kernel reads where they lie.
     """
     q, k_cache, v_cache, lengths = call
     options = {name: int32(value) for name, value in options.items()}
     lengths = int32(lengths)
-    options["max_seqlen_k"] = _longest(lengths, options)
+    options["max_seqlen_k"] = _longest((q, k_cache, v_cache, lengths), options)
     return attention_with_cache(q, k_cache, v_cache, lengths, return_lse=True, **options)
 
 
-def _longest(lengths: Any, options: dict[str, Any]) -> int | None:
+def _longest(call: tuple[Any, Any, Any, Any], options: dict[str, Any]) -> int | None:
     """The length of the longest sequence with its new tokens, at least; None where nobody says."""
+    lengths = call[3]
     k, packed = options.get("k"), options.get("cu_seqlens_k_new") is not None
     new = k.shape[0 if packed else 1] if isinstance(k, Tensor) and k.dim() > 1 else 0
     if isinstance(lengths, int):
         return lengths + new
     if (
-        options.get("block_table") is None
-        or not isinstance(lengths, Tensor)
+        not _copies_pages(call, options)
         or not lengths.is_cuda
         or not lengths.numel()
         or torch.compiler.is_compiling()
@@ -126,3 +128,17 @@ def _longest(lengths: Any, options: dict[str, Any]) -> int | None:
     ):
         return None
     return int(lengths.max()) + new
+
+
+def _copies_pages(call: tuple[Any, Any, Any, Any], options: dict[str, Any]) -> bool:
+    """Whether a kernel would get a copy of the pages of a table. What is no such call is refused
+    later."""
+    table = options.get("block_table")
+    tensors = (*call, table)
+    ranks = [tensor.dim() if isinstance(tensor, Tensor) else None for tensor in tensors]
+    if ranks[0] not in (3, 4) or ranks[1:] != [4, 4, 1, 2]:
+        return False
+    given = {
+        name: options[name] for name in ("leftpad", "qv", "attention_chunk") if name in options
+    }
+    return bool(obstacle(CacheArguments(*call, "auto", 1.0, block_table=table, **given)))

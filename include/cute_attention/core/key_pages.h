@@ -1,0 +1,60 @@
+// core/key_pages.h: where the keys of a tile lie in the pages of a cache, and which of them are
+// loaded.
+#pragma once
+
+#include "cute_attention/core/kv_tiles.h"
+#include "cute_attention/params.h"
+
+namespace cute_attention {
+
+// Whether the keys of a call lie in pages that a table names.
+CUTE_HOST_DEVICE constexpr bool has_pages(ForwardParams const& params) {
+  return params.cache.block_table != nullptr;
+}
+
+// The row of the cache, or of its table, that sequence `batch` has; without a cache `batch`.
+CUTE_HOST_DEVICE constexpr int32_t cache_row(ForwardParams const& params, int32_t batch) {
+  return params.cache.batch_idx == nullptr ? batch : params.cache.batch_idx[batch];
+}
+
+// A row of a page.
+struct PageRow {
+  int32_t page;
+  int32_t row;
+};
+
+// Where a key of a sequence lies whose row of the table is `table_row`. It reads an entry of the
+// table, so the key must be one that a query of the sequence may see.
+CUTE_HOST_DEVICE constexpr PageRow page_row(KeyCache const& cache, int32_t table_row, int32_t key) {
+  int32_t const index = key / cache.page_size;
+  return {cache.block_table[table_row * cache.block_table_stride + index],
+          key - index * cache.page_size};
+}
+
+// How many rows of a tile of `tile_n` keys are loaded at once: as many as always lie in one page.
+// Both numbers are multiples of kPageRows.
+constexpr int32_t page_box_rows(int32_t page_size, int32_t tile_n) {
+  return page_size == 0 ? tile_n : page_box_rows(tile_n % page_size, page_size);
+}
+
+// The row of its page at which a box begins, if the box before it begins at `row`.
+CUTE_HOST_DEVICE constexpr int32_t row_of_next_box(int32_t row, int32_t rows, int32_t page_size) {
+  return row + rows == page_size ? 0 : row + rows;
+}
+
+// Boxes or rows [begin, end) of a tile of keys.
+struct KeyRange {
+  int32_t begin;
+  int32_t end;
+};
+
+// Which boxes of `rows` rows of the KV tile that begins with key `n_begin` are loaded: those from
+// `first_key` on, the first that a query sees, up to the sequence's end. A table may have anything
+// for the pages of the others.
+CUTE_HOST_DEVICE constexpr KeyRange key_boxes(Sequence const& sequence, int32_t first_key,
+                                              int32_t n_begin, int32_t tile_n, int32_t rows) {
+  return {max_of(first_key - n_begin, 0) / rows,
+          ceil_div(min_of(sequence.seqlen_k - n_begin, tile_n), rows)};
+}
+
+}  // namespace cute_attention

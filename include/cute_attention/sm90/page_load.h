@@ -1,0 +1,67 @@
+// sm90/page_load.h: loads tiles of keys from the pages of a cache, box by box.
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "cute_attention/core/key_pages.h"
+#include "cute_attention/sm90/forward_tile.h"
+#include "cute_attention/sm90/tma_boxes.h"
+
+namespace cute_attention::sm90 {
+
+// The boxes that are loaded of the KV tile of kTileN keys that begins with key `n_begin`.
+template <int kTileN>
+CUTE_DEVICE KeyRange boxes_of(ForwardArguments const& arguments, ForwardTile const& tile,
+                              int32_t n_begin) {
+  return key_boxes(tile.sequence, first_visible_key(tile.sequence, tile.m_begin), n_begin, kTileN,
+                   arguments.box_rows_k);
+}
+
+// The lanes of a warp look up the pages of such a tile together: lane i gets that of box i.
+template <int kTileN>
+CUTE_DEVICE int32_t page_of_lane(ForwardArguments const& arguments, ForwardTile const& tile,
+                                 int32_t n_begin) {
+  static_assert(kTileN / kPageRows <= 32, "a lane for each box");
+  KeyRange const boxes = boxes_of<kTileN>(arguments, tile, n_begin);
+  int32_t const lane = lane_of_warp();
+  if (lane < boxes.begin || lane >= boxes.end) {
+    return 0;
+  }
+  int32_t const key = n_begin + lane * arguments.box_rows_k;
+  int32_t const table_row = cache_row(arguments.params, tile.work.batch);
+  return page_row(arguments.params.cache, table_row, key).page;
+}
+
+// Starts the copies of a tile of kRows x kCols. All lanes of a warp call it with the pages that
+// they have looked up. What TMA finds in a page that does not exist are zeros.
+//   kBox    columns of a box
+//   map     of [pages, page_size, heads_kv, kCols]
+//   leader  one of the lanes
+template <int kRows, int kCols, int kBox, class Element>
+CUTE_DEVICE void load_pages(ForwardArguments const& arguments, CUtensorMap const& map,
+                            ForwardTile const& tile, int32_t head_kv, int32_t n_begin,
+                            int32_t page_of_lane, Element* buffer, uint64_t& full, bool leader) {
+  using Boxes = TmaBoxes<kRows, kCols, kBox>;
+  int32_t const rows = arguments.box_rows_k, page_size = arguments.params.cache.page_size;
+  KeyRange const boxes = boxes_of<kRows>(arguments, tile, n_begin);
+  if (leader) {
+    Barrier::arrive_and_expect_tx(
+        &full, uint32_t((boxes.end - boxes.begin) * rows * kCols * int(sizeof(Element))));
+  }
+  int32_t row = (n_begin + boxes.begin * rows) % page_size;
+#pragma unroll 1
+  for (int32_t i = boxes.begin; i < boxes.end; ++i) {
+    int32_t const page = __shfl_sync(0xffffffffu, page_of_lane, i);
+    if (leader) {
+#pragma unroll 1
+      for (int box = 0; box < Boxes::kCount; ++box) {
+        cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                     buffer + Boxes::offset(box) + i * rows * Boxes::kCols,
+                                     Boxes::col(box), 0, row, head_kv, page);
+      }
+    }
+    row = row_of_next_box(row, rows, page_size);
+  }
+}
+
+}  // namespace cute_attention::sm90

@@ -1,0 +1,205 @@
+"""Calls whose cache a kernel reads where it lies: which they are, and what the kernel is told. On
+the CPU plain PyTorch stands in for the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cache_calls import Call, Form
+from cute_attention import attention_reference
+from cute_attention.inference import choice, explain_with_cache, lowered
+from cute_attention.inference.in_place import PAGE_ROWS, obstacle
+from cute_attention.integrations.flash_attn.kvcache import _copies_pages
+from test_cache import MASKS, arguments
+from tolerances import assert_close, assert_same_bits
+
+FULL: dict[str, Any] = {}
+
+
+def attend_cache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, backend: str, scale: float, window_left: int,
+    window_right: int, softcap: float, seqused_k: Tensor, cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int, max_seqlen_k: int, leftpad_k: Tensor | None,
+    cache_batch_idx: Tensor | None, block_table: Tensor | None, alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What KeyCache of params.h says, sequence by sequence."""
+    batch = len(seqused_k)
+    for numbers in (seqused_k, leftpad_k, cache_batch_idx):
+        assert numbers is None or (numbers.dtype == torch.int32 and numbers.is_contiguous())
+        assert numbers is None or numbers.shape == (batch,)
+    packed = cu_seqlens_q is not None
+    ends = cu_seqlens_q if packed else torch.arange(batch + 1) * q.shape[1]
+    assert not packed or int(ends.diff().max()) <= max_seqlen_q
+    assert backend == "sm80"
+    assert int(seqused_k.max()) <= max_seqlen_k
+    rows = q if packed else q.flatten(0, 1)
+    out = rows.new_zeros(*rows.shape[:-1], v_cache.shape[-1])
+    lse = rows.new_full((rows.shape[1], rows.shape[0]), -torch.inf)
+    sides = [None if side < 0 else side for side in (window_left, window_right)]
+    for b in range(batch):
+        mine = slice(int(ends[b]), int(ends[b + 1]))
+        used, row = int(seqused_k[b]), b if cache_batch_idx is None else int(cache_batch_idx[b])
+        first = 0 if leftpad_k is None else min(int(leftpad_k[b]), used)
+        if sides[0] is not None:  # the table has nothing for what the first query does not see
+            first = max(first, used - (mine.stop - mine.start) - sides[0])
+        tokens = torch.arange(first, used)
+        if block_table is None:
+            k, v = k_cache[row, tokens], v_cache[row, tokens]
+        else:
+            size = k_cache.shape[1]
+            pages = block_table[row].long()[tokens // size]
+            k, v = k_cache[pages, tokens % size], v_cache[pages, tokens % size]
+        two = alibi_slopes is not None and alibi_slopes.dim() == 2
+        results = attention_reference(
+            rows[None, mine], k[None], v[None], window=tuple(sides), scale=scale, softcap=softcap,
+            alibi_slopes=alibi_slopes[b] if two else alibi_slopes, sink=sink, return_lse=True,
+        )  # fmt: skip
+        out[mine], lse[:, mine] = results[0][0], results[1][0]
+    if packed:
+        return out, lse
+    return out.view(*q.shape[:-1], -1), lse.view(-1, batch, q.shape[1]).transpose(0, 1).clone()
+
+
+@pytest.fixture
+def stand_in() -> Iterator[list[tuple[Any, ...]]]:
+    """What the kernel was called with."""
+    calls: list[tuple[Any, ...]] = []
+    library = torch.library.Library("cute_attention", "IMPL")
+
+    def run(*args: Any) -> tuple[Tensor, Tensor]:
+        calls.append(args)
+        return attend_cache(*args)
+
+    library.impl("attend_cache", run, "CPU")
+    yield calls
+    library._destroy()
+
+
+@pytest.mark.parametrize("mask", [name for name in MASKS if name not in ("chunks", "few")])
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("page_size", [0, 16, 48])
+def test_results(mask: str, packed: bool, page_size: int, stand_in: list[tuple[Any, ...]]) -> None:
+    """With everything that a kernel may not read poisoned."""
+    for new, batch_idx in ((None, True), (1, False), (17, True)):
+        form = Form(
+            page_size=page_size, new=new, packed=packed, leftpad=not page_size,
+            batch_idx=batch_idx, options=MASKS[mask], rotary="halves" if new else "",
+        )  # fmt: skip
+        call = Call(form)
+        checked = arguments(call)._replace(backend="sm80")
+        assert obstacle(checked) == ""
+        results = call.flat(*lowered.lowered_forward(checked))
+        assert len(stand_in) == 1, "the kernel read the cache"
+        stand_in.clear()
+        caches = [checked.k_cache, checked.v_cache]
+        for found, exact in zip(results, call.expected(caches), strict=True):
+            assert_close(found.double(), exact, "rounding", torch.float32, "lse")
+
+
+def test_nothing_is_copied(stand_in: list[tuple[Any, ...]]) -> None:
+    call = Call(Form(page_size=16, batch_idx=True, options={"causal": True}))
+    checked = arguments(call)._replace(backend="sm80", max_seqlen_k=70)
+    lowered.lowered_forward(checked)
+    (given,) = stand_in
+    for place, tensor in ((1, checked.k_cache), (2, checked.v_cache), (14, checked.block_table)):
+        assert given[place].data_ptr() == tensor.data_ptr()
+        assert given[place].shape == tensor.shape
+    assert given[11] == 70, "what the host knows of lengths"
+    assert given[10] == 0, "queries are not packed"
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_strides_that_kernels_do_not_read(page_size: int, stand_in: list[tuple[Any, ...]]) -> None:
+    """Lengths, rows and tables that are parts of other tensors."""
+    call = Call(Form(page_size=page_size, batch_idx=True, leftpad=not page_size, packed=True))
+    wanted = lowered.lowered_forward(arguments(call)._replace(backend="sm80"))
+    names = {"cache_seqlens", "cache_batch_idx", "leftpad", "cu_seqlens_q"} & call.given.keys()
+    for name in names:
+        call.given[name] = torch.stack((call.given[name], call.given[name] + 1), 1)[:, 0]
+        assert not call.given[name].is_contiguous()
+    if page_size:
+        call.given["block_table"] = call.given["block_table"].T.contiguous().T
+    found = lowered.lowered_forward(arguments(call)._replace(backend="sm80"))
+    for one, other in zip(found, wanted, strict=True):
+        assert_same_bits(one, other, "results")
+    (*_, given) = stand_in
+    assert given[9].is_contiguous(), "cu_seqlens_q"
+    assert given[14] is None or given[14].stride(1) == 1, "block_table"
+
+
+OBSTACLES: dict[str, tuple[Form, dict[str, Any]]] = {
+    "attention_chunk": (Form(), {"attention_chunk": 20, "causal": True}),
+    "qv": (Form(), {"qv": torch.ones(8, 3, 4, 24)}),
+    "leftpad with pages": (Form(page_size=16, leftpad=True), FULL),
+    "pages of 24 tokens, no multiple of 16": (Form(page_size=24), FULL),
+    "a cache without room": (
+        Form(), {"k_cache": torch.zeros(8, 0, 2, 16), "v_cache": torch.zeros(8, 0, 2, 24)},
+    ),
+    "a head dim of 20, no multiple of 8": (Form(), {"v_cache": torch.zeros(8, 96, 2, 20)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", OBSTACLES)
+def test_other_calls_are_packed(
+    reason: str, stand_in: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, changes = OBSTACLES[reason]
+    call = Call(form)
+    checked = arguments(call, **changes)
+    assert obstacle(checked) == reason
+    packed = []
+    monkeypatch.setattr(lowered, "_attend_packed", lambda *args: packed.append(args))
+    lowered.lowered_forward(checked._replace(backend="sm80"))
+    assert len(packed) == 1
+    assert not stand_in
+
+
+def test_explain_says_how_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; here every problem is said to be served by sm80."""
+    plain = choice.explain_problem
+
+    def served(*args: Any) -> Any:
+        return choice.replace(plain(*args), chosen="sm80")
+
+    call = Call(Form(page_size=16))
+    assert "read in place" not in str(explain_with_cache(**call.given)), "the reference reads"
+    monkeypatch.setattr(choice, "explain_problem", served)
+    assert "cache, pages, cache read in place" in str(explain_with_cache(**call.given))
+    leftpad = torch.ones(8, dtype=torch.int32)
+    packed = str(explain_with_cache(**call.given, leftpad=leftpad))
+    assert "cache packed for the kernel (leftpad with pages)" in packed
+    assert "in place" not in str(explain_with_cache(**call.given, batch_invariant=True))
+
+
+def test_the_size_of_pages_is_that_of_the_kernels() -> None:
+    header = Path(__file__).parents[1] / "include/cute_attention/params.h"
+    assert f"kPageRows = {PAGE_ROWS};" in header.read_text()
+
+
+@pytest.mark.parametrize(
+    ("page_size", "options", "copies"),
+    [
+        (16, {}, False),
+        (16, {"leftpad": None, "qv": None, "attention_chunk": 0}, False),
+        (24, {}, True),
+        (16, {"leftpad": torch.ones(2, dtype=torch.int32)}, True),
+        (16, {"attention_chunk": 4}, True),
+        (16, {"block_table": None}, False),
+        (16, {"block_table": "no tensor"}, False),
+    ],
+)
+def test_flash_attn_asks_for_the_longest_where_pages_are_copied(
+    page_size: int, options: dict[str, Any], copies: bool
+) -> None:
+    """It would wait for the device."""
+    q, cache = torch.zeros(2, 1, 4, 16), torch.zeros(9, page_size, 2, 16)
+    lengths = torch.tensor([3, 20], dtype=torch.int32)
+    options = {"block_table": torch.zeros(2, 4, dtype=torch.int32), **options}
+    assert _copies_pages((q, cache, cache, lengths), options) is copies
