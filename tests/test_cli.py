@@ -80,6 +80,7 @@ def test_version_and_mistakes(capsys):
 def test_help_of_everything_needs_no_extra():
     whole = ["cute_attention"]
     names = [[*whole], [*whole, "info"], ["cute_attention.bench"], ["cute_attention.layouts"]]
+    names += [[*whole, "tune"]]
     for name in ("bench", "layouts"):
         names += [[*whole, name], *([*whole, name, each] for each in subcommands(name))]
     results = run_without(list(EXTRAS), [[*words, "--help"] for words in names])
@@ -109,6 +110,14 @@ def test_a_missing_extra_says_what_installs_it(words, missing):
         assert missing in output
         assert f'pip install "cute-attention[{words[0]}]"' in output
         assert ("nvidia-cutlass==4.2.0.0" in output) == (words[0] == "layouts")
+
+
+def test_tune_says_which_extra_it_needs():
+    for missing in ("rich", "matplotlib", "pynvml"):
+        ((code, output),) = run_without([missing], [["cute_attention", "tune", "--arch", "sm80"]])
+        assert code == 1
+        assert "python -m cute_attention tune: " in output and missing in output
+        assert 'pip install "cute-attention[bench]"' in output
 
 
 @pytest.mark.parametrize("name", ["bench", "layouts"])

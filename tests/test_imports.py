@@ -15,7 +15,7 @@ PACKAGE = "cute_attention"
 FOLDER = Path(cute_attention.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
 # What the package's own __init__ re-exports is used by the tools as users use it.
-TOOLS = ("bench", "layouts", "cli")
+TOOLS = ("bench", "layouts", "tune", "cli")
 
 
 def module_name(file: Path) -> str:

@@ -17,7 +17,7 @@ pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from built_rows import calls
 from cute_attention.cli.tune import main
-from cute_attention.native import core
+from cute_attention.native import core, resources
 from tuning import run
 
 pytestmark = pytest.mark.skipif(not core.available(), reason="the core library is not installed")
@@ -158,6 +158,46 @@ def test_what_does_not_compile_is_told_and_tried_again(tmp_path: Path) -> None:
     assert all("too large" in each["error"] and not each["file"] for each in entries(out))
     tune(tmp_path, text)
     assert all(each["file"] and not each["error"] for each in entries(out))
+
+
+def test_what_spills_is_no_candidate(tmp_path: Path) -> None:
+    spilling = """
+from cute_attention.tune import compile
+compile.spilled_bytes = lambda library: 64 if "n64" not in library.name else 8
+"""
+    out = tmp_path / "tuned"
+    said = tune(tmp_path, f"{SHAPE} --row tile_n=32 --build-only --output {out}", spilling)
+    present, first, *_ = entries(out)
+    assert present["file"] and not present["error"], "the row of the tables stays"
+    assert not first["file"]
+    assert first["error"] == "it spills: its threads keep 64 bytes in local memory"
+    assert "it spills: its threads keep 64 bytes" in said
+
+
+USAGE = """
+Fatbin elf code:
+arch = sm_90a
+ Function _ZN4rows3fwdE:
+  REG:168 STACK:{} SHARED:0 LOCAL:{} CONSTANT[0]:1424 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function _ZN4rows6finishE:
+  REG:32 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:400 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+def test_spills_are_read_from_what_cuobjdump_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "cuobjdump"
+    monkeypatch.setattr(resources, "_cuobjdump", lambda: str(program))
+    for stack, local, expected in ((0, 0, 0), (48, 0, 48), (0, 16, 16)):
+        text = USAGE.format(stack, local)
+        program.write_text(f"#!/bin/sh\ntest $1 = --dump-resource-usage && cat <<'END'{text}END\n")
+        program.chmod(0o755)
+        assert resources.spilled_bytes(tmp_path / "library.so") == expected
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert resources.spilled_bytes(tmp_path / "library.so") is None
+    monkeypatch.setattr(resources, "_cuobjdump", lambda: None)
+    assert resources.spilled_bytes(tmp_path / "library.so") is None
 
 
 def test_without_a_compiler_it_says_so_and_lists_candidates(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..native import kernel_cache, toolchain
+from ..native.resources import spilled_bytes
 from ..rows.builds import Built, build_all
 from ..rows.candidates import row_of
 from .folder import Folder
@@ -36,7 +37,7 @@ def compile_missing(found: Folder, jobs: int, limit_s: float) -> None:
     def done(built: Built) -> None:
         i, j = places[built.row]
         entries = list(found.searches[i].entries)
-        entries[j] = _after(found, entries[j], built)
+        entries[j] = _after(found, entries[j], built, is_present=j == 0)
         found.searches[i] = found.searches[i].with_entries(entries)
         found.save()
 
@@ -45,9 +46,13 @@ def compile_missing(found: Folder, jobs: int, limit_s: float) -> None:
     build_all(order, found.chips, jobs, limit_s, done)
 
 
-def _after(found: Folder, entry: Entry, built: Built) -> Entry:
+def _after(found: Folder, entry: Entry, built: Built, is_present: bool) -> Entry:
     """The entry as compiling has left it."""
     if built.error:
         return dataclasses.replace(entry, error=built.error, seconds=built.seconds)
     (library,) = [built.path] if built.path else kernel_cache.folder().glob(f"{built.name}-*.so")
+    # No row of the tables spills, so one that does is no candidate for them, fast or not.
+    if not is_present and (spilled := spilled_bytes(library)):
+        error = f"it spills: its threads keep {spilled} bytes in local memory"
+        return dataclasses.replace(entry, error=error, seconds=built.seconds)
     return found.adopt(entry, built.name, library, built.seconds)
