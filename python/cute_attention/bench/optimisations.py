@@ -76,8 +76,9 @@ STEPS: Sequence[Step] = (
     Step(
         "+ fragments ahead",
         _row("sm80", **_SMALL, stages=2, softmax="exact"),
-        "The ldmatrix of the next 16 columns of an operand stand before the MMAs of these 16. The "
-        "MMAs need not wait for shared memory.",
+        "The ldmatrix of the next 16 columns of an operand stand before the MMAs of these 16, so "
+        "that the MMAs need not wait for shared memory. ptxas moves some loads ahead by itself, in "
+        "the step before too: this one is worth what ptxas leaves.",
     ),
     Step(
         "+ optimistic softmax",
