@@ -115,7 +115,8 @@ def loaded_rows() -> dict[str, dict]:
 def number_of_kernels(row: rows.TableRow) -> int:
     if row.direction == "forward":
         return 1
-    grad_bias = int("bias" in row.score_mods)
+    # Of sums of tiles of scores, of tiles that are no sums, and what adds up the parts of sums.
+    grad_bias = 3 * int("bias" in row.score_mods)
     if has_two_kernels(row):
         return 5 + grad_bias  # prepare, grad_kv, grad_kv_sum, grad_q, grad_sink
     if row.arch == "sm90" and not row.score_mods:
@@ -130,10 +131,8 @@ def test_object_file_holds_the_kernels_of_its_row(row):
 
 
 def warps_of(row: rows.TableRow, kernel: str) -> int:
-    """Of a CTA. The kernel for the gradient of a bias has tiles of its own."""
-    if "9grad_bias" in kernel:
-        return 8 if row.head_dim + row.head_dim_v <= 256 else 4
-    return row.warps
+    """Of a CTA. The kernels for the gradient of a bias have tiles of their own."""
+    return 8 if "grad_bias" in kernel else row.warps
 
 
 @each_row

@@ -19,7 +19,7 @@ namespace cute_attention {
 
 // The version of the ABI. Whoever changes a struct of this file, of config.h or of params.h, or
 // what a member of it means, raises it.
-constexpr uint32_t kKernelLibraryAbi = 10;
+constexpr uint32_t kKernelLibraryAbi = 11;
 
 // What dispatch and launch functions need to know of a GPU.
 struct DeviceInfo {
@@ -42,7 +42,7 @@ struct LaunchContext {
 using LaunchFunction = int32_t (*)(void const* params, LaunchContext const* context);
 
 // Says how large the workspaces of a backward call on `device` must be. Of the pointers in `params`
-// it reads only whether cu_seqlens_q and cu_seqlens_k are null.
+// it reads only whether cu_seqlens_q, cu_seqlens_k and grad_bias.data are null.
 using WorkspaceFunction = void (*)(BackwardParams const* params, DeviceInfo const* device,
                                    BackwardWorkspace* sizes);
 
