@@ -248,6 +248,7 @@ void check_tensors(BackwardParams const& params) {
   check_numbers("grad_q_sum", params.grad_q_sum, 16, Presence::Optional);
   check_numbers("grad_q_turn", params.grad_q_turn, 4, Presence::Optional);
   check_numbers("grad_kv_parts", params.grad_kv_parts, 16, Presence::Optional);
+  check_numbers("grad_bias_parts", params.grad_bias_parts, 16, Presence::Optional);
   check_numbers("grad_sink", params.grad_sink, 4, Presence::Optional);
   require(params.grad_sink == nullptr || params.sink != nullptr,
           "sink is null, expected it where grad_sink is not");

@@ -279,13 +279,15 @@ void launch_backward(Inputs const& in, BackwardParams& params, bool deterministi
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
   int64_t const sum = whole_vectors(sizes.delta);  // where grad_q_sum begins
   int64_t const parts = sum + whole_vectors(sizes.grad_q_sum);
-  int64_t const turn = parts + whole_vectors(sizes.grad_kv_parts);
+  int64_t const bias_parts = parts + whole_vectors(sizes.grad_kv_parts);
+  int64_t const turn = bias_parts + whole_vectors(sizes.grad_bias_parts);
   int64_t const end = turn + (deterministic ? sizes.grad_q_turn : 0);
   Tensor const workspaces = empty({end}, aoti_torch_dtype_float32(), device);
   auto* const begin = static_cast<float*>(data_of(workspaces));
   params.delta = begin;
   params.grad_q_sum = begin + sum;
   params.grad_kv_parts = sizes.grad_kv_parts > 0 ? begin + parts : nullptr;
+  params.grad_bias_parts = sizes.grad_bias_parts > 0 ? begin + bias_parts : nullptr;
   params.grad_q_turn = deterministic ? reinterpret_cast<int32_t*>(begin + turn) : nullptr;
   error = cute_attention_backward(&params, in.kernel_dtype(), arch, device, current_stream(device));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());

@@ -113,9 +113,11 @@ def loaded_rows() -> dict[str, dict]:
 
 
 def number_of_kernels(row: rows.TableRow) -> int:
-    grad_bias = int("bias" in row.score_mods)
+    has_bias = int("bias" in row.score_mods)
+    # Of sums of tiles of scores, of tiles that are no sums, and what adds up the parts of sums.
+    grad_bias = 3 * has_bias
     # The main kernel of sm90 twice: with tiles of the bias by TMA, and without.
-    of_bias = grad_bias if row.arch == "sm90" else 0
+    of_bias = has_bias if row.arch == "sm90" else 0
     if row.direction == "forward":  # sm80 has one more for keys in pages
         return 1 + of_bias + int(row.arch == "sm80" and reads_cache(row))
     if has_two_kernels(row):
@@ -132,10 +134,10 @@ def test_object_file_holds_the_kernels_of_its_row(row):
 
 
 def warps_of(row: rows.TableRow, kernel: str) -> int:
-    """Of a CTA. The kernel for the gradient of a bias has tiles of its own. The one of sm90 that
+    """Of a CTA. The kernels for the gradient of a bias have tiles of their own. The one of sm90 that
     reads a bias from global memory has at most two consumer warpgroups."""
-    if "9grad_bias" in kernel:
-        return 8 if row.head_dim + row.head_dim_v <= 256 else 4
+    if "grad_bias" in kernel:
+        return 8
     return min(row.warps, 12) if "14BiasFromGlobal" in kernel else row.warps
 
 

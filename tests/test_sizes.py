@@ -84,18 +84,22 @@ class ForwardParams(ctypes.Structure):
 
 
 class BackwardParams(ctypes.Structure):
-    _fields_ = fields(
-        "q k v o grad_o lse grad_lse grad_q grad_k grad_v delta grad_q_sum grad_q_turn "
-        "grad_kv_parts cu_seqlens_q cu_seqlens_k",
-        "q k v o grad_o grad_q grad_k grad_v",
-        "sink grad_sink",
-        "bias grad_bias",
-    )
+    _fields_ = [
+        *fields(
+            "q k v o grad_o lse grad_lse grad_q grad_k grad_v delta grad_q_sum grad_q_turn "
+            "grad_kv_parts cu_seqlens_q cu_seqlens_k",
+            "q k v o grad_o grad_q grad_k grad_v",
+            "sink grad_sink",
+            "bias grad_bias",
+        ),
+        ("grad_bias_parts", ctypes.c_void_p),
+    ]
 
 
 class Workspace(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_int64) for name in ("delta", "grad_q_sum", "grad_q_turn", "grad_kv_parts")
+        (name, ctypes.c_int64)
+        for name in ("delta", "grad_q_sum", "grad_q_turn", "grad_kv_parts", "grad_bias_parts")
     ]
 
 

@@ -95,10 +95,11 @@ CUTE_ATTENTION_API int32_t cute_attention_forward(cute_attention::ForwardParams 
 // The caller allocates the workspaces of BackwardParams, of the numbers of elements that
 // cute_attention_backward_workspace writes for the same params, dtype, arch and device. That
 // function checks the sizes and options in params. Of the pointers it reads only whether
-// cu_seqlens_q, cu_seqlens_k, sink, alibi_slopes.data and bias.data are null, so that the others
-// need not be set yet. A workspace of 0 elements may be null. grad_kv_parts may always be null: if
-// there are few keys or KV heads, and so too little work for CTAs that each have a block of keys,
-// the call then takes longer. Returns 0, or an error whose text cute_attention_last_error() gives.
+// cu_seqlens_q, cu_seqlens_k, sink, alibi_slopes.data, bias.data and grad_bias.data are null, so
+// that the others need not be set yet. A workspace of 0 elements may be null. grad_kv_parts and
+// grad_bias_parts may always be null: if there are few keys or KV heads, or a small bias for many
+// sequences, and so too little work for CTAs that each have a block of keys or of the bias, the
+// call then takes longer. Returns 0, or an error whose text cute_attention_last_error() gives.
 CUTE_ATTENTION_API int32_t cute_attention_backward_workspace(
     cute_attention::BackwardParams const* params, cute_attention::DType dtype, int32_t arch,
     int32_t device, cute_attention::BackwardWorkspace* workspace);

@@ -235,6 +235,7 @@ struct BackwardParams {
   BiasTensor bias;
   BiasTensor grad_bias;  // each number is written; its type is that of the bias
   DropoutOptions dropout;
+  float* grad_bias_parts;  // a workspace, may be null: then a bias for many sequences is slower
 };
 
 // How many elements the workspaces of a backward call need.
@@ -243,6 +244,8 @@ struct BackwardWorkspace {
   int64_t grad_q_sum;
   int64_t grad_q_turn;    // only where the call is to be deterministic
   int64_t grad_kv_parts;  // 0 unless there are few blocks of keys (core/grad_parts.h)
+  // 0 unless grad_bias is small and a sum over much (core/grad_bias_tiles.h); at most 32 MB.
+  int64_t grad_bias_parts;
 };
 
 }  // namespace cute_attention

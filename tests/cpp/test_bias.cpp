@@ -1,19 +1,16 @@
 // test_bias.cpp: what a bias adds to the scores of each thread, in every layout that a bias may
-// have, and which tiles of scores add to each tile of its gradient.
+// have.
 #include "layouts/host_cuda.h"
 // The headers below need the one above.
 #include <cmath>
 #include <limits>
-#include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <cute/atom/mma_atom.hpp>
 
 #include "check.h"
 #include "cute_attention/core/bias.h"
-#include "cute_attention/core/grad_bias_tiles.h"
 #include "cute_attention/core/score_mod.h"
 
 namespace cute_attention {
@@ -156,50 +153,6 @@ void check_tiles() {
   }
 }
 
-// Every tile of scores adds to one tile of the gradient: the one that has its place, in the
-// dimensions that are kept.
-void check_gradient_tiles() {
-  constexpr int kM = 64, kN = 32;
-  for (int kept = 0; kept < 16; ++kept) {
-    BackwardParams params{};
-    params.batch = 2;
-    params.heads = 3;
-    params.seqlen_q = 130;
-    params.seqlen_k = 65;
-    BiasTensor& grad = params.grad_bias;
-    grad.batch_stride = kept & 1;
-    grad.head_stride = kept & 2;
-    grad.row_stride = kept & 4;
-    grad.col_stride = (kept & 8) != 0;
-    std::map<std::tuple<int, int, int, int>, int> visits;
-    int64_t const ctas = grad_bias_grid(params, kM, kN).ctas();
-    check_equal(
-        ctas,
-        int64_t((kept & 1 ? 2 : 1) * (kept & 2 ? 3 : 1) * (kept & 4 ? 3 : 1) * (kept & 8 ? 3 : 1)),
-        "CTAs");
-    for (int64_t cta = 0; cta < ctas; ++cta) {
-      GradBiasTiles const tiles = grad_bias_tiles(params, kM, kN, cta);
-      ScoreBlock block = tiles.first;
-      do {
-        ++visits[{block.batch, block.head, block.m_block, block.n_block}];
-        check(!(kept & 1) || block.batch == tiles.first.batch, "one sequence");
-        check(!(kept & 2) || block.head == tiles.first.head, "one head");
-        check(!(kept & 4) || block.m_block == tiles.first.m_block, "one tile of queries");
-        check(!(kept & 8) || block.n_block == tiles.first.n_block, "one tile of keys");
-      } while (tiles.advance(block));
-    }
-    check_equal(visits.size(), size_t(2 * 3 * 3 * 3), "tiles of scores");
-    for (auto const& [tile, count] : visits) check_equal(count, 1, "visits of a tile");
-  }
-}
-
-// A gradient of more tiles than 64 bits count is too large, and not by chance small.
-void check_too_many_tiles() {
-  GradBiasGrid const most{1 << 16, 1 << 15, 1 << 23, 1 << 24};
-  check(most.ctas() > kMaxTiles, "2^78 tiles");
-  check_equal(GradBiasGrid{1 << 16, 1 << 16, 1 << 23, 0}.ctas(), int64_t(0), "no tile of keys");
-}
-
 void check_lists() {
   using One = ScoreModifiers<score_mods::Bias>;
   static_assert(std::is_same_v<One::List, ModifierList<BiasTerm>>);
@@ -212,8 +165,6 @@ void check_lists() {
 int main() {
   using namespace cute_attention;
   check_tiles();
-  check_gradient_tiles();
-  check_too_many_tiles();
   check_lists();
   return testing::report();
 }

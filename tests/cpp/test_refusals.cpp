@@ -230,6 +230,8 @@ void test_backward() {
        [](BackwardCall& call) { call.params.grad_q_sum = static_cast<float*>(kMisaligned); }},
       {"grad_kv_parts is 0x1008, expected a multiple of 16 bytes",
        [](BackwardCall& call) { call.params.grad_kv_parts = static_cast<float*>(kMisaligned); }},
+      {"grad_bias_parts is 0x1008, expected a multiple of 16 bytes",
+       [](BackwardCall& call) { call.params.grad_bias_parts = static_cast<float*>(kMisaligned); }},
       {"it does not serve sink",
        [](BackwardCall& call) {
          call.params.sink = static_cast<float const*>(testing::device_memory());

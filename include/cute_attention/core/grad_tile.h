@@ -153,7 +153,7 @@ constexpr BackwardWorkspace grad_workspace(BackwardParams const& params, GradSha
   int64_t const blocks = grad_q_blocks(params, shape.tile_m).count();
   int64_t const block_kv = int64_t(shape.tile_n) * (shape.head_dim + shape.head_dim_v);
   return {2 * lse_size(params), blocks * shape.tile_m * shape.head_dim, blocks,
-          parts > 1 ? parts * grad_kv_blocks(params, shape.tile_n).count() * block_kv : 0};
+          parts > 1 ? parts * grad_kv_blocks(params, shape.tile_n).count() * block_kv : 0, 0};
 }
 
 }  // namespace cute_attention

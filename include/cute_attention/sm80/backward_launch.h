@@ -51,6 +51,7 @@ struct BackwardLaunch {
     *sizes = grad_workspace(*params,
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
+    sizes->grad_bias_parts = GradBiasLaunch<Row, kSharedMemoryBytes>::workspace(*params, *device);
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
@@ -88,7 +89,8 @@ struct BackwardLaunch {
           <<<unsigned(sums.ctas + m_tiles), kThreads, Traits::kSmemBytesGradQ, stream>>>(
               backward_params, sums);
     }
-    error = launch_grad_bias<Row>(backward_params, context->device->ordinal, stream);
+    error =
+        GradBiasLaunch<Row, kSharedMemoryBytes>::launch(backward_params, *context->device, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;
   }
 

@@ -1,195 +1,210 @@
 // sm80/grad_bias_kernel.h: the kernel that computes the gradient of a bias, after the kernels that
 // compute those of q, k and v. Rows of sm90 launch it too.
 //
-// One CTA computes one tile of the gradient. It visits the tiles of scores that the tile of the
-// bias was added to (core/grad_bias_tiles.h), computes P and dP of each anew, and sums dS in
-// registers:
+// A CTA visits tiles of scores (core/grad_bias_tiles.h) and computes P and dP of each anew. What is
+// left of dS is a tile of the gradient, or is summed in registers over the visits. One visit, from
+// left to right in time:
 //
-//   cp.async   Q, K(t)  | dO, V(t)            | Q, K(t+1)            | dO, V(t+1) ...
-//   MMA                 | S = Q K^T | P       | dP = dO V^T | sum dS | S ...
+//   cp.async |           | K(t+1), Q(t+1)      |               | V(t+1), dO(t+1), bias(t+1) |
+//   MMA      | S = Q K^T | barrier | P = exp2  | dP = dO V^T   | barrier | dS               |
 //
-// So nothing is added in global memory: the gradient is bitwise the same in every run, and needs no
-// memory beside itself. It costs two of the backward's five products again.
+// The next tile has other queries or other keys; what it shares with this one stays where it is.
+// So where nothing is summed, a CTA reads Q and dO once and then walks along the keys.
 //
-// At head dim 128 a tile of 128 x 64 scores takes 96 KB of Q, K, V and dO: 2500 clocks at the 39
-// bytes a clock that the L2 cache gives a multiprocessor of an H200. Its products take 1540. WGMMA
-// would wait for the same bytes, and so sm90 has no kernel of its own.
+// So nothing is added in global memory: the gradient is bitwise the same in every run. It costs two
+// of the backward's five products again.
+//
+// At head dim 128 a visit of 128 x 64 scores takes these clocks of a multiprocessor of an H200:
+// 1540 for the products with mma.sync, 2050 for the ldmatrix of their operands, 1200 at the 39
+// bytes a clock that the L2 cache gives, for K, V, the bias and its gradient (3300 where Q and dO
+// are read as well). WGMMA would save ldmatrix alone.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/grad_bias_tiles.h"
+#include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
+#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/work_tile.h"
+#include "cute_attention/sm80/bias_tile.h"
 #include "cute_attention/sm80/copy.h"
-#include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/gemm.h"
+#include "cute_attention/sm80/grad_bias_store.h"
+#include "cute_attention/sm80/grad_bias_traits.h"
 
 namespace cute_attention::sm80 {
 
-template <class Row>
-struct GradBiasTraits {
-  static constexpr KernelKey kKey = Row::kKey;
-  static constexpr int kHeadDim = kKey.head_dim;
-  static constexpr int kHeadDimV = kKey.head_dim_v;
-  using Element = ElementOf<kKey.dtype>;
-  // Up to head dim 128 two CTAs have room on a multiprocessor of an H100.
-  static constexpr int kTileM = kHeadDim + kHeadDimV <= 256 ? 128 : 64;
-  static constexpr int kTileN = 64;
-  // As in the forward, a warp has 32 queries, so that each fragment of K or V serves two MMAs.
-  static constexpr int kWarpsM = kTileM / 32;
-  static constexpr int kWarpsN = 2;
-  static constexpr int kThreads = kWarpsM * kWarpsN * 32;
-  using TiledMma = MmaOfWarps<Element, kWarpsM, kWarpsN>;
-
-  using SmemLayoutQ = SmemTile<kTileM, kHeadDim>;
-  using SmemLayoutK = SmemTile<kTileN, kHeadDim>;
-  using SmemLayoutGradO = SmemTile<kTileM, kHeadDimV>;
-  using SmemLayoutV = SmemTile<kTileN, kHeadDimV>;
-  // The sums, in fp32, once the last tile of scores is visited. The padding keeps threads that
-  // write rows apart in the banks.
-  using SmemLayoutSum = cute::Layout<cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>,
-                                     cute::Stride<cute::Int<kTileN + 8>, cute::_1>>;
-
-  using CpAsync = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
-  using GmemCopyQK = GmemTiledCopy<CpAsync, Element, kHeadDim, kThreads>;
-  using GmemCopyV = GmemTiledCopy<CpAsync, Element, kHeadDimV, kThreads>;
-  using SmemCopyA = decltype(cute::make_tiled_copy_A(
-      cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
-  using SmemCopyB = decltype(cute::make_tiled_copy_B(
-      cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>{}, TiledMma{}));
-  static constexpr int kRow = kSwizzleCols<kHeadDim>;
-  static constexpr int kRowV = kSwizzleCols<kHeadDimV>;
-  using OperandQ = SmemOperand<SmemCopyA, SmemLayoutQ, kRow, false>;
-  using OperandK = SmemOperand<SmemCopyB, SmemLayoutK, kRow, false>;
-  using OperandGradO = SmemOperand<SmemCopyA, SmemLayoutGradO, kRowV, false>;
-  using OperandV = SmemOperand<SmemCopyB, SmemLayoutV, kRowV, false>;
-
-  struct Tiles {
-    cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 128> q;
-    cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 128> k;
-    cute::array_aligned<Element, cute::cosize_v<SmemLayoutGradO>, 128> grad_o;
-    cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 128> v;
-  };
-  union SharedMemory {
-    Tiles tiles;
-    cute::array_aligned<float, cute::cosize_v<SmemLayoutSum>, 128> sum;
-  };
-  static_assert(sizeof(SharedMemory) <= max_shared_memory(Arch::Sm80), "shared memory of a CTA");
-  // How many CTAs the registers of a multiprocessor must hold: two, if its shared memory does.
-  static constexpr int kCtas =
-      2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024 ? 2 : 1;
-};
-
-template <class Row>
+//   kSums  whether tiles of the gradient are sums of tiles of scores
+template <class Row, int kMaxBytes, bool kSums>
 struct GradBiasKernel {
-  using Traits = GradBiasTraits<Row>;
+  using Traits = GradBiasTraits<Row, kMaxBytes>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
+  using Store = GradBiasStore<Traits>;
+  using Bias = BiasTile<Element, typename Traits::SmemLayoutBias, kSwizzleCols<Traits::kTileN>>;
   using Scores = BackwardScores<Row::kKey.score_mods>;
-  using Terms = typename Scores::Terms;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   using FragmentS = decltype(cute::partition_fragment_C(
       typename Traits::TiledMma{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
-  static constexpr int kRows =
-      decltype(cute::size<0>(rows_and_columns(FragmentS{}.layout())))::value;
   static_assert(Scores::kTermsInScores, "the bias is added to scores");
   static_assert(!has_dropout(Row::kKey.score_mods), "no probability is dropped");
 
+  // A tile of scores, and how many visits are left, this one included.
+  struct Visit {
+    ScoreBlock block;
+    int64_t left;
+  };
+  // Which operands a tile does not share with the one before it.
+  struct Changes {
+    bool queries;
+    bool keys;
+  };
+
   BackwardParams const& params;
+  GradBiasSchedule const& schedule;
   SharedMemory& shared;
-  GradBiasTiles const blocks;
   int const thread;
   Scores const scores;
-  FragmentS tdBrdB;  // (MMA, MMA_M, MMA_N): the sum of dS
 
-  CUTE_DEVICE GradBiasKernel(BackwardParams const& params, SharedMemory& shared)
+  CUTE_DEVICE GradBiasKernel(BackwardParams const& params, GradBiasSchedule const& schedule,
+                             SharedMemory& shared)
       : params(params),
+        schedule(schedule),
         shared(shared),
-        blocks(grad_bias_tiles(params, kTileM, kTileN, int64_t(blockIdx.x))),
         thread(int(threadIdx.x)),
         scores(params) {}
 
   CUTE_DEVICE void run() {
-    cute::clear(tdBrdB);
-    ScoreBlock block = blocks.first;
-    Sequence sequence = load_sequence(params, block.batch);
-    if (is_visible(block, sequence) || advance(block, sequence)) {
-      sum_up(block, sequence);
+    GradBiasWork const work = make_work();
+    Visit visit{work.first, work.count};
+    if (visit.left > 0 && (is_visible(visit.block) || advance(visit))) {
+      walk(visit);
+    } else if (kSums) {
+      FragmentS zeros;  // (MMA, MMA_M, MMA_N)
+      cute::clear(zeros);
+      store_sum(work.first, zeros);
     }
-    store();
   }
 
  private:
-  // Whether a query of the tile sees one of its keys.
-  CUTE_DEVICE bool is_visible(ScoreBlock const& block, Sequence const& sequence) const {
-    KvTiles const tiles = kv_tiles(sequence, block.m_block * kTileM, kTileM, kTileN);
-    return tiles.begin <= block.n_block && block.n_block < tiles.end;
+  CUTE_DEVICE GradBiasWork make_work() const {
+    BlockGrid const grad = grad_bias_grid(params, Traits::kTile);
+    if constexpr (kSums) {
+      return work_of_part(score_grid(params, Traits::kTile), grad, schedule.parts,
+                          int64_t(blockIdx.x));
+    } else {
+      return work_of_run(grad, schedule.run, int64_t(blockIdx.x));
+    }
   }
 
-  // Moves to the next visible tile and loads its sequence. Returns false after the last.
-  CUTE_DEVICE bool advance(ScoreBlock& block, Sequence& sequence) const {
-    int32_t batch = block.batch;
-    while (blocks.advance(block)) {
-      if (block.batch != batch) {
-        batch = block.batch;
-        sequence = load_sequence(params, batch);
+  // The same block. What is computed from it, addresses and lengths, is computed where it is used,
+  // and holds no registers during the products (opaque.h).
+  CUTE_DEVICE static ScoreBlock here(ScoreBlock const& block) {
+    return {opaque(block.batch), opaque(block.head), opaque(block.m_block), opaque(block.n_block)};
+  }
+
+  CUTE_DEVICE Sequence sequence_of(ScoreBlock const& block) const {
+    return load_sequence(params, block.batch);
+  }
+
+  // Whether a query of the tile sees one of its keys. If not, and if it is a tile of the gradient,
+  // writes zeros there.
+  CUTE_DEVICE bool is_visible(ScoreBlock const& block) const {
+    KvTiles const tiles = kv_tiles(sequence_of(block), block.m_block * kTileM, kTileM, kTileN);
+    bool const visible = tiles.begin <= block.n_block && block.n_block < tiles.end;
+    if (!kSums && !visible) {
+      FragmentS zeros;  // (MMA, MMA_M, MMA_N)
+      cute::clear(zeros);
+      Store::write(params, block, opaque(thread), zeros);
+    }
+    return visible;
+  }
+
+  // Moves to the next visible tile. Returns false after the last.
+  CUTE_DEVICE bool advance(Visit& visit) const {
+    while (--visit.left > 0) {
+      if constexpr (kSums) {
+        advance_visit(params, Traits::kTile, visit.block);
+      } else {
+        ++visit.block.n_block;
       }
-      if (is_visible(block, sequence)) {
+      if (is_visible(here(visit.block))) {
         return true;
       }
     }
     return false;
   }
 
-  CUTE_DEVICE void sum_up(ScoreBlock block, Sequence sequence) {
-    load_scores(block, sequence);
-    load_gradients(block, sequence);
-    bool more = true;
-    while (more) {
-      ScoreBlock const now = block;
-      Sequence const sequence_now = sequence;
-      more = advance(block, sequence);
-      float lse[kRows], delta[kRows];
-      load_numbers(now, sequence_now, lse, delta);
-
-      FragmentS tSrS;  // (MMA, MMA_M, MMA_N)
-      await_first_copies();
-      cute::clear(tSrS);
-      multiply(typename Traits::OperandQ(shared.tiles.q.data(), thread),
-               typename Traits::OperandK(shared.tiles.k.data(), thread), tSrS);
-      __syncthreads();  // all threads are done with Q and K
-      if (more) {
-        load_scores(block, sequence);
-      } else {
-        cute::cp_async_fence();
-      }
-      take_probabilities(now, sequence_now, lse, tSrS);
-
-      FragmentS tdPrdP;  // (MMA, MMA_M, MMA_N): dP + delta
-      start_with(delta, tdPrdP);
-      await_first_copies();
-      multiply(typename Traits::OperandGradO(shared.tiles.grad_o.data(), thread),
-               typename Traits::OperandV(shared.tiles.v.data(), thread), tdPrdP);
-      __syncthreads();  // all threads are done with dO and V
-      if (more) {
-        load_gradients(block, sequence);
-      } else {
-        cute::cp_async_fence();
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < cute::size(tdBrdB); ++i) {
-        tdBrdB(i) += tSrS(i) * tdPrdP(i);
-      }
-    }
-    cute::cp_async_wait<0>();
+  CUTE_DEVICE int32_t head_kv(ScoreBlock const& block) const {
+    int32_t const group = schedule.group;
+    return group == 1 ? block.head : block.head / group;
   }
 
-  // Waits at a barrier until all threads' copies but those started last have landed.
-  CUTE_DEVICE static void await_first_copies() {
+  CUTE_DEVICE Changes changes(ScoreBlock const& from, ScoreBlock const& to) const {
+    if constexpr (kSums) {
+      return {from.batch != to.batch || from.head != to.head || from.m_block != to.m_block,
+              from.batch != to.batch || head_kv(from) != head_kv(to) || from.n_block != to.n_block};
+    } else {
+      return {false, true};
+    }
+  }
+
+  CUTE_DEVICE void walk(Visit visit) {
+    FragmentS tdBrdB;  // (MMA, MMA_M, MMA_N): the sum of dS, with kSums
+    cute::clear(tdBrdB);
+    load_scores(visit.block, {true, true});
+    load_gradients(visit.block, {true, true});
     cute::cp_async_wait<1>();
+    __syncthreads();  // Q and K are there
+    bool more = true;
+    while (more) {
+      ScoreBlock const now = visit.block;
+      more = advance(visit);
+      Changes const next = changes(now, visit.block);
+
+      FragmentS tSrS;  // (MMA, MMA_M, MMA_N)
+      cute::clear(tSrS);
+      multiply(typename Traits::OperandQ(shared.tiles.q.data(), opaque(thread)),
+               typename Traits::OperandK(shared.tiles.k.data(), opaque(thread)), tSrS);
+      await_copies();  // the rest of this tile is there; all threads are done with Q and K
+      if (more) {
+        load_scores(here(visit.block), next);
+      }
+      take_probabilities(here(now), tSrS);
+
+      FragmentS tdPrdP;  // (MMA, MMA_M, MMA_N): dP + delta
+      start_with(shared.tiles.delta, tdPrdP);
+      multiply(typename Traits::OperandGradO(shared.tiles.grad_o.data(), opaque(thread)),
+               typename Traits::OperandV(shared.tiles.v.data(), opaque(thread)), tdPrdP);
+      await_copies();  // the next Q and K are there; all threads are done with the rest of this
+                       // tile
+      auto& tdSrdS = tSrS;  // (MMA, MMA_M, MMA_N)
+      CUTE_UNROLL
+      for (int i = 0; i < cute::size(tdSrdS); ++i) {
+        tdSrdS(i) *= tdPrdP(i);
+        if constexpr (kSums) {
+          tdBrdB(i) += tdSrdS(i);
+        }
+      }
+      // Now, when registers are free: the addresses of the copies would not find any before.
+      if (more) {
+        load_gradients(here(visit.block), next);
+      }
+      if constexpr (!kSums) {
+        Store::write(params, here(now), opaque(thread), tdSrdS);
+      }
+    }
+    if constexpr (kSums) {
+      store_sum(visit.block, tdBrdB);
+    }
+  }
+
+  // Waits at a barrier until all threads' copies have landed.
+  CUTE_DEVICE static void await_copies() {
+    cute::cp_async_wait<0>();
     __syncthreads();
   }
 
@@ -199,20 +214,39 @@ struct GradBiasKernel {
     gemm_smem(typename Traits::TiledMma{}, a.here(), b.here(), tCrC);
   }
 
-  // Start the copies of Q and K of a tile, or of dO and V. What lies outside becomes zeros.
-  CUTE_DEVICE void load_scores(ScoreBlock const& block, Sequence const& sequence) {
-    load_queries<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>(
-        params.q, params.q_stride, params.head_dim, block, sequence, shared.tiles.q);
-    load_keys<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>(
-        params.k, params.k_stride, params.head_dim, block, sequence, shared.tiles.k);
+  // Starts the copies of Q and K of a tile. What lies outside becomes zeros.
+  CUTE_DEVICE void load_scores(ScoreBlock const& block, Changes const& changed) {
+    Sequence const sequence = sequence_of(block);
+    if (changed.queries) {
+      load_queries<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>(
+          params.q, params.q_stride, params.head_dim, block, sequence, shared.tiles.q);
+    }
+    if (changed.keys) {
+      load_keys<typename Traits::GmemCopyQK, typename Traits::SmemLayoutK>(
+          params.k, params.k_stride, params.head_dim, block, sequence, shared.tiles.k);
+    }
     cute::cp_async_fence();
   }
-  CUTE_DEVICE void load_gradients(ScoreBlock const& block, Sequence const& sequence) {
-    load_queries<typename Traits::GmemCopyV, typename Traits::SmemLayoutGradO>(
-        params.grad_o, params.grad_o_stride, params.head_dim_v, block, sequence,
-        shared.tiles.grad_o);
-    load_keys<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>(
-        params.v, params.v_stride, params.head_dim_v, block, sequence, shared.tiles.v);
+
+  // Starts the copies of dO, V, LSE and delta, and of the bias.
+  CUTE_DEVICE void load_gradients(ScoreBlock const& block, Changes const& changed) {
+    Sequence const sequence = sequence_of(block);
+    if (changed.queries) {
+      load_queries<typename Traits::GmemCopyV, typename Traits::SmemLayoutGradO>(
+          params.grad_o, params.grad_o_stride, params.head_dim_v, block, sequence,
+          shared.tiles.grad_o);
+      load_numbers(block, sequence);
+    }
+    if (changed.keys) {
+      load_keys<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>(
+          params.v, params.v_stride, params.head_dim_v, block, sequence, shared.tiles.v);
+    }
+    if (has_bias_tiles(params, sequence)) {
+      Bias(shared.tiles.bias.data())
+          .template load<Traits::kThreads>(bias_of_head(params, block.batch, block.head),
+                                           params.bias.row_stride, sequence, block.m_block * kTileM,
+                                           block.n_block * kTileN, thread);
+    }
     cute::cp_async_fence();
   }
   template <class Copy, class Layout, class Buffer>
@@ -228,8 +262,7 @@ struct GradBiasKernel {
                              ScoreBlock const& block, Sequence const& sequence,
                              Buffer& buffer) const {
     int const n_begin = block.n_block * kTileN;
-    load<Copy, Layout>(tensor, stride, cols, block.batch,
-                       block.head / (params.heads / params.heads_kv), sequence.row_k + n_begin,
+    load<Copy, Layout>(tensor, stride, cols, block.batch, head_kv(block), sequence.row_k + n_begin,
                        sequence.seqlen_k - n_begin, buffer);
   }
   template <class Copy, class Layout, class Buffer>
@@ -242,105 +275,98 @@ struct GradBiasKernel {
                     head_tile<kTileRows, kTileCols>(static_cast<Element const*>(tensor), stride,
                                                     batch, head, row),
                     make_tensor(make_smem_ptr(buffer.data()), Layout{}),  // (ROWS, COLS)
-                    rows, cols, uint32_t(thread));
+                    rows, cols, uint32_t(opaque(thread)));
+  }
+
+  // The LSE, times log2(e), and delta of the rows of a tile. Those past the end of the sequence get
+  // zeros.
+  CUTE_DEVICE void load_numbers(ScoreBlock const& block, Sequence const& sequence) {
+    static_assert(Traits::kThreads >= 2 * kTileM, "each thread copies one LSE or delta");
+    int const row = thread % kTileM;
+    if (thread < 2 * kTileM) {
+      bool const is_lse = thread < kTileM;
+      int32_t const query = block.m_block * kTileM + row;
+      bool const inside = query < sequence.seqlen_q;
+      float const* const numbers = params.delta + (is_lse ? lse_size(params) : 0);
+      float& target = is_lse ? shared.tiles.lse[row] : shared.tiles.delta[row];
+      cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(
+          numbers[lse_index(params, sequence, block.batch, block.head, inside ? query : 0)], target,
+          inside);
+    }
   }
 
   // (ROWS, COLS) of an accumulator of S.
   CUTE_DEVICE static auto view(FragmentS& tSrS) {
     return cute::make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));
   }
-  // The (row, column) in the tile of each number of the accumulator.
-  CUTE_DEVICE auto coordinates() const {
-    using namespace cute;
-    Tensor tScS = typename Traits::TiledMma{}.get_slice(thread).partition_C(  // (MMA, MMA_M, MMA_N)
-        make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
-    return make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
-  }
 
-  // The LSE, times log2(e), and delta of this thread's rows. A row past the end of the sequence
-  // sees no key.
-  CUTE_DEVICE void load_numbers(ScoreBlock const& block, Sequence const& sequence,
-                                float (&lse)[kRows], float (&delta)[kRows]) const {
-    auto const cS = coordinates();  // (ROWS, COLS)
-    int64_t const first = lse_index(params, sequence, block.batch, block.head, 0);
-    CUTE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      int32_t const query = block.m_block * kTileM + int32_t(cute::get<0>(cS(row, 0)));
-      bool const inside = query < sequence.seqlen_q;
-      lse[row] = inside ? params.delta[lse_size(params) + first + query] : INFINITY;
-      delta[row] = inside ? params.delta[first + query] : 0.f;
-    }
+  // The row in the tile of each row of an accumulator: (ROWS).
+  CUTE_DEVICE auto tile_rows() const {
+    using namespace cute;
+    Tensor tScS = typename Traits::TiledMma{}
+                      .get_slice(opaque(thread))
+                      .partition_C(make_identity_tensor(
+                          Shape<Int<kTileM>, Int<kTileN>>{}));  // (MMA, MMA_M, MMA_N)
+    return make_tensor(tScS.data(), rows_and_columns(tScS.layout()))(_, _0{});
   }
 
   // Gives each number of a tile its row's number.
-  CUTE_DEVICE static void start_with(float const (&numbers)[kRows], FragmentS& fragment) {
-    auto rows = view(fragment);  // (ROWS, COLS)
+  CUTE_DEVICE void start_with(float const (&numbers)[kTileM], FragmentS& fragment) const {
+    auto rS = view(fragment);     // (ROWS, COLS)
+    auto const cS = tile_rows();  // (ROWS)
     CUTE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
+    for (int row = 0; row < cute::size<0>(rS); ++row) {
+      float const number = numbers[int(cute::get<0>(cS(row)))];
       CUTE_UNROLL
-      for (int col = 0; col < cute::size<1>(rows); ++col) {
-        rows(row, col) = numbers[row];
+      for (int col = 0; col < cute::size<1>(rS); ++col) {
+        rS(row, col) = number;
       }
     }
   }
 
   // Makes scores probabilities.
   //   tSrS  (MMA, MMA_M, MMA_N)
-  CUTE_DEVICE void take_probabilities(ScoreBlock const& block, Sequence const& sequence,
-                                      float const (&lse)[kRows], FragmentS& tSrS) const {
+  CUTE_DEVICE void take_probabilities(ScoreBlock const& block, FragmentS& tSrS) const {
+    using TiledMma = typename Traits::TiledMma;
+    Sequence const sequence = sequence_of(block);
     int32_t const m_begin = block.m_block * kTileM;
     QueryPacking const packing = unpacked_queries();
-    auto const tile =
-        make_score_tile<kTileM, kTileN>(typename Traits::TiledMma{}, thread, tSrS, sequence,
-                                        packing, m_begin, block.n_block * kTileN);
-    Scores::template add_terms<Element>(params, Scores::of_head(params, block.batch, block.head),
-                                        tile);
+    auto const tile = make_score_tile<kTileM, kTileN>(TiledMma{}, opaque(thread), tSrS, sequence,
+                                                      packing, m_begin, block.n_block * kTileN);
+    if (has_bias_tiles(params, sequence)) {
+      Bias(shared.tiles.bias.data())
+          .template add<TiledMma, false>(tSrS, 1.f / params.scale, opaque(thread));
+    } else {
+      Scores::template add_terms<Element>(params, Scores::of_head(params, block.batch, block.head),
+                                          tile);
+    }
     if (kv_tiles(sequence, m_begin, kTileM, kTileN).masked(block.n_block)) {
       mask_scores_by_side(tile);
     }
-    auto rS = view(tSrS);  // (ROWS, COLS)
+    if (m_begin + kTileM > sequence.seqlen_q) {
+      mask_missing_queries(tile);
+    }
+    auto rS = view(tSrS);         // (ROWS, COLS)
+    auto const cS = tile_rows();  // (ROWS)
+    bool const near = scores.all_near(rS);
     CUTE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      scores.begin(rS(row, cute::_), scores.all_near(rS), lse[row], NoTerms{});
+    for (int row = 0; row < cute::size<0>(rS); ++row) {
+      scores.begin(rS(row, cute::_), near, shared.tiles.lse[int(cute::get<0>(cS(row)))], NoTerms{});
     }
   }
 
-  // Sums what is left to sum of the tile, and writes it.
-  CUTE_DEVICE void store() {
-    using namespace cute;
-    __syncthreads();  // all threads are done with the tiles, whose place the sums take
-    Tensor sSum =     // (M, N)
-        make_tensor(make_smem_ptr(shared.sum.data()), typename Traits::SmemLayoutSum{});
-    Tensor tSum =  // (MMA, MMA_M, MMA_N)
-        typename Traits::TiledMma{}.get_slice(thread).partition_C(sSum);
-    CUTE_STATIC_ASSERT_V(shape(tSum) == shape(tdBrdB));
-    copy(tdBrdB, tSum);
-    __syncthreads();
-    BiasTensor const& grad = params.grad_bias;
-    bool const keeps_rows = grad.row_stride != 0, keeps_cols = grad.col_stride != 0;
-    int32_t const m_begin = blocks.first.m_block * kTileM, n_begin = blocks.first.n_block * kTileN;
-    int32_t const rows = keeps_rows ? min_of(kTileM, params.seqlen_q - m_begin) : 1;
-    int32_t const cols = keeps_cols ? min_of(kTileN, params.seqlen_k - n_begin) : 1;
-    int64_t const first = blocks.first.batch * grad.batch_stride +
-                          blocks.first.head * grad.head_stride + m_begin * grad.row_stride +
-                          int64_t(n_begin) * grad.col_stride;
-    for (int i = thread; i < rows * kTileN; i += Traits::kThreads) {
-      int32_t const row = i / kTileN, col = i % kTileN;
-      if (col >= cols) {
-        continue;
-      }
-      float sum = 0.f;
-      for (int32_t m = row; m < (keeps_rows ? row + 1 : kTileM); ++m) {
-        for (int32_t n = col; n < (keeps_cols ? col + 1 : kTileN); ++n) {
-          sum += sSum(m, n);
-        }
-      }
-      int64_t const index = first + row * grad.row_stride + col * grad.col_stride;
-      if (grad.is_float) {
-        static_cast<float*>(grad.data)[index] = sum;
-      } else {
-        static_cast<Element*>(grad.data)[index] = Element(sum);
-      }
+  // Writes the tile of the gradient that a visit adds to, or the sum of a part of it.
+  CUTE_DEVICE void store_sum(ScoreBlock const& block, FragmentS const& sum) {
+    TileShape const shape = grad_bias_shape(params.grad_bias, Traits::kTile);
+    bool const in_parts = schedule.parts > 1;
+    float* const target =
+        in_parts ? params.grad_bias_parts + int64_t(blockIdx.x) * (shape.m * shape.n) : nullptr;
+    if (shape.m * shape.n < kTileM * kTileN) {
+      Store::write_sums(params, block, target, thread, sum, shared.sum);
+    } else if (in_parts) {
+      Store::write_part(target, thread, sum);
+    } else {
+      Store::write(params, block, thread, sum);
     }
   }
 };

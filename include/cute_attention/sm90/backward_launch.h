@@ -68,6 +68,7 @@ struct BackwardWithSums {
   using Sums = typename BackwardFinish<Row>::Sums;
   static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
+  using GradBias = sm80::GradBiasLaunch<Row, kSharedMemoryBytes>;
 
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
@@ -76,6 +77,7 @@ struct BackwardWithSums {
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
     sizes->delta += 1;  // next_tile()
+    sizes->grad_bias_parts = GradBias::workspace(*params, *device);
     if (writes_grad_q(*params)) {
       sizes->grad_q_sum = 0;
       sizes->grad_q_turn = 0;
@@ -143,7 +145,7 @@ struct BackwardWithSums {
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
               p, sums);
     }
-    error = sm80::launch_grad_bias<Row>(p, device, stream);
+    error = GradBias::launch(p, *context->device, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;
   }
 

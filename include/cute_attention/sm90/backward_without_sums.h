@@ -89,6 +89,7 @@ struct BackwardWithoutSums {
   static constexpr int kBytesKv = int(sizeof(typename TraitsKv::SharedMemory));
   static constexpr int kBytesQ = int(sizeof(typename TraitsQ::SharedMemory));
   static constexpr int kSharedMemoryBytes = max_of(kBytesKv, kBytesQ);
+  using GradBias = sm80::GradBiasLaunch<Row, kSharedMemoryBytes>;
 
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
@@ -99,6 +100,7 @@ struct BackwardWithoutSums {
     sizes->delta += kCounters;
     sizes->grad_q_sum = 0;
     sizes->grad_q_turn = 0;
+    sizes->grad_bias_parts = GradBias::workspace(*params, *device);
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
@@ -158,7 +160,7 @@ struct BackwardWithoutSums {
       grad_sink<Row>
           <<<unsigned(p.heads), kSinkThreads, kSinkThreads / 32 * sizeof(float), stream>>>(p);
     }
-    error = sm80::launch_grad_bias<Row>(p, device, stream);
+    error = GradBias::launch(p, *context->device, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;
   }
 
