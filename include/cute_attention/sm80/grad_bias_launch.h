@@ -11,7 +11,8 @@ namespace cute_attention::sm80 {
 
 template <class Row, int kMaxBytes, bool kSums>
 __global__ void __launch_bounds__(GradBiasTraits<Row, kMaxBytes>::kThreads,
-                                  GradBiasTraits<Row, kMaxBytes>::template kCtas<kSums>)
+                                  kSums ? GradBiasTraits<Row, kMaxBytes>::kCtasOfSums
+                                        : GradBiasTraits<Row, kMaxBytes>::kCtas)
     grad_bias(CUTE_GRID_CONSTANT BackwardParams const params,
               CUTE_GRID_CONSTANT GradBiasSchedule const schedule) {
   using Kernel = GradBiasKernel<Row, kMaxBytes, kSums>;
@@ -87,7 +88,7 @@ struct GradBiasLaunch {
   template <class Traits>
   static GradBiasSchedule schedule(BackwardParams const& params, DeviceInfo const& device) {
     return grad_bias_schedule(params, Traits::kTile,
-                              int64_t(device.multiprocessors) * Traits::template kCtas<true>);
+                              int64_t(device.multiprocessors) * Traits::kCtasOfSums);
   }
 };
 

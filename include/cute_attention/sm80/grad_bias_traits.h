@@ -73,12 +73,11 @@ struct GradBiasTraits {
     cute::array_aligned<float, cute::cosize_v<SmemLayoutSum>, 128> sum;
   };
   static_assert(int(sizeof(SharedMemory)) <= kMaxBytes, "shared memory of a CTA");
-  // How many CTAs the registers of a multiprocessor must hold: two, if its shared memory does, and
-  // if no sums lie in registers beside S and dP: with them, 128 registers of a thread do not do.
-  template <bool kSums>
+  // How many CTAs the registers of a multiprocessor must hold: two, if its shared memory does. With
+  // sums in registers beside S and dP, 128 registers of a thread do not do.
   static constexpr int kCtas =
-      !kSums && 2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024 ? 2
-                                                                                              : 1;
+      2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024 ? 2 : 1;
+  static constexpr int kCtasOfSums = 1;
 };
 
 }  // namespace cute_attention::sm80
