@@ -93,8 +93,8 @@ struct TileWalk {
     cp_async_fence();
   }
 
-  // Starts the copy of a tile whose rows lie anywhere: row `row` begins at `row_pointer(row)`, or is
-  // to be zeros where that is null. Zeros also take the place of the columns from `cols` on.
+  // Starts the copy of a tile whose rows lie anywhere: row `row` begins at `row_pointer(row)`, or
+  // is to be zeros where that is null. Zeros also take the place of the columns from `cols` on.
   template <class RowPointer>
   CUTE_DEVICE void load_rows(RowPointer const& row_pointer, int cols, int thread) const {
     using namespace cute;
