@@ -59,7 +59,7 @@ enum class Form {
   Full,    // each argument by itself
   Brief,   // q, k, v and a text for the options: neither packed nor with a sink
   Packed,  // the same with packed sequences
-  Cached,  // k and v are a cache: CachedKeys of python/cute_attention/ops/cached_keys.py
+  Cached,  // k and v are a cache: attend_cache of python/cute_attention/ops/cache.py
 };
 
 Options spelled_options(Stack& stack) {

@@ -15,13 +15,13 @@
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
-#include "cute_attention/core/key_pages.h"
 #include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/page_lookup.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/core/sink.h"
 #include "cute_attention/core/work_tile.h"
@@ -191,7 +191,7 @@ struct ForwardKernel {
   template <bool kLast>
   CUTE_DEVICE void load_k(WalkK& walk, int n_block, int last_rows) const {
     if constexpr (kPlace == KeyPlace::Pages) {
-      walk.load_rows(rows_in_pages(params.k, params.k_stride, n_block), params.head_dim, thread);
+      load_pages(walk, params.k, params.k_stride, n_block, params.head_dim);
     } else {
       walk.template load<kLast>(params.k_stride.row, last_rows, params.head_dim, thread);
     }
@@ -199,7 +199,7 @@ struct ForwardKernel {
   template <bool kLast>
   CUTE_DEVICE void load_v(WalkV& walk, int n_block, int last_rows) const {
     if constexpr (kPlace == KeyPlace::Pages) {
-      walk.load_rows(rows_in_pages(params.v, params.v_stride, n_block), params.head_dim_v, thread);
+      load_pages(walk, params.v, params.v_stride, n_block, params.head_dim_v);
     } else {
       walk.template load<kLast>(params.v_stride.row, last_rows, params.head_dim_v, thread);
     }
@@ -212,21 +212,26 @@ struct ForwardKernel {
     return head + (sequence.row_k + n_block * kTileN) * stride.row;
   }
 
-  // For TileWalk::load_rows: where the rows of a tile of keys of K or V lie in pages. Null for keys
-  // that no query of the tile sees, and for those of a page that does not exist.
-  CUTE_DEVICE auto rows_in_pages(void const* tensor, Strides const& stride, int n_block) const {
-    return [this, tensor, &stride, n_block](int row) -> Element const* {
-      int const key = n_block * kTileN + row;
-      if (key < first_visible_key(sequence, m_begin) || key >= sequence.seqlen_k) {
+  // Starts the copy of a tile of keys of K or V from pages. Zeros take the place of keys past the
+  // sequence's end, of pages that no query of the tile sees, and of those that do not exist.
+  template <class Walk>
+  CUTE_DEVICE void load_pages(Walk& walk, void const* tensor, Strides const& stride, int n_block,
+                              int cols) const {
+    static_assert(kTileN / kPageRows <= 32, "a lane for each box");
+    int const n_begin = n_block * kTileN;
+    KeyRange const boxes =
+        key_boxes(sequence, first_visible_key(sequence, m_begin), n_begin, kTileN, kPageRows);
+    PageRow const of_lane = look_up_boxes(params, work.batch, boxes, n_begin, kPageRows);
+    auto const row_at = [&](int row) -> Element const* {
+      int const page = __shfl_sync(0xffffffffu, of_lane.page, row / kPageRows);
+      int const first = __shfl_sync(0xffffffffu, of_lane.row, row / kPageRows);
+      if (n_begin + row >= sequence.seqlen_k || uint32_t(page) >= uint32_t(params.cache.pages)) {
         return nullptr;
       }
-      PageRow const place = page_row(params.cache, cache_row(params, work.batch), key);
-      if (uint32_t(place.page) >= uint32_t(params.cache.pages)) {
-        return nullptr;
-      }
-      return row_pointer(static_cast<Element const*>(tensor), stride, place.page, head_kv,
-                         place.row);
+      return row_pointer(static_cast<Element const*>(tensor), stride, page, head_kv,
+                         first + row % kPageRows);
     };
+    walk.load_rows(row_at, cols, thread);
   }
 
   // An operand or a place in the P of shared memory, if P goes through it.

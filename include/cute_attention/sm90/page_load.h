@@ -3,7 +3,7 @@
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "cute_attention/core/key_pages.h"
+#include "cute_attention/core/page_lookup.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/tma_boxes.h"
 
@@ -22,14 +22,9 @@ template <int kTileN>
 CUTE_DEVICE int32_t page_of_lane(ForwardArguments const& arguments, ForwardTile const& tile,
                                  int32_t n_begin) {
   static_assert(kTileN / kPageRows <= 32, "a lane for each box");
-  KeyRange const boxes = boxes_of<kTileN>(arguments, tile, n_begin);
-  int32_t const lane = lane_of_warp();
-  if (lane < boxes.begin || lane >= boxes.end) {
-    return 0;
-  }
-  int32_t const key = n_begin + lane * arguments.box_rows_k;
-  int32_t const table_row = cache_row(arguments.params, tile.work.batch);
-  return page_row(arguments.params.cache, table_row, key).page;
+  return look_up_boxes(arguments.params, tile.work.batch,
+                       boxes_of<kTileN>(arguments, tile, n_begin), n_begin, arguments.box_rows_k)
+      .page;
 }
 
 // Starts the copies of a tile of kRows x kCols. All lanes of a warp call it with the pages that
