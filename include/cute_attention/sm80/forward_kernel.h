@@ -21,7 +21,6 @@
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/opaque.h"
-#include "cute_attention/core/page_lookup.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/core/sink.h"
 #include "cute_attention/core/work_tile.h"
@@ -31,12 +30,10 @@
 #include "cute_attention/sm80/forward_split.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/gemm.h"
+#include "cute_attention/sm80/page_load.h"
 #include "cute_attention/sm80/tile_walk.h"
 
 namespace cute_attention::sm80 {
-
-// Where the keys of a sequence lie: one after the other, or in the pages of a cache.
-enum class KeyPlace { Rows, Pages };
 
 template <class Row, KeyPlace kPlace>
 struct ForwardKernel {
@@ -212,26 +209,11 @@ struct ForwardKernel {
     return head + (sequence.row_k + n_block * kTileN) * stride.row;
   }
 
-  // Starts the copy of a tile of keys of K or V from pages. Zeros take the place of keys past the
-  // sequence's end, of pages that no query of the tile sees, and of those that do not exist.
   template <class Walk>
   CUTE_DEVICE void load_pages(Walk& walk, void const* tensor, Strides const& stride, int n_block,
                               int cols) const {
-    static_assert(kTileN / kPageRows <= 32, "a lane for each box");
-    int const n_begin = n_block * kTileN;
-    KeyRange const boxes =
-        key_boxes(sequence, first_visible_key(sequence, m_begin), n_begin, kTileN, kPageRows);
-    PageRow const of_lane = look_up_boxes(params, work.batch, boxes, n_begin, kPageRows);
-    auto const row_at = [&](int row) -> Element const* {
-      int const page = __shfl_sync(0xffffffffu, of_lane.page, row / kPageRows);
-      int const first = __shfl_sync(0xffffffffu, of_lane.row, row / kPageRows);
-      if (n_begin + row >= sequence.seqlen_k || uint32_t(page) >= uint32_t(params.cache.pages)) {
-        return nullptr;
-      }
-      return row_pointer(static_cast<Element const*>(tensor), stride, page, head_kv,
-                         first + row % kPageRows);
-    };
-    walk.load_rows(row_at, cols, thread);
+    PagedKeys{params, sequence, work.batch, head_kv, m_begin}.template load<kTileN>(
+        walk, static_cast<Element const*>(tensor), stride, n_block, cols, thread);
   }
 
   // An operand or a place in the P of shared memory, if P goes through it.
