@@ -60,18 +60,16 @@ void check_tile(Problem const& p, Table const& table, int m_begin, int tile_m, i
     KeyRange const boxes = key_boxes(sequence, first, n_begin, tile_n, rows);
     check(0 <= boxes.begin && boxes.begin < boxes.end && boxes.end <= tile_n / rows,
           "a tile that is visited has boxes");
-    int row = (n_begin + boxes.begin * rows) % p.page_size;
     for (int box = boxes.begin; box < boxes.end; ++box) {
       int const key = n_begin + box * rows;
       PageRow const place = page_row(table.cache, 1, key);
       check(place.page != kNoEntry, "an entry that the sequence does not need is not read");
-      check_equal(place.row, row, "row of a box");
+      check_equal(place.row, key % p.page_size, "row of a box");
       for (int i = 0; i < rows; ++i) {
         check_equal(place.page, (key + i) < p.seqlen_k ? table.page(key + i) : place.page, "page");
         check(place.row + i < p.page_size && (key + i) % p.page_size == place.row + i, "row");
         loaded.insert(key + i);
       }
-      row = row_of_next_box(row, rows, p.page_size);
     }
   }
   for (int query = m_begin; query < std::min(m_begin + tile_m, p.seqlen_q); ++query) {

@@ -37,11 +37,6 @@ constexpr int32_t page_box_rows(int32_t page_size, int32_t tile_n) {
   return page_size == 0 ? tile_n : page_box_rows(tile_n % page_size, page_size);
 }
 
-// The row of its page at which a box begins, if the box before it begins at `row`.
-CUTE_HOST_DEVICE constexpr int32_t row_of_next_box(int32_t row, int32_t rows, int32_t page_size) {
-  return row + rows == page_size ? 0 : row + rows;
-}
-
 // Boxes or rows [begin, end) of a tile of keys.
 struct KeyRange {
   int32_t begin;

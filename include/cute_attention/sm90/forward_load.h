@@ -104,16 +104,16 @@ struct ForwardLoad {
   // Whether keys lie in pages.
   CUTE_DEVICE bool in_pages() const { return kReadsCache && has_pages(arguments.params); }
 
-  // The page of this lane's box of a KV tile, where keys lie in pages. It is read before the wait
+  // Where this lane's box of a KV tile lies, where keys lie in pages. It is read before the wait
   // for a buffer, and so is there when the wait is over.
-  CUTE_DEVICE int32_t look_up(ForwardTile const& tile, int32_t n_block) const {
-    return in_pages() ? page_of_lane<kTileN>(arguments, tile, n_block * kTileN) : 0;
+  CUTE_DEVICE PageRow look_up(ForwardTile const& tile, int32_t n_block) const {
+    return in_pages() ? look_up_tile<kTileN>(arguments, tile, n_block * kTileN) : PageRow{};
   }
 
   // Starts the copies of a KV tile of K or V.
   template <int kCols, int kBox>
   CUTE_DEVICE void copy_keys(CUtensorMap const& map, ForwardTile const& tile,
-                             TileOrigin const& origin, int32_t n_block, int32_t page,
+                             TileOrigin const& origin, int32_t n_block, PageRow const& page,
                              Element* buffer, uint64_t& full) {
     if (in_pages()) {
       load_pages<kTileN, kCols, kBox>(arguments, map, tile, origin.head, n_block * kTileN, page,
@@ -127,7 +127,7 @@ struct ForwardLoad {
 
   // K, and the bias of the scores that it gives.
   CUTE_DEVICE void load_k(ForwardTile const& tile, Origins const& from, int32_t n_block) {
-    int32_t const page = look_up(tile, n_block);
+    PageRow const page = look_up(tile, n_block);
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
     if constexpr (Traits::kBiasTiles) {
       if (leader) {
@@ -165,7 +165,7 @@ struct ForwardLoad {
     Element* const buffer =
         shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element)));
     uint64_t* const full = &shared.value_full[ring_v.stage];
-    int32_t const page = look_up(tile, n_block);
+    PageRow const page = look_up(tile, n_block);
     Barrier::wait(&shared.value_empty[ring_v.stage], ring_v.parity ^ 1);
     KeyRange const rows = rows_with_values(tile, n_block);
     bool const mend = rows.begin > 0 || rows.end < kTileN;

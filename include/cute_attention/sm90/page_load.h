@@ -17,46 +17,42 @@ CUTE_DEVICE KeyRange boxes_of(ForwardArguments const& arguments, ForwardTile con
                    arguments.box_rows_k);
 }
 
-// The lanes of a warp look up the pages of such a tile together: lane i gets that of box i.
+// The lanes of a warp look up where such a tile lies: lane i gets where its box i begins.
 template <int kTileN>
-CUTE_DEVICE int32_t page_of_lane(ForwardArguments const& arguments, ForwardTile const& tile,
+CUTE_DEVICE PageRow look_up_tile(ForwardArguments const& arguments, ForwardTile const& tile,
                                  int32_t n_begin) {
   static_assert(kTileN / kPageRows <= 32, "a lane for each box");
   return look_up_boxes(arguments.params, tile.work.batch,
-                       boxes_of<kTileN>(arguments, tile, n_begin), n_begin, arguments.box_rows_k)
-      .page;
+                       boxes_of<kTileN>(arguments, tile, n_begin), n_begin, arguments.box_rows_k);
 }
 
-// Starts the copies of a tile of kRows x kCols. All lanes of a warp call it with the pages that
-// they have looked up. What TMA finds in a page that does not exist are zeros.
-//   kBox    columns of a box
-//   map     of [pages, page_size, heads_kv, kCols]
-//   leader  one of the lanes
+// Starts the copies of a tile of kRows x kCols, each lane those of its box. All lanes of a warp
+// call it with what they have looked up. What TMA finds in a page that does not exist are zeros.
+//   kBox     columns of a box
+//   map      of [pages, page_size, heads_kv, kCols]
+//   of_lane  look_up_tile()
+//   leader   one of the lanes
 template <int kRows, int kCols, int kBox, class Element>
 CUTE_DEVICE void load_pages(ForwardArguments const& arguments, CUtensorMap const& map,
                             ForwardTile const& tile, int32_t head_kv, int32_t n_begin,
-                            int32_t page_of_lane, Element* buffer, uint64_t& full, bool leader) {
+                            PageRow const& of_lane, Element* buffer, uint64_t& full, bool leader) {
   using Boxes = TmaBoxes<kRows, kCols, kBox>;
-  int32_t const rows = arguments.box_rows_k, page_size = arguments.params.cache.page_size;
+  int32_t const rows = arguments.box_rows_k, lane = lane_of_warp();
   KeyRange const boxes = boxes_of<kRows>(arguments, tile, n_begin);
   if (leader) {
     Barrier::arrive_and_expect_tx(
         &full, uint32_t((boxes.end - boxes.begin) * rows * kCols * int(sizeof(Element))));
   }
-  int32_t row = (n_begin + boxes.begin * rows) % page_size;
-#pragma unroll 1
-  for (int32_t i = boxes.begin; i < boxes.end; ++i) {
-    int32_t const page = __shfl_sync(0xffffffffu, page_of_lane, i);
-    if (leader) {
-#pragma unroll 1
-      for (int box = 0; box < Boxes::kCount; ++box) {
-        cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                     buffer + Boxes::offset(box) + i * rows * Boxes::kCols,
-                                     Boxes::col(box), 0, row, head_kv, page);
-      }
+  __syncwarp();  // the bytes are expected before they come
+  if (lane >= boxes.begin && lane < boxes.end) {
+    CUTE_UNROLL
+    for (int box = 0; box < Boxes::kCount; ++box) {
+      cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                   buffer + Boxes::offset(box) + lane * rows * Boxes::kCols,
+                                   Boxes::col(box), 0, of_lane.row, head_kv, of_lane.page);
     }
-    row = row_of_next_box(row, rows, page_size);
   }
+  __syncwarp();
 }
 
 }  // namespace cute_attention::sm90
