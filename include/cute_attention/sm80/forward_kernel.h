@@ -5,6 +5,8 @@
 //   cp.async   Q K(n)  | V(n)                | K(n-1)   | V(n-1) ...
 //   MMA                | S = Q K^T | softmax | O += P V | S = Q K^T ...
 //
+// A bias has one buffer, too, and is copied with K.
+//
 // On an NVIDIA H200 an MMA occupies its quarter of a multiprocessor for 6 clocks, and every other
 // instruction for about one clock, also where it stands between MMAs. So the kernel is written to
 // issue few instructions.
@@ -126,6 +128,7 @@ struct ForwardKernel {
     }
 
     load_q();
+    load_bias(tiles.end - 1);
     load_k<true>(walk_k, last_rows);
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
       bool const last = n_block == tiles.end - 1;
@@ -147,6 +150,7 @@ struct ForwardKernel {
       }
       await_copies();  // V(n), and P of all warps, are there; all threads are done with K(n)
       if (n_block > tiles.begin) {
+        load_bias(n_block - 1);
         load_k<false>(walk_k, last_rows);
       }
       multiply_values(mma, p, v, dropout_rows, n_block, tPrP, tOrO);
@@ -178,6 +182,35 @@ struct ForwardKernel {
   template <bool kLast>
   CUTE_DEVICE void load_v(WalkV& walk, int last_rows) const {
     walk.template load<kLast>(params.v_stride.row, last_rows, params.head_dim_v, thread);
+  }
+
+  // Starts the copies of a tile of the bias; load_k() then completes the group.
+  CUTE_DEVICE void load_bias(int n_block) {
+    if constexpr (Traits::kHasBias) {
+      if (has_bias_tiles(params, sequence)) {
+        typename Traits::Bias(shared.bias.data())
+            .template load<Traits::kThreads>(
+                bias_of_head(params, opaque(work.batch), opaque(work.head)), params.bias.row_stride,
+                sequence, opaque(m_begin), n_block * kTileN, opaque(thread));
+      }
+    }
+  }
+
+  // Adds the terms of the modifiers to the scores of a tile.
+  //   score_tile()  describes the scores (score_tile.h)
+  //   tSrS          (MMA, MMA_M, MMA_N)
+  template <class TiledMma, class ScoreTileOf, class Terms, class Scores>
+  CUTE_DEVICE void add_terms(TiledMma const&, ScoreTileOf const& score_tile, Terms const& terms,
+                             Scores& tSrS) {
+    if constexpr (Traits::kHasBias) {
+      if (has_bias_tiles(params, sequence)) {
+        typename Traits::Bias(shared.bias.data())
+            .template add<TiledMma, false>(tSrS, 1.f / Modifiers::exponent_scale(params),
+                                           opaque(thread));
+        return;
+      }
+    }
+    Modifiers::Terms::template add<Element>(params, score_tile(), terms);
   }
 
   // The first row of a tile of keys of K or V.
@@ -219,7 +252,7 @@ struct ForwardKernel {
     };
     modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(
         modifiers, rS, masked, [&] { mask_scores(score_tile()); },
-        [&] { Modifiers::Terms::template add<Element>(params, score_tile(), terms); });
+        [&] { add_terms(mma, score_tile, terms, tSrS); });
     if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
       scale_rows(rO, factors);
     }

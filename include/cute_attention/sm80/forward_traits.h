@@ -18,6 +18,7 @@
 #include <cute/atom/mma_atom.hpp>
 
 #include "cute_attention/element.h"
+#include "cute_attention/sm80/bias_tile.h"
 #include "cute_attention/sm80/row_exchange.h"
 
 namespace cute_attention::sm80 {
@@ -96,6 +97,7 @@ struct ForwardTraits {
   using SmemLayoutVt = SmemTileTransposed<kTileN, kHeadDimV>;
   using SmemLayoutO = SmemTile<kTileM, kHeadDimV>;
   using SmemLayoutP = SmemTile<kTileM, kTileN>;
+  using Bias = BiasTile<Element, SmemTile<kTileM, kTileN>, kSwizzleCols<kTileN>>;
 
   // This cp.async writes zeros instead of a vector that lies outside the tensor, so that no MMA
   // reads garbage.
@@ -130,7 +132,10 @@ struct ForwardTraits {
     RowExchange<kTileM, kWarpsM, kWarpsN> rows;
   };
   struct Nothing {};
-  struct SharedMemory : Tiles, std::conditional_t<(kWarpsN > 1), Exchange, Nothing> {};
+  static constexpr bool kHasBias = (kKey.score_mods & score_mods::Bias) != 0;
+  struct SharedMemory : Tiles,
+                        std::conditional_t<(kWarpsN > 1), Exchange, Nothing>,
+                        BiasBuffer<kHasBias, Element, kTileM * kTileN> {};
 
   // How many CTAs the registers of a multiprocessor must hold: as many as make 12 warps, if S and O
   // take at most 128 registers of a thread (the rest needs at most 40), and if the 228 KB of shared
