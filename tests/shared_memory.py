@@ -70,7 +70,8 @@ def tile_bytes(row: TableRow) -> int:
         # Warps that have the same queries exchange P, and one number for each row.
         warps_along_n = row.warps // min(row.warps, row.tile_m // 32)
         shared = row.tile_m * (2 * row.tile_n + 4 * warps_along_n) if warps_along_n > 1 else 0
-        return 2 * (max(q, o) + row.stages * k_and_v) + shared
-    # dS has one buffer, and so has P if warps exchange it.
+        bias = 2 * scores if "bias" in row.score_mods else 0
+        return 2 * (max(q, o) + row.stages * k_and_v) + shared + bias
+    # dS has one buffer, and so has P if warps exchange it. A bias lies where P will.
     warps_along_m = row.warps // (row.tile_n // 32)
     return backward + 2 * scores * (1 if warps_along_m == 1 else 2)

@@ -12,6 +12,7 @@
 // dS^T that a warp has in registers; the parts of "others" it reads from shared memory. With one
 // stage the first barrier stands before S^T. Then the copies of Q and dO of step t + 1 can only
 // start when all products that read Q and dO of step t are done: behind another barrier, before dQ.
+// A bias takes two barriers more (backward_bias.h).
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
@@ -26,6 +27,7 @@
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/pending_sums.h"
 #include "cute_attention/core/query_packing.h"
+#include "cute_attention/sm80/backward_bias.h"
 #include "cute_attention/sm80/backward_load.h"
 #include "cute_attention/sm80/backward_operand.h"
 #include "cute_attention/sm80/backward_store.h"
@@ -139,6 +141,7 @@ struct BackwardKernel {
                                        Shape<Int<kTileM>, Int<kHeadDim>>{});
     load.keys(tile, n_begin);
     load.queries(step, 0);
+    load_bias(step);
     if constexpr (kStages == 2) {
       await_loads();
     }
@@ -162,6 +165,11 @@ struct BackwardKernel {
         if (t + 1 < count) {
           load.queries(next, 0);
         }
+      } else if (Scores::kTermsInScores) {
+        __syncthreads();  // all threads are done with P
+      }
+      if (t + 1 < count) {
+        load_bias(next);
       }
       grad_queries(step, tdQrdQ);
       step = next;
@@ -211,11 +219,7 @@ struct BackwardKernel {
   CUTE_DEVICE void multiply_values(Step const& step, int stage, ScoresT& tSrS, ScoresT& tdPrdP,
                                    LoadNext&& load_next) {
     using namespace cute;
-    if constexpr (Scores::kTermsInScores) {
-      QueryPacking const packing = unpacked_queries();
-      Scores::template add_terms<Element>(params, Scores::of_head(params, tile.batch, step.head),
-                                          score_tile(step, tSrS, packing));
-    }
+    add_terms(step, tSrS);
     auto product = smem_product<typename Traits::TiledMmaS>(
         typename Operands::V(addresses.k, offsetof(Tiles, v)),
         typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),
@@ -250,6 +254,35 @@ struct BackwardKernel {
     });
     if constexpr (!Scores::kMasksFirst) {
       mask(step, tSrS);
+    }
+  }
+
+  // Starts the copies of the bias of a step, where P of the last step was.
+  CUTE_DEVICE void load_bias(Step const& step) {
+    if constexpr (Scores::kTermsInScores) {
+      BackwardBias<Traits>::load(params, sequence, tile.batch, step, n_begin, shared.p,
+                                 opaque(thread));
+    }
+  }
+
+  // Adds the bias of a step to its scores.
+  //   tSrS  (MMA, MMA_N, MMA_M)
+  template <class ScoresT>
+  CUTE_DEVICE void add_terms(Step const& step, ScoresT& tSrS) {
+    if constexpr (Scores::kTermsInScores) {
+      if (has_bias_tiles(params, sequence)) {
+        if constexpr (kStages == 2) {
+          await_loads();  // the bias is there
+        }
+        BackwardBias<Traits>::add(params, shared.p, opaque(thread), tSrS);
+      } else {
+        QueryPacking const packing = unpacked_queries();
+        Scores::template add_terms<Element>(params, Scores::of_head(params, tile.batch, step.head),
+                                            score_tile(step, tSrS, packing));
+      }
+      if constexpr (kStages == 1) {
+        __syncthreads();  // all threads have read the bias, whose place P takes
+      }
     }
   }
 

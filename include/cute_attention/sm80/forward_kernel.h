@@ -6,6 +6,8 @@
 //   cp.async   Q K(n)  | V(n)                | K(n-1)   | V(n-1) ...
 //   MMA                | S = Q K^T | softmax | O += P V | S = Q K^T ...
 //
+// A bias has one buffer, too, and is copied with K.
+//
 // On an NVIDIA H200 an MMA occupies its quarter of a multiprocessor for 6 clocks, and every other
 // instruction for about one clock, also where it stands between MMAs. So the kernel is written to
 // issue few instructions.
@@ -146,7 +148,10 @@ struct ForwardKernel {
 
     // Each starts the copy of the next tile.
     int next_k = tiles.end - 1, next_v = next_k;
-    auto const keys = [&](auto is_last) { load_k<is_last>(walk_k, next_k--, last_rows); };
+    auto const keys = [&](auto is_last) {
+      load_bias(next_k);
+      load_k<is_last>(walk_k, next_k--, last_rows);
+    };
     auto const values = [&](auto is_last) { load_v<is_last>(walk_v, next_v--, last_rows); };
     load_q();
     Schedule::begin(keys, values);
@@ -202,6 +207,35 @@ struct ForwardKernel {
     }
   }
 
+  // Starts the copies of a tile of the bias; load_k() then completes the group.
+  CUTE_DEVICE void load_bias(int n_block) {
+    if constexpr (Traits::kHasBias) {
+      if (has_bias_tiles(params, sequence)) {
+        typename Traits::Bias(shared.bias.data())
+            .template load<Traits::kThreads>(
+                bias_of_head(params, opaque(work.batch), opaque(work.head)), params.bias.row_stride,
+                sequence, opaque(m_begin), n_block * kTileN, opaque(thread));
+      }
+    }
+  }
+
+  // Adds the terms of the modifiers to the scores of a tile.
+  //   score_tile()  describes the scores (score_tile.h)
+  //   tSrS          (MMA, MMA_M, MMA_N)
+  template <class TiledMma, class ScoreTileOf, class Terms, class Scores>
+  CUTE_DEVICE void add_terms(TiledMma const&, ScoreTileOf const& score_tile, Terms const& terms,
+                             Scores& tSrS) {
+    if constexpr (Traits::kHasBias) {
+      if (has_bias_tiles(params, sequence)) {
+        typename Traits::Bias(shared.bias.data())
+            .template add<TiledMma, false>(tSrS, 1.f / Modifiers::exponent_scale(params),
+                                           opaque(thread));
+        return;
+      }
+    }
+    Modifiers::Terms::template add<Element>(params, score_tile(), terms);
+  }
+
   // The first row of a tile of keys of K or V, where they are not in pages.
   CUTE_DEVICE Element const* key_tile(void const* tensor, Strides const& stride, int n_block) {
     auto const* const head = row_pointer(static_cast<Element const*>(tensor), stride,
@@ -248,7 +282,7 @@ struct ForwardKernel {
     };
     modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(
         modifiers, rS, masked, [&] { mask_scores(score_tile()); },
-        [&] { Modifiers::Terms::template add<Element>(params, score_tile(), terms); });
+        [&] { add_terms(mma, score_tile, terms, tSrS); });
     if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
       scale_rows(rO, factors);
     }

@@ -18,6 +18,7 @@
 #include <cute/atom/mma_atom.hpp>
 
 #include "cute_attention/element.h"
+#include "cute_attention/sm80/bias_tile.h"
 #include "cute_attention/sm80/row_exchange.h"
 #include "cute_attention/study.h"
 
@@ -122,6 +123,8 @@ struct ForwardTraits {
   using SmemLayoutO = SmemTile<kTileM, kHeadDimV, Study::kSwizzle>;
   using SmemLayoutP = SmemTile<kTileM, kTileN, Study::kSwizzle>;
 
+  using Bias = BiasTile<Element, SmemTile<kTileM, kTileN>, kSwizzleCols<kTileN>>;
+
   static constexpr uint32_t kBytesK = cute::cosize_v<SmemLayoutK> * sizeof(Element);  // of a stage
   static constexpr uint32_t kBytesV = cute::cosize_v<SmemLayoutV> * sizeof(Element);  // of a stage
 
@@ -158,10 +161,13 @@ struct ForwardTraits {
     RowExchange<kTileM, kWarpsM, kWarpsN> rows;
   };
   struct Nothing {};
+  static constexpr bool kHasBias = (kKey.score_mods & score_mods::Bias) != 0;
+  // A tile of the bias has one buffer, which the next one may overwrite when K has been read.
+  static_assert(!kHasBias || kStages == 1, "one buffer of the bias");
   struct SharedMemory : Tiles,
                         std::conditional_t<kSharesKeys, Exchange,
-                                           std::conditional_t<kPInSharedMemory, TileOfP, Nothing>> {
-  };
+                                           std::conditional_t<kPInSharedMemory, TileOfP, Nothing>>,
+                        BiasBuffer<kHasBias, Element, kTileM * kTileN> {};
 
   // How many CTAs the registers of a multiprocessor must hold: as many as make 12 warps, if S and O
   // take at most 128 registers of a thread (the rest needs at most 40), and if the 228 KB of shared
