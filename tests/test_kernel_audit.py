@@ -118,8 +118,8 @@ def number_of_kernels(row: rows.TableRow) -> int:
     grad_bias = 3 * has_bias
     # The main kernel of sm90 twice: with tiles of the bias by TMA, and without.
     of_bias = has_bias if row.arch == "sm90" else 0
-    if row.direction == "forward":  # sm80 has one more for keys in pages
-        return 1 + of_bias + int(row.arch == "sm80" and reads_cache(row))
+    if row.direction == "forward":  # one more for keys in a cache, on sm80 for those in pages
+        return 1 + of_bias + int(reads_cache(row))
     if has_two_kernels(row):
         return 5 + grad_bias  # prepare, grad_kv, grad_kv_sum, grad_q, grad_sink
     if row.arch == "sm90" and not row.score_mods:

@@ -29,12 +29,12 @@ CUTE_DEVICE Sequence load_sequence(Params const& params, int32_t batch) {
   return make_sequence(seqlen_q, seqlen_k, row_q, row_k, params.window_left, params.window_right);
 }
 
-// The same for the forward kernels of a row, whose keys may lie in a cache.
-template <class Row>
+// The same for a forward kernel, whose keys may lie in a cache if kReadsCache.
+template <bool kReadsCache>
 CUTE_DEVICE Sequence load_sequence_of(ForwardParams const& params, int32_t batch) {
   Sequence const sequence = load_sequence(params, batch);
   KeyCache const& cache = params.cache;
-  if (!reads_cache(Row::kKey.score_mods) || cache.seqused_k == nullptr) {
+  if (!kReadsCache || cache.seqused_k == nullptr) {
     return sequence;
   }
   // Nothing is read that there is no room for, whatever the lengths say.

@@ -78,7 +78,7 @@ struct ForwardKernel {
         shared(shared),
         work(work),
         head_kv(work.head / (params.heads / params.heads_kv)),
-        sequence(load_sequence_of<Row>(params, work.batch)),
+        sequence(load_sequence_of<reads_cache(Row::kKey.score_mods)>(params, work.batch)),
         m_begin(work.m_block * kTileM),
         thread(int(threadIdx.x)) {}
 

@@ -7,6 +7,7 @@
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/bias_map.h"
+#include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/forward_kernel.h"
 #include "cute_attention/sm90/tensor_map.h"
 
@@ -35,6 +36,11 @@ struct ForwardLaunch {
     if constexpr (Traits::kBiasTiles) {
       if (!tma_loads_bias(*static_cast<ForwardParams const*>(params))) {
         return ForwardLaunch<BiasFromGlobal<Row>>::launch(params, context);
+      }
+    }
+    if constexpr (kHasCacheKernel<Row>) {
+      if (static_cast<ForwardParams const*>(params)->cache.seqused_k != nullptr) {
+        return ForwardLaunch<CachedKeys<Row>>::launch(params, context);
       }
     }
     ForwardArguments arguments;

@@ -4,6 +4,7 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 
+#include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
 #include "cute_attention/sm90/page_load.h"
@@ -17,7 +18,7 @@ struct ForwardLoad {
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
   static constexpr int kTileN = Traits::kTileN;
-  static constexpr bool kReadsCache = reads_cache(Row::kKey.score_mods);
+  static constexpr bool kReadsCache = sm90::kReadsCache<Row>;
 
   ForwardArguments const& arguments;
   SharedMemory& shared;
@@ -76,13 +77,17 @@ struct ForwardLoad {
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {
     Origins const from = origins(tile);
     int32_t const last = tile.kv.end - 1;
-    load_k(tile, from, last);
-    load_q(from.q);
-    for (int32_t n_block = last - 1; n_block >= tile.kv.begin; --n_block) {
-      load_k(tile, from, n_block);
-      load_v(tile, from.kv, n_block + 1);
+    // One place for each load: what is inlined twice takes twice the instruction cache.
+    for (int32_t n_block = last; n_block >= tile.kv.begin - 1; --n_block) {
+      if (n_block >= tile.kv.begin) {
+        load_k(tile, from, n_block);
+      }
+      if (n_block == last) {
+        load_q(from.q);
+      } else {
+        load_v(tile, from.kv, n_block + 1);
+      }
     }
-    load_v(tile, from.kv, tile.kv.begin);
   }
 
   CUTE_DEVICE void load_q(TileOrigin const& origin) {
@@ -149,8 +154,7 @@ struct ForwardLoad {
   // hold NaN, as may the buffer where no page was loaded, and 0 * NaN is NaN.
   CUTE_DEVICE KeyRange rows_with_values(ForwardTile const& tile, int32_t n_block) const {
     ForwardParams const& params = arguments.params;
-    bool const cached = kReadsCache && params.cache.seqused_k != nullptr;
-    if (params.cu_seqlens_k == nullptr && !cached) {
+    if (params.cu_seqlens_k == nullptr && !kReadsCache) {
       return {0, kTileN};
     }
     int32_t const begin = in_pages() ? boxes_of<kTileN>(arguments, tile, n_block * kTileN).begin *

@@ -6,6 +6,7 @@
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
 #include "cute_attention/sm90/barrier.h"
+#include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/warpgroup.h"
 
@@ -39,8 +40,11 @@ struct TileWalk {
       tile.m_begin = -1;
       return false;
     }
-    int32_t const index = work.head / params.num_splits;
-    int32_t const split = work.head % params.num_splits;
+    int32_t index = work.head, split = 0;
+    if (has_splits(params)) {  // divisions take long
+      index = work.head / params.num_splits;
+      split = work.head - index * params.num_splits;
+    }
     work.head = packing.first_head(index);
     int32_t const queries = packing.queries(kTileM);
     int32_t const m_begin = work.m_block * queries;
@@ -48,11 +52,13 @@ struct TileWalk {
     tile.heads = packing.heads(index);
     tile.split = split;
     tile.m_begin = m_begin;
-    Sequence const sequence = load_sequence_of<Row>(params, work.batch);
+    Sequence const sequence = load_sequence_of<kReadsCache<Row>>(params, work.batch);
     tile.sequence = sequence;
     written();
-    KvTiles const kv =
-        split_tiles(kv_tiles(sequence, m_begin, queries, kTileN), split, params.num_splits);
+    KvTiles kv = kv_tiles(sequence, m_begin, queries, kTileN);
+    if (has_splits(params)) {
+      kv = split_tiles(kv, split, params.num_splits);
+    }
     tile.kv = kv;
     CUTE_UNROLL
     for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
