@@ -75,9 +75,19 @@ def fields(pointers: str, strides: str, last: str, biases: str) -> list[tuple[st
     ]
 
 
+class KeyCache(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("seqused_k", "leftpad_k", "batch_idx")),
+        ("block_table", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("pages_per_sequence", "page_size", "pages")),
+    ]
+
+
 class ForwardParams(ctypes.Structure):
     _fields_ = [
         *fields("q k v o lse cu_seqlens_q cu_seqlens_k", "q k v o", "next_tile sink", "bias"),
+        ("cache", KeyCache),
         ("split_workspace", ctypes.c_void_p),
         ("num_splits", ctypes.c_int32),
     ]

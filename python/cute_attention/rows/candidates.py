@@ -44,6 +44,7 @@ def row_of(columns: TableRow) -> Row:
     """The row with these columns, under the name that they give it."""
     values = dataclasses.asdict(columns)
     del values["name"]
+    values |= values.pop("study")
     return Row(**values)
 
 
