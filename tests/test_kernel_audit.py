@@ -134,8 +134,8 @@ def test_object_file_holds_the_kernels_of_its_row(row):
 
 
 def warps_of(row: rows.TableRow, kernel: str) -> int:
-    """Of a CTA. The kernels for the gradient of a bias have tiles of their own. The one of sm90 that
-    reads a bias from global memory has at most two consumer warpgroups."""
+    """Of a CTA. The kernels for the gradient of a bias have tiles of their own. The one of sm90
+    that reads a bias from global memory has at most two consumer warpgroups."""
     if "grad_bias" in kernel:
         return 8
     return min(row.warps, 12) if "14BiasFromGlobal" in kernel else row.warps

@@ -170,10 +170,11 @@ struct ForwardTraits {
                         BiasBuffer<kHasBias, Element, kTileM * kTileN> {};
 
   // How many CTAs the registers of a multiprocessor must hold: as many as make 12 warps, if S and O
-  // take at most 128 registers of a thread (the rest needs at most 40, but with a bias more), and if
-  // the 228 KB of shared memory of the largest chips hold the tiles of so many CTAs. Else as many as
-  // make 8 warps. More warps hide more latency: on an NVIDIA H200 at head dim 64, 4096 tokens, full,
-  // three CTAs with tiles of 128 x 64 reach 361 TFLOP/s, two CTAs with tiles of 128 x 128 reach 357.
+  // take at most 128 registers of a thread (the rest needs at most 40, but with a bias more), and
+  // if the 228 KB of shared memory of the largest chips hold the tiles of so many CTAs. Else as
+  // many as make 8 warps. More warps hide more latency: on an NVIDIA H200 at head dim 64, 4096
+  // tokens, full, three CTAs with tiles of 128 x 64 reach 361 TFLOP/s, two CTAs with tiles of 128 x
+  // 128 reach 357.
   static constexpr int kAccumulators = kTileM * (kTileN + kHeadDimV) / kThreads;
   static constexpr bool kTwelveWarps =
       kAccumulators <= 128 && !kHasBias &&
