@@ -3,8 +3,8 @@
 //
 // Each thread reads the numbers of its own scores from global memory, in any layout: in their own
 // type, with dimensions that are repeated. Numbers of the same rows that lie side by side come from
-// the L1 cache. The sm90 kernels do so only where they cannot read faster (sm90/bias_tiles.h,
-// sm90/bias_words.h).
+// the L1 cache. Kernels do so only where they cannot read faster (sm80/bias_tile.h,
+// sm90/bias_tiles.h, sm90/bias_words.h).
 #pragma once
 
 #include <cute/tensor.hpp>
