@@ -302,9 +302,10 @@ struct GradBiasKernel {
   // The row in the tile of each row of an accumulator: (ROWS).
   CUTE_DEVICE auto tile_rows() const {
     using namespace cute;
-    typename Traits::TiledMma mma;
-    Tensor tScS = mma.get_slice(opaque(thread))  // (MMA, MMA_M, MMA_N)
-                      .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
+    Tensor tScS = typename Traits::TiledMma{}
+                      .get_slice(opaque(thread))
+                      .partition_C(make_identity_tensor(
+                          Shape<Int<kTileM>, Int<kTileN>>{}));  // (MMA, MMA_M, MMA_N)
     return make_tensor(tScS.data(), rows_and_columns(tScS.layout()))(_, _0{});
   }
 
