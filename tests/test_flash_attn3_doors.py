@@ -157,14 +157,37 @@ def test_private_functions() -> None:
     torch.testing.assert_close(packed.view_as(out), out, **CLOSE)
 
 
-def test_fp8_is_refused_in_words() -> None:
-    q, k, v = tensors((1, 2, 2, 8), (1, 2, 2, 8), (1, 2, 2, 8))
-    scale = torch.ones(1, 2)
-    with pytest.raises(NotImplementedError, match="flash_attn_func: k_descale is given"):
-        flash_attn_func(q, k, v, k_descale=scale)
-    eighth = q.to(torch.float8_e4m3fn)
-    with pytest.raises(TypeError, match=r"flash_attn_func: q has dtype torch.float8_e4m3fn"):
-        flash_attn_func(eighth, eighth, eighth)
+def test_private_backward_with_unused_rows() -> None:
+    """NaN in rows that nobody uses; gradients there are 0."""
+    cu_q, cu_k = cumulative(5, 0, 3), cumulative(4, 2, 7)
+    used_q, used_k = torch.tensor([3, 0, 3]).int(), torch.tensor([4, 1, 5]).int()
+    q, k, v = (t.detach() for t in tensors((8, 2, 8), (13, 1, 8), (13, 1, 8)))
+    dout = torch.randn(8, 2, 8)
+    rows_q, rows_k = rows_of(cu_q, used_q), rows_of(cu_k, used_k)
+    some = [q[rows_q].clone(), k[rows_k].clone(), v[rows_k].clone()]
+    for part in some:
+        part.requires_grad_()
+    less = cumulative(*used_q.tolist()), cumulative(*used_k.tolist())
+    expected = torch.autograd.grad(plain_packed(*some, *less, causal=True)[0], some, dout[rows_q])
+    for tensor, rows in ((q, rows_q), (k, rows_k), (v, rows_k), (dout, rows_q)):
+        unused = torch.ones(tensor.shape[0], dtype=torch.bool)
+        unused[rows] = False
+        tensor[unused] = torch.nan
+    given = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 5, "max_seqlen_k": 7}
+    out, lse, *_ = _flash_attn_forward(
+        q, k, v, seqused_q=used_q, seqused_k=used_k, causal=True, **given
+    )
+    grads = [torch.full_like(t, torch.nan) for t in (q, k, v)]
+    dq, dk, dv = grads
+    _flash_attn_backward(
+        dout, q, k, v, out, lse, sequed_q=used_q, sequed_k=used_k, dq=dq, dk=dk, dv=dv,
+        is_causal=True, **given,
+    )  # fmt: skip
+    for grad, rows, want in zip(grads, (rows_q, rows_k, rows_k), expected, strict=True):
+        whole = torch.zeros_like(grad).index_copy(0, rows, want)
+        torch.testing.assert_close(grad, whole, **CLOSE)
+    with pytest.raises(ValueError, match="_flash_attn_backward: sequed_q or sequed_k is given"):
+        _flash_attn_backward(dout, q, k, v, out, lse, sequed_q=used_q)
 
 
 def test_other_errors() -> None:

@@ -21,6 +21,7 @@ from .problem import Plan
 
 # Where the optional gradients are among `EXTRAS`.
 _PLACES = tuple(EXTRAS.index(name) for name in OPTIONAL_GRADIENTS)
+_PACKED, _LONGEST, _SINK = map(EXTRAS.index, ("cu_seqlens_q", "max_seqlen_k", "sink"))
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -65,6 +66,8 @@ class AttentionFunction(torch.autograd.Function):
             anchors = [t for t in (grad_out, grad_lse, q, k, v, *others) if t is not None]
             grads = _Once.apply(len(grads), *grads, *anchors)
         dq, dk, dv, *optional = grads
+        if grad_lse is None and _has_one_key(k, extras):
+            dq, dk = dq * 0, dk * 0  # where a kernel leaves its rounding; NaN stays
         of_inputs = (
             None,
             dq if needs_q else None,
@@ -78,6 +81,15 @@ class AttentionFunction(torch.autograd.Function):
             if needed:
                 of_extras[place] = grad
         return *of_inputs, *of_extras
+
+
+def _has_one_key(k: Tensor, extras: Any) -> bool:
+    """Whether the probability of the only key is 1, whatever q and k are: then the gradient of an
+    output with respect to them is 0."""
+    if len(extras) > _SINK and extras[_SINK] is not None:
+        return False
+    packed = len(extras) > _LONGEST and extras[_PACKED] is not None
+    return bool((extras[_LONGEST] if packed else k.shape[1]) == 1)
 
 
 def _save(ctx: Any, plan: Plan, tensors: tuple[Tensor, ...], extras: tuple[Any, ...]) -> None:

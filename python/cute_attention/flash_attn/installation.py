@@ -12,6 +12,7 @@ from importlib.metadata import DistributionFinder
 from types import ModuleType
 from typing import Any
 
+from ..integrations.flash_attn_interface.ops import register as register_operators
 from .version import VERSION
 
 # Upstream's name: the module that serves it.
@@ -34,13 +35,14 @@ def install() -> None:
     `flash_attn_interface` from then on gets ours, also where the real ones are installed.
 
     `importlib.util.find_spec` finds them, and `importlib.metadata.version("flash-attn")` is the
-    version that is served here, since libraries ask for it before they import. Other modules of
+    version that is served here, since libraries ask for it before they import.
+    `torch.ops.flash_attn_3` has the operators of FlashAttention-3. Other modules of
     flash-attn (`flash_attn.ops`, `flash_attn.losses` and so on) do not exist after it. Calling it
     again changes nothing.
 
     Raises:
-        RuntimeError: the real flash_attn or flash_attn_interface is imported already: who imported
-            it would keep it.
+        RuntimeError: the real flash_attn or flash_attn_interface is imported already, or its
+            operators are registered: who imported it would keep it.
 
     Example:
         >>> import cute_attention.flash_attn
@@ -57,6 +59,7 @@ def install() -> None:
                 f"{getattr(present, '__file__', None)}, expected install() before anything imports "
                 "it"
             )
+    register_operators()
     for name, source in _SERVED.items():
         if name not in sys.modules:
             sys.modules[name] = _module(name, importlib.import_module(source))

@@ -83,7 +83,8 @@ def attention_with_cache(
             heads, head_dim]`; float16, bfloat16, float32 or float64.
         k_cache: `[rows, room, heads_kv, head_dim]` with a row for each sequence; with a
             `block_table` `[pages, page_size, heads_kv, head_dim]`. For a kernel page_size is a
-            multiple of 16. Of q's dtype and on its device.
+            multiple of 16. On q's device, and of its dtype or float8_e4m3fn, which is copied in
+            q's dtype.
         v_cache: likewise, with a head dim of its own. It may be a view of `k_cache`, whose first
             columns are then the values.
         cache_seqlens: how many tokens of each sequence are in the cache before the call, padding on

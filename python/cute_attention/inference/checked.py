@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import checks
 from ..arguments import CHECKS
-from ..cache_arguments import CacheArguments
+from ..cache_arguments import FP8, CacheArguments
 from ..checked import as_autocast_does
 from ..shapes import DTYPES
 
@@ -89,10 +89,13 @@ def _check_tensors(q: Tensor, k_cache: Tensor, v_cache: Tensor, given: dict[str,
     packed = given["cu_seqlens_q"] is not None
     if packed:
         checks.tensors(NAME, cu_seqlens_q=given["cu_seqlens_q"])
-    expected = (("q", q, 3 if packed else 4), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4))
-    for label, tensor, rank in expected:
-        if tensor.dtype not in DTYPES or tensor.dtype != q.dtype:
-            wanted = "float16, bfloat16, float32 or float64" if label == "q" else f"{q.dtype}"
+    expected: tuple[tuple[str, Tensor, int, tuple[torch.dtype, ...], str], ...] = (
+        ("q", q, 3 if packed else 4, tuple(DTYPES), "float16, bfloat16, float32 or float64"),
+        ("k_cache", k_cache, 4, (q.dtype, FP8), f"{q.dtype} (q's) or {FP8}"),
+        ("v_cache", v_cache, 4, (k_cache.dtype,), f"{k_cache.dtype} (k_cache's)"),
+    )
+    for label, tensor, rank, dtypes, wanted in expected:
+        if tensor.dtype not in dtypes:
             raise TypeError(f"{NAME}: {label} has dtype {tensor.dtype}, expected {wanted}")
         if tensor.dim() != rank:
             raise ValueError(
@@ -201,8 +204,8 @@ def _check_new(call: CacheArguments) -> None:
         layout = _PACKED if packed else _DENSE
         raise ValueError(f"{NAME}: k has shape {list(call.k.shape)}, expected {layout}")
     rows = [call.k.shape[0]] if packed else [call.batch, call.k.shape[1]]
-    _check_like("k", call.k, [*rows, *call.k_cache.shape[2:]], call.k_cache)
-    _check_like("v", call.v, [*rows, *call.v_cache.shape[2:]], call.v_cache)
+    _check_like("k", call.k, [*rows, *call.k_cache.shape[2:]], call.q)
+    _check_like("v", call.v, [*rows, *call.v_cache.shape[2:]], call.q)
 
 
 def _check_rotary(call: CacheArguments, given: dict[str, Any]) -> None:

@@ -17,6 +17,8 @@ def obstacle(call: CacheArguments) -> str:
     for head_dim in (call.q.shape[-1], call.v_cache.shape[-1]):
         if head_dim % VECTOR:
             return f"a head dim of {head_dim}, no multiple of {VECTOR}"
+    if call.k_cache.dtype != call.q.dtype:
+        return f"a cache of {call.k_cache.dtype}"
     if call.qv is not None:
         return "qv"
     if call.attention_chunk:

@@ -78,17 +78,25 @@ def attend_spans(
         `out [total_q, heads, head_dim_v]` and `lse [heads, total_q]`; rows of no sequence are 0 and
         -inf.
     """
-    rows_q, rows_k, pieces = _ends(queries, keys, chunk, blind)
+    rows_q, rows_k, longest_q, longest_k, pieces = packing_of_spans(queries, keys, chunk, blind)
     slopes = options.get("alibi_slopes")
     if slopes is not None and slopes.dim() == 2 and pieces > 1:
         options = {**options, "alibi_slopes": slopes.repeat_interleave(pieces, 0)}
+    return attention_varlen(
+        q, k, v, rows_q, rows_k, longest_q, longest_k, return_lse=True, **options
+    )
+
+
+def packing_of_spans(
+    queries: Spans, keys: Spans, chunk: int = 0, blind: int | None = None
+) -> tuple[Tensor, Tensor, int, int, int]:
+    """cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k of the sequences that
+    `attention_varlen` gets, and of how many of them each sequence consists. Arguments as above."""
+    rows_q, rows_k, pieces = _ends(queries, keys, chunk, blind)
     longest_q, longest_k = queries.longest, keys.longest
     if chunk:
         longest_q, longest_k = min(chunk, longest_q), min(chunk, longest_k)
-    return attention_varlen(
-        q, k, v, rows_q, rows_k, max(longest_q, queries.gap), max(longest_k, keys.gap),
-        return_lse=True, **options,
-    )  # fmt: skip
+    return rows_q, rows_k, max(longest_q, queries.gap), max(longest_k, keys.gap), pieces
 
 
 def _ends(queries: Spans, keys: Spans, chunk: int, blind: int | None) -> tuple[Tensor, Tensor, int]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import Arguments
-from ..cache_arguments import CacheArguments
+from ..cache_arguments import FP8, CacheArguments
 from ..errors import PageError
 from .blockwise import blockwise_forward
 from .formula import compute_dtype
@@ -202,6 +202,9 @@ def _append(call: CacheArguments, each: Sequence, where: tuple[Tensor, Tensor] |
     if call.rotary_cos is not None:
         k = _turned(call, k, each.angle, each.angle + each.total - each.cached)
     for cache, rows in ((call.k_cache, k), (call.v_cache, v)):
+        rows = rows.to(cache.dtype)
+        if cache.dtype == FP8:  # which PyTorch moves as bytes alone
+            cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
         if where is not None:
             cache.index_put_(where, rows)
         else:
@@ -224,8 +227,11 @@ def _of(rows: Tensor | None, offsets: Tensor | None, index: int, span: tuple[int
 
 
 def _keys(call: CacheArguments, each: Sequence, cache: Tensor, begin: int, end: int) -> Tensor:
-    """The tokens from `begin` to before `end`, `[1, end - begin, heads_kv, dim]`: of pages a
-    copy."""
+    """The tokens from `begin` to before `end`, `[1, end - begin, heads_kv, dim]`: of pages and of
+    FP8 a copy."""
+    if cache.dtype == FP8:
+        found = _keys(call, each, cache.view(torch.uint8), begin, end)
+        return found.view(FP8).to(call.q.dtype)
     if call.block_table is None:
         return cache[each.row, None, begin:end]
     if begin == end:

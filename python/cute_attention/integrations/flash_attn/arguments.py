@@ -101,16 +101,6 @@ def renamed(name: str, error: Exception, labels: Mapping[str, str] | None = None
     return type(error)(f"{name}: {label}{rest}")
 
 
-def refuse_descales(name: str, **descales: object) -> None:
-    """Raise for the scales of FP8 tensors, which no kernel here reads."""
-    for label, value in descales.items():
-        if value is not None:
-            raise NotImplementedError(
-                f"{name}: {label} is given, expected None: FP8 inputs are not served (pass q, k "
-                "and v as torch.bfloat16 or torch.float16, scaled back)"
-            )
-
-
 class ForwardOnly(torch.autograd.Function):
     """An output without a gradient that says so when one is asked for.
 

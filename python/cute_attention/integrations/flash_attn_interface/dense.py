@@ -10,7 +10,8 @@ from torch import Tensor
 from ...api import attention
 from ...checks import tensors
 from ...inference.spans import attend_spans, equal_spans
-from ..flash_attn.arguments import WindowSize, options_of, refuse_descales, renamed
+from ..flash_attn.arguments import WindowSize, options_of, renamed
+from .fp8 import Descales, is_fp8, widened
 
 Results = Tensor | tuple[Tensor, Tensor]
 
@@ -45,9 +46,10 @@ def flash_attn_func(
         causal: query `i` sees keys `j <= i + seqlen_k - seqlen_q`.
         qv: `[batch, seqlen_q, heads, head_dim_v]`: qv·v joins q·k. Both are concatenated, which
             copies q, k and v.
-        q_descale: of FP8, which is not served: None.
-        k_descale: likewise.
-        v_descale: likewise.
+        q_descale: with FP8 tensors float32 `[batch, heads_kv]`, by which q is multiplied; None for
+            1. q, k and v of float8_e4m3fn are copied as bfloat16, and have no gradient.
+        k_descale: likewise for k.
+        v_descale: likewise for v.
         window_size: `(left, right)`, in keys; a negative side is unbounded. With `causal`, the
             right side is 0.
         attention_chunk: query `i` sees keys of its own chunk of so many only: those `j` with the
@@ -67,17 +69,17 @@ def flash_attn_func(
     Raises:
         TypeError: an argument of the wrong type.
         ValueError: shapes that do not agree, or a value out of range.
-        NotImplementedError: a scale of FP8 tensors.
     """
     name = "flash_attn_func"
     try:
         options = options_of(name, softmax_scale, causal, window_size, softcap, None, deterministic)
-        special = qv is not None or attention_chunk or _any(q_descale, k_descale, v_descale)
-        if not special:
+        scaled = q_descale is not None or k_descale is not None or v_descale is not None
+        if scaled or is_fp8(q):
+            q, k, v, qv = widened(name, q, k, v, qv, Descales(q_descale, k_descale, v_descale))
+        if qv is None and not attention_chunk:
             if not return_attn_probs:
                 return attention(q, k, v, **options)
             return attention(q, k, v, return_lse=True, **options)
-        refuse_descales(name, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
         q, k = joined(name, q, k, v, qv)
         results = attend_in_chunks(name, q, k, v, attention_chunk, options)
         return results if return_attn_probs else results[0]
@@ -125,16 +127,12 @@ def flash_attn_qkvpacked_func(
     try:
         tensors(name, qkv=qkv)
         options = options_of(name, softmax_scale, causal, window_size, softcap, None, deterministic)
-        refuse_descales(name, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
         q, k, v = _parts(name, qkv, num_heads_q)
+        q, k, v, _ = widened(name, q, k, v, None, Descales(q_descale, k_descale, v_descale))
         results = attend_in_chunks(name, q, k, v, attention_chunk, options)
         return results if return_attn_probs else results[0]
     except (TypeError, ValueError) as error:
         raise renamed(name, error, {"q": "qkv", "k": "qkv", "v": "qkv"}) from None
-
-
-def _any(*values: object) -> bool:
-    return any(value is not None for value in values)
 
 
 def _parts(name: str, qkv: Tensor, heads: int | None) -> tuple[Tensor, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..flash_attn.arguments import WindowSize, length, options_of, refuse_descales, renamed
+from ..flash_attn.arguments import WindowSize, length, options_of, renamed
 from ..flash_attn.kvcache import CACHE_LABELS, attend_to_cache
 from .dense import check_chunk
+from .fp8 import Descales, check_scales, is_fp8, product, wide
 
 
 def flash_attn_with_kvcache(
@@ -66,10 +67,12 @@ def flash_attn_with_kvcache(
         cu_seqlens_q: int32 `[batch + 1]`: 0, and then the row at which each sequence of q ends.
         cu_seqlens_k_new: likewise for k and v.
         max_seqlen_q: the length of the longest sequence of q, with `cu_seqlens_q`.
-        rotary_seqlens: int32 `[batch]`, in the place of `cache_seqlens` for angles.
-        q_descale: of FP8, which is not served: None.
-        k_descale: likewise.
-        v_descale: likewise.
+        rotary_seqlens: int32 `[batch]`, in the place of `cache_seqlens` for angles, where there are
+            any.
+        q_descale: with FP8 tensors float32 `[batch, heads_kv]`, by which q is multiplied; None for
+            1. q, k, v and a copy of the cache become bfloat16.
+        k_descale: likewise for the keys.
+        v_descale: likewise for the values.
         softmax_scale: as in `flash_attn_func`, like what follows.
         causal: see there.
         window_size: see there.
@@ -90,11 +93,18 @@ def flash_attn_with_kvcache(
         TypeError: an argument of the wrong type.
         ValueError: shapes that do not agree, or a value out of range.
         RuntimeError: `page_table` is too short, or holds no page where one is needed.
-        NotImplementedError: a scale of FP8 tensors.
     """
     name = "flash_attn_with_kvcache"
     try:
-        refuse_descales(name, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+        descales = Descales(q_descale, k_descale, v_descale)
+        check_scales(name, q, k_cache, cu_seqlens_q, descales)
+        if is_fp8(q):
+            of_q = product(q_descale, k_descale), product(q_descale, v_descale)
+            q = wide(q, of_q[0], cu_seqlens_q)
+            qv = None if qv is None else wide(qv, of_q[1], cu_seqlens_q)
+            k, v, rotary_cos, rotary_sin = (
+                wide(given) if is_fp8(given) else given for given in (k, v, rotary_cos, rotary_sin)
+            )
         check_chunk(name, attention_chunk)
         options = options_of(name, softmax_scale, causal, window_size, softcap, None, False)
         if max_seqlen_q is not None:
@@ -109,7 +119,7 @@ def flash_attn_with_kvcache(
             rotary_cos=rotary_cos,
             rotary_sin=rotary_sin,
             rotary_interleaved=rotary_interleaved,
-            rotary_seqlens=rotary_seqlens,
+            rotary_seqlens=None if rotary_cos is None else rotary_seqlens,
             cache_batch_idx=cache_batch_idx,
             leftpad=cache_leftpad,
             block_table=page_table,
@@ -121,4 +131,6 @@ def flash_attn_with_kvcache(
     except (TypeError, ValueError) as error:
         labels = {**CACHE_LABELS, "block_table": "page_table"}
         raise renamed(name, error, labels) from None
+    if v_descale is not None:
+        out = wide(out, v_descale, cu_seqlens_q)
     return (out, lse) if return_softmax_lse else out

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from ...api import attention_varlen
 from ...checks import tensors
-from ..flash_attn.arguments import options_of, refuse_descales, renamed
+from ...inference.spans import packing_of_spans
+from ..flash_attn.arguments import options_of, renamed
 from ..flash_attn.gradients import gradients, row_sums
 from ..flash_attn.varlen import packing_of
 from .dense import attend_in_chunks, joined
+from .fp8 import Descales, widened
 from .kvcache import flash_attn_with_kvcache
-from .varlen import attend_used
+from .varlen import attend_used, used_spans
 
 
 def _flash_attn_forward(
@@ -65,11 +67,12 @@ def _flash_attn_forward(
     with torch.no_grad():
         try:
             tensors(name, q=q, k=k, v=v)
-            refuse_descales(name, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+            descales = Descales(q_descale, k_descale, v_descale)
             options = options_of(name, softmax_scale, causal, sides, softcap, None, False)
             cached = k_new, seqused_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, cu_seqlens_q
             if cu_seqlens_q is not None and cu_seqlens_k is not None:
                 packing = packing_of(name, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+                q, k, v, qv = widened(name, q, k, v, qv, descales, packing[:2])
                 q, k = joined(name, q, k, v, qv)
                 used = seqused_q, seqused_k
                 if attention_chunk or used != (None, None):
@@ -77,13 +80,14 @@ def _flash_attn_forward(
                 else:
                     out, lse = attention_varlen(q, k, v, *packing, return_lse=True, **options)
             elif all(part is None for part in cached):
+                q, k, v, qv = widened(name, q, k, v, qv, descales)
                 q, k = joined(name, q, k, v, qv)
                 out, lse = attend_in_chunks(name, q, k, v, attention_chunk, options)
             else:
                 out, lse = flash_attn_with_kvcache(
                     q, k, v, k_new, v_new, qv, rotary_cos, rotary_sin, seqused_k, kv_batch_idx,
                     leftpad_k, page_table, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q,
-                    seqlens_rotary, None, None, None, softmax_scale, causal, sides,
+                    seqlens_rotary, *descales, softmax_scale, causal, sides,
                     attention_chunk, softcap, rotary_interleaved, return_softmax_lse=True,
                 )  # fmt: skip
         except (TypeError, ValueError) as error:
@@ -118,19 +122,24 @@ def _flash_attn_backward(
     sm_margin: int = 0,
 ) -> Tensor:
     """Writes the gradients into dq, dk and dv, and returns the sums of dout * out over each row,
-    float32 `[batch, heads, seqlen_q]`, packed `[heads, total_q]`."""
+    float32 `[batch, heads, seqlen_q]`, packed `[heads, total_q]`. Gradients of rows that `sequed_q`
+    and `sequed_k` leave out are 0."""
     name = "_flash_attn_backward"
     sides = window_size_left, window_size_right
     with torch.no_grad():
         try:
-            if sequed_q is not None or sequed_k is not None:
-                raise ValueError(f"{name}: sequed_q or sequed_k is given, expected None")
             options = options_of(
                 name, softmax_scale, is_causal, sides, softcap, None, deterministic
             )
             packing: tuple[Any, ...] = ()
             if cu_seqlens_q is not None and cu_seqlens_k is not None:
                 packing = packing_of(name, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+                if sequed_q is not None or sequed_k is not None:
+                    tensors(name, q=q)
+                    spans = used_spans(name, q, packing, (sequed_q, sequed_k))
+                    packing = packing_of_spans(*spans)[:4]
+            elif sequed_q is not None or sequed_k is not None:
+                raise ValueError(f"{name}: sequed_q or sequed_k is given, expected cu_seqlens_q")
             grads = gradients(q, k, v, packing, dout, out, softmax_lse, options)
         except (TypeError, ValueError) as error:
             raise renamed(name, error) from None

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from ...api import attention_varlen
 from ...checks import tensors
-from ...inference.spans import attend_spans, spans_of
-from ..flash_attn.arguments import WindowSize, options_of, refuse_descales, renamed
+from ...inference.spans import Spans, attend_spans, spans_of
+from ..flash_attn.arguments import WindowSize, options_of, renamed
 from ..flash_attn.attend import Packing
 from ..flash_attn.pages import check_integers
 from ..flash_attn.varlen import packing_of
 from .dense import Results, check_chunk, joined
+from .fp8 import Descales, widened
 
 
 def flash_attn_varlen_func(
@@ -76,13 +77,13 @@ def flash_attn_varlen_func(
     Raises:
         TypeError: an argument of the wrong type.
         ValueError: shapes that do not agree, or a value out of range.
-        NotImplementedError: a scale of FP8 tensors.
     """
     name = "flash_attn_varlen_func"
     try:
         options = options_of(name, softmax_scale, causal, window_size, softcap, None, deterministic)
-        refuse_descales(name, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
         packing = packing_of(name, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        descales = Descales(q_descale, k_descale, v_descale)
+        q, k, v, qv = widened(name, q, k, v, qv, descales, packing[:2])
         q, k = joined(name, q, k, v, qv)
         if seqused_q is None and seqused_k is None and not attention_chunk:
             if not return_attn_probs:
@@ -107,8 +108,17 @@ def attend_used(
 ) -> tuple[Tensor, Tensor]:
     """Output and LSE of the used rows of each sequence, in chunks of keys where there are any."""
     check_chunk(name, chunk)
+    tensors(name, q=q, k=k, v=v)
+    queries, keys = used_spans(name, q, packing, used)
+    return attend_spans(q, k, v, queries, keys, options, chunk)
+
+
+def used_spans(
+    name: str, q: Tensor, packing: Packing, used: tuple[Tensor | None, Tensor | None]
+) -> tuple[Spans, Spans]:
+    """Where the used rows of each sequence lie, in q and in k and v."""
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
-    tensors(name, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     batch = cu_seqlens_q.shape[0] - 1
     check_integers(name, "cu_seqlens_q", cu_seqlens_q, batch + 1, q.device)
     check_integers(name, "cu_seqlens_k", cu_seqlens_k, batch + 1, q.device)
@@ -116,5 +126,4 @@ def attend_used(
         if value is not None:
             check_integers(name, label, value, batch, q.device)
     queries = spans_of(cu_seqlens_q, max_seqlen_q, used[0])
-    keys = spans_of(cu_seqlens_k, max_seqlen_k, used[1])
-    return attend_spans(q, k, v, queries, keys, options, chunk)
+    return queries, spans_of(cu_seqlens_k, max_seqlen_k, used[1])
