@@ -155,3 +155,41 @@ def test_a_graph_reads_lengths_when_it_runs(form: str) -> None:
     graph.replay()
     torch.testing.assert_close(out, expected, **CLOSE)
     assert all(torch.equal(*pair) for pair in zip(cache, copies, strict=True))
+
+
+@pytest.mark.parametrize("form", ["packed", "plain", "leftpad", "batch_idx", "pages"])
+def test_fp8(device: str, form: str) -> None:
+    """The same bfloat16 arithmetic on both devices; of a cache the same bytes."""
+    torch.manual_seed(0)
+    fp8 = torch.float8_e4m3fn
+    rows = {"packed": (150,), "pages": (9, 32)}.get(form, (3, 96))
+    shapes = {
+        "q": (130, 4, 64) if form == "packed" else (3, 5, 4, 64),
+        "k": (*rows, 2, 64), "v": (*rows, 2, 64), "k_new": (3, 4, 2, 64), "v_new": (3, 4, 2, 64),
+    }  # fmt: skip
+    inputs = {name: rand(*shape).to(fp8) for name, shape in shapes.items()}
+    scales = {f"{name}_descale": torch.rand(3, 2) + 0.5 for name in "qkv"}
+    packing = {"cu_seqlens_q": cumulative(70, 0, 60), "cu_seqlens_k": cumulative(80, 9, 61)}
+    lengths = torch.tensor([0, 40, 92], dtype=torch.int32)
+    results = []
+    for where in (device, "cpu"):
+        q, k, v, k_new, v_new = (on(where, tensor) for tensor in inputs.values())
+        given = {name: on(where, value) for name, value in scales.items()}
+        if form == "packed":
+            given |= {name: on(where, value) for name, value in packing.items()}
+            outs = flash_attn_interface.flash_attn_varlen_func(
+                q, k, v, max_seqlen_q=70, max_seqlen_k=80, causal=True, return_attn_probs=True,
+                **given,
+            )  # fmt: skip
+        else:
+            for name, value in FORMS[form].items():
+                given[name.replace("block", "page")] = on(where, value)
+            outs = flash_attn_interface.flash_attn_with_kvcache(
+                q, k, v, k_new, v_new, cache_seqlens=on(where, lengths), causal=True,
+                return_softmax_lse=True, **given,
+            )  # fmt: skip
+        results.append((*outs, k, v))
+    assert all(torch.equal(one.cpu().float(), other.float()) for one, other in
+               zip(results[0][2:], results[1][2:], strict=True))  # fmt: skip
+    for one, other in zip(results[0][:2], results[1][:2], strict=True):
+        torch.testing.assert_close(one.float().cpu(), other.float(), **CLOSE)
