@@ -50,8 +50,9 @@ def flash_attn_varlen_func(
         alibi_slopes: see there.
         deterministic: see there.
         return_attn_probs: see there.
-        block_table: int32 `[batch, pages of a sequence]`: which pages hold its keys. The pages are
-            copied into one tensor, and there is no gradient.
+        block_table: int32 `[batch, pages of a sequence]`: which pages hold its keys. A kernel reads
+            them where they lie, or a copy where a page has no multiple of 16 keys; there is no
+            gradient.
 
     Returns:
         `out [total_q, heads, head_dim_v]`, or with `return_attn_probs` also `softmax_lse [heads,
