@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
-import torch
 from torch import Tensor
 
 from .arguments import Arguments
 from .options import Window
 
-FP8 = torch.float8_e4m3fn  # what a cache may be of besides q's dtype
 WRITTEN = "written"  # marks a tensor into which the op writes
 
 
@@ -27,7 +25,7 @@ class CacheArguments(NamedTuple):
     """
 
     q: Tensor  # [batch, seqlen_q, heads, head_dim], packed [total_q, heads, head_dim]
-    k_cache: Annotated[Tensor, WRITTEN]  # [rows, room, heads_kv, head_dim], or pages of that
+    k_cache: Annotated[Tensor, WRITTEN]  # [rows, room, heads_kv, head_dim], or pages of that form
     v_cache: Annotated[Tensor, WRITTEN]  # [rows, room, heads_kv, head_dim_v], likewise
     cache_seqlens: Tensor  # int32 [batch]: tokens in the cache before this call
     backend: str

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .. import checks
 from ..arguments import CHECKS
-from ..cache_arguments import FP8, CacheArguments
+from ..cache_arguments import CacheArguments
 from ..checked import as_autocast_does
+from ..semantics.fp8 import FP8
 from ..shapes import DTYPES
 
 NAME = "attention_with_cache"

@@ -17,8 +17,6 @@ def obstacle(call: CacheArguments) -> str:
     for head_dim in (call.q.shape[-1], call.v_cache.shape[-1]):
         if head_dim % VECTOR:
             return f"a head dim of {head_dim}, no multiple of {VECTOR}"
-    if call.k_cache.dtype != call.q.dtype:
-        return f"a cache of {call.k_cache.dtype}"
     if call.qv is not None:
         return "qv"
     if call.attention_chunk:
@@ -27,6 +25,8 @@ def obstacle(call: CacheArguments) -> str:
         return f"pages of {page_size} tokens, no multiple of {PAGE_ROWS}"
     if call.block_table is not None and call.leftpad is not None:
         return "leftpad with pages"
+    if call.k_cache.dtype != call.q.dtype:
+        return f"a cache of {call.k_cache.dtype}"
     if not call.room or not call.k_cache.shape[0]:
         return "a cache without room"
     return ""

@@ -5,7 +5,7 @@ The kernel reads the cache where it lies (`in_place.py`) unless the call has som
 not know. Then it gets packed sequences, as `attention_varlen` does: a contiguous cache with gaps
 between the sequences, of `cache_batch_idx` a copy of the rows that it names, of a table a copy of
 all pages that it has entries for (up to `max_seqlen_k`, where that is given), of `qv` one of keys
-and values beside each other, of an FP8 cache one in q's dtype. Nothing here waits for the device.
+and values beside each other. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache_arguments import FP8, CacheArguments
+from ..cache_arguments import CacheArguments
 from ..ops.cache import implement
+from ..semantics.fp8 import movable, rounded, widened
 from ..semantics.rotary import places_in, rotate
 from .checked import NAME
 from .in_place import attend_in_place, obstacle
@@ -102,11 +103,9 @@ def _write(
     exists = exists[row] & (slot >= 0) & (slot < slots)
     where = slot.clamp(0, slots - 1), offset
     for cache, values in zip((call.k_cache, call.v_cache), new, strict=True):
-        values = values.to(cache.dtype)
-        if cache.dtype == FP8:  # which PyTorch moves as bytes alone
-            cache, values = cache.view(torch.uint8), values.view(torch.uint8)
-        kept = torch.where(exists[:, None, None], values[row], cache[where])
-        cache.index_put_(where, kept)
+        into = movable(cache)
+        kept = torch.where(exists[:, None, None], rounded(values, cache)[row], into[where])
+        into.index_put_(where, kept)
 
 
 def _slots(call: CacheArguments, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +151,10 @@ def _attend_packed(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Tens
     """The sequences as packed ones, with gaps where the cache has more room than tokens."""
     batch, device = call.batch, q.device
     longest = min(call.max_seqlen_k or call.room, call.room)
-    keys, values = (_rows(call, cache, longest) for cache in (call.k_cache, call.v_cache))
+    keys, values = (
+        widened(_rows(call, movable(cache), longest), q.dtype)
+        for cache in (call.k_cache, call.v_cache)
+    )
     room = keys.shape[1]
     starts = torch.arange(batch, device=device) * room
     ends = starts + total.clamp(0, room)
@@ -192,12 +194,9 @@ def _options(call: CacheArguments) -> dict[str, Any]:
 
 def _rows(call: CacheArguments, cache: Tensor, longest: int) -> Tensor:
     """The tokens of the sequences of this call, `[batch, room, heads_kv, dim]`: the cache itself,
-    or a copy of what a table or `cache_batch_idx` names, or of what has another dtype than q.
-    Entries of the table for pages that a sequence does not need may hold anything."""
+    or a copy of what a table or `cache_batch_idx` names. Entries of the table for pages that a
+    sequence does not need may hold anything."""
     table = _table(call)
-    if cache.dtype == FP8:
-        found = _rows(call, cache.view(torch.uint8), longest)[:, :longest]
-        return found.view(FP8).to(call.q.dtype)
     if table is not None:
         needed = table[:, : -(-longest // cache.shape[1])].clamp(0, max(cache.shape[0] - 1, 0))
         return cache[needed].flatten(1, 2)

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from ..arguments import Arguments
-from ..cache_arguments import FP8, CacheArguments
+from ..cache_arguments import CacheArguments
 from ..errors import PageError
 from .blockwise import blockwise_forward
 from .formula import compute_dtype
+from .fp8 import movable, rounded, widened
 from .invariant import invariant_forward
 from .rotary import rotate
 
@@ -202,13 +203,11 @@ def _append(call: CacheArguments, each: Sequence, where: tuple[Tensor, Tensor] |
     if call.rotary_cos is not None:
         k = _turned(call, k, each.angle, each.angle + each.total - each.cached)
     for cache, rows in ((call.k_cache, k), (call.v_cache, v)):
-        rows = rows.to(cache.dtype)
-        if cache.dtype == FP8:  # which PyTorch moves as bytes alone
-            cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
+        into, new = movable(cache), rounded(rows, cache)
         if where is not None:
-            cache.index_put_(where, rows)
+            into.index_put_(where, new)
         else:
-            cache[each.row, each.cached : each.total].copy_(rows)
+            into[each.row, each.cached : each.total].copy_(new)
 
 
 def _turned(call: CacheArguments, rows: Tensor, first: int, end: int) -> Tensor:
@@ -227,11 +226,8 @@ def _of(rows: Tensor | None, offsets: Tensor | None, index: int, span: tuple[int
 
 
 def _keys(call: CacheArguments, each: Sequence, cache: Tensor, begin: int, end: int) -> Tensor:
-    """The tokens from `begin` to before `end`, `[1, end - begin, heads_kv, dim]`: of pages and of
-    FP8 a copy."""
-    if cache.dtype == FP8:
-        found = _keys(call, each, cache.view(torch.uint8), begin, end)
-        return found.view(FP8).to(call.q.dtype)
+    """The tokens from `begin` to before `end`, `[1, end - begin, heads_kv, dim]`: of pages a
+    copy."""
     if call.block_table is None:
         return cache[each.row, None, begin:end]
     if begin == end:
@@ -299,7 +295,9 @@ def _attend_piece(
     """Output `[1, rows, heads, head_dim_v]` and LSE `[1, heads, rows]` of queries at the end of a
     range of keys, which counts from the first token that is no padding."""
     k, v = (
-        _keys(call, each, cache, each.start + keys[0], each.start + keys[1])
+        widened(
+            _keys(call, each, movable(cache), each.start + keys[0], each.start + keys[1]), q.dtype
+        )
         for cache in (call.k_cache, call.v_cache)
     )
     if call.qv is not None:

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from ...cache_arguments import FP8
 from ...checks import tensors
+from ...semantics.fp8 import FP8
 from ...semantics.rotary import places_in
 from ..flash_attn.arguments import forward_only
 
