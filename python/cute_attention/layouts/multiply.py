@@ -72,7 +72,9 @@ def _matrices(
             found = trace.operand(product, side, index)
             places = fragments.a if side == "a" else fragments.b
             assert places is not None
-            matrices = _placed(places, found.outer), _placed(places, found.k)
+            placed = _placed(places, found.outer), _placed(places, found.k)
+            # What one warpgroup has in registers may be handed to all.
+            matrices = tuple(np.broadcast_to(one, (groups, *one.shape[1:])) for one in placed)
         outer.append(matrices[0])
         k.append(matrices[1])
     return np.concatenate(outer, axis=-1), np.concatenate(k, axis=-1)
