@@ -15,7 +15,6 @@ template <class Row>
 struct ForwardKernel {
   using Traits = ForwardTraits<Row>;
   using SharedMemory = typename Traits::SharedMemory;
-  using Arguments = ForwardArguments;
 
   // One thread sets the barriers up, with the arrivals that complete a phase.
   CUTE_DEVICE static void init_barriers(SharedMemory& shared) {

@@ -21,7 +21,7 @@ using KernelOf =
 
 template <class Row>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
-    forward(CUTE_GRID_CONSTANT typename KernelOf<Row>::Arguments const arguments) {
+    forward(CUTE_GRID_CONSTANT ForwardArguments const arguments) {
   using Kernel = KernelOf<Row>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
@@ -30,7 +30,6 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
 template <class Row>
 struct ForwardLaunch {
   using Kernel = KernelOf<Row>;
-  using Arguments = typename Kernel::Arguments;
   using Traits = typename Kernel::Traits;
   using Element = typename Traits::Element;
   static constexpr int kThreads = Traits::kThreads;
@@ -51,7 +50,7 @@ struct ForwardLaunch {
         return ForwardLaunch<CachedKeys<Row>>::launch(params, context);
       }
     }
-    Arguments arguments;
+    ForwardArguments arguments;
     arguments.params = *static_cast<ForwardParams const*>(params);
     if (work_tiles(arguments.params, Traits::kTileM) > kMostTiles) {
       return cudaErrorInvalidConfiguration;
@@ -106,7 +105,7 @@ struct ForwardLaunch {
     return make_schedule(params, arguments.packing.queries(Traits::kTileM), ctas, l2_bytes);
   }
 
-  static cudaError_t make_maps(Arguments& arguments) {
+  static cudaError_t make_maps(ForwardArguments& arguments) {
     ForwardParams const& params = arguments.params;
     bool const packed_q = params.cu_seqlens_q != nullptr;
     bool const packed_k = params.cu_seqlens_k != nullptr;

@@ -16,7 +16,6 @@ template <class Row>
 struct MlaKernel {
   using Traits = MlaTraits<Row>;
   using SharedMemory = typename Traits::SharedMemory;
-  using Arguments = MlaArguments;
 
   // One thread sets the barriers up, with the arrivals that complete a phase.
   CUTE_DEVICE static void init_barriers(SharedMemory& shared) {
@@ -39,7 +38,7 @@ struct MlaKernel {
     cutlass::arch::fence_barrier_init();
   }
 
-  CUTE_DEVICE static void run(MlaArguments const& arguments, SharedMemory& shared) {
+  CUTE_DEVICE static void run(ForwardArguments const& arguments, SharedMemory& shared) {
     int const thread = int(threadIdx.x);
     int const warp = warp_uniform(thread / 32);
     if (thread == 0) {

@@ -12,16 +12,14 @@ struct MlaLoad : TileLoad<Row, typename MlaTraits<Row>::SharedMemory, MlaLoad<Ro
   using Traits = MlaTraits<Row>;
   using Element = typename Traits::Element;
   using Base = TileLoad<Row, typename Traits::SharedMemory, MlaLoad>;
-  using Base::kTileN, Base::leader, Base::shared;
+  using Base::arguments, Base::kTileN, Base::leader, Base::shared;
   using typename Base::Origins;
 
-  MlaArguments const& arguments;
   Ring<Traits::kStages> ring{};
   Ring<1> ring_q{};
   Ring<1> ring_landed{};
 
-  CUTE_DEVICE MlaLoad(MlaArguments const& arguments, typename Traits::SharedMemory& shared)
-      : Base(arguments, shared), arguments(arguments) {}
+  using Base::Base;
 
   //   KV(n)  Q  KV(n-1)  KV(n-2) ...  KV(0) | KV(n) Q ... of the next tile
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {

@@ -19,11 +19,6 @@
 
 namespace cute_attention::sm90 {
 
-// What the kernel is given: map_q and map_k are those of q and k, map_v that of v.
-struct MlaArguments : ForwardArguments {
-  CUtensorMap map_qv;  // boxes of 64 rows of the packing
-};
-
 // The parts of a tile of queries (qv, q) or of keys (v, k) that are loaded and released by
 // themselves: the columns of V that a warpgroup multiplies by P, and those of k alone.
 enum Part : int { kLeft, kRight, kRope };

@@ -85,7 +85,8 @@ def attention_with_cache(
             `block_table` `[pages, page_size, heads_kv, head_dim]`. For a kernel page_size is a
             multiple of 16. Of q's dtype and on its device.
         v_cache: likewise, with a head dim of its own. It may be a view of `k_cache`, whose first
-            columns are then the values.
+            columns are then the values: with more than 256 columns a kernel for latent attention
+            reads them once.
         cache_seqlens: how many tokens of each sequence are in the cache before the call, padding on
             the left included: int32 `[batch]` on q's device, or an int for all; None for all that
             there is room for.
