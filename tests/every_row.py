@@ -56,7 +56,9 @@ def fixture_of(
     Rows with qv are left out: only calls with a cache have it, and tests/test_latent.py has
     those."""
 
-    @pytest.fixture(params=[row for row in table if "qv" not in row.score_mods], ids=lambda row: row.name)
+    @pytest.fixture(
+        params=[row for row in table if "qv" not in row.score_mods], ids=lambda row: row.name
+    )
     def row(request: pytest.FixtureRequest) -> rows.TableRow:
         skip(request.param)
         return request.param
