@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,28 @@ def test_explain() -> None:
     assert "qv" in str(explain_with_cache(**with_qv(call)))
     apart = {**call.given, "v_cache": call.given["v_cache"].contiguous()}
     assert "values in k_cache" not in str(explain_with_cache(**apart))
+
+
+@pytest.mark.parametrize("form", ["one tensor", "qv"])
+def test_compiled_calls(form: str) -> None:
+    """In one graph: who shares memory is not looked at there."""
+    call = latent_call(small(page_size=16), "cpu")
+    given = call.given if form == "one tensor" else with_qv(call)
+    compiled = torch.compile(attention_with_cache, backend="eager", fullgraph=True)
+    for found, wanted in zip(
+        compiled(**given, return_lse=True),
+        attention_with_cache(**given, return_lse=True),
+        strict=True,
+    ):
+        assert_same_bits(found, wanted, form)
+
+
+def test_the_example_of_the_docs() -> None:
+    text = (Path(__file__).parents[1] / "docs/mla.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["out"].shape == (4, 1, 128, 512)
 
 
 # ---- what the kernel is given, which a stand-in computes on the CPU
