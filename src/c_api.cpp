@@ -83,7 +83,8 @@ LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int3
                             (p.bias.data == nullptr ? 0u : uint32_t(kBias)) |
                             (p.alibi_slopes.data == nullptr ? 0u : uint32_t(kAlibi)) |
                             (p.dropout.seed == nullptr ? 0u : uint32_t(kDropout)) |
-                            (has_cache(p) ? uint32_t(kCache) : 0u),
+                            (has_cache(p) ? uint32_t(kCache) : 0u) |
+                            (has_qv(p) ? uint32_t(kQv) : 0u),
                         arch >= kFirstRow ? arch : kAnyRow};
   return find_row(problem, arch >= kFirstRow ? kAnyArch : arch, device);
 }

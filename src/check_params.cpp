@@ -214,6 +214,9 @@ void check_shape(BackwardParams const& params) {
 
 void check_tensors(ForwardParams const& params) {
   check_inputs(params);
+  if (params.qv != nullptr) {
+    check_like_q(params, "qv", params.qv, params.qv_stride, params.head_dim_v, Access::Read);
+  }
   check_like_q(params, "o", params.o, params.o_stride, params.head_dim_v, Access::Write);
   check_optional_numbers(params);
   check_numbers("lse", params.lse, 4, Presence::Optional);

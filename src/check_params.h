@@ -24,6 +24,10 @@ void check_workspaces(BackwardParams const& params, BackwardWorkspace const& siz
 constexpr bool has_cache(ForwardParams const& p) { return p.cache.seqused_k != nullptr; }
 constexpr bool has_cache(BackwardParams const&) { return false; }
 
+// Whether qv.v joins the scores.
+constexpr bool has_qv(ForwardParams const& p) { return p.qv != nullptr; }
+constexpr bool has_qv(BackwardParams const&) { return false; }
+
 // How many rows q and k have over the whole batch.
 template <class Params>
 constexpr int64_t rows_q(Params const& p) {

@@ -59,7 +59,9 @@ TileWork tile_work(Problem const& problem, KernelConfig const& config) {
 
 double tile_clocks(KernelRow const& row, DeviceInfo const& device) {
   double const scores = double(row.config.tile_m) * row.config.tile_n;
-  double const flops = 2 * scores * (row.key.head_dim + row.key.head_dim_v);
+  // A score is q.k, and with qv also qv.v.
+  int32_t const depth = row.key.head_dim + (has_qv(row.key.score_mods) ? row.key.head_dim_v : 0);
+  double const flops = 2 * scores * (double(depth) + row.key.head_dim_v);
   return std::max(flops / flops_per_clock(row.key.arch, device.compute_capability),
                   scores / kExpsPerClock) /
              (row.config.warps > kWarpsOfTwoConsumers ? kEfficiencyOfThreeWarpgroups

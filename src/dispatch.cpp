@@ -293,7 +293,8 @@ std::vector<std::string> feature_names(uint32_t features) {
                    {kDropout, "dropout"},
                    {kNonPositiveScale, "a scale that is not positive"},
                    {kSoftcap, "softcap"},
-                   {kCache, "a cache"}};
+                   {kCache, "a cache"},
+                   {kQv, "qv"}};
   std::vector<std::string> names;
   for (auto const& [feature, name] : all) {
     if (features & feature) names.push_back(name);
@@ -322,6 +323,7 @@ std::vector<std::string> score_mod_names(uint32_t score_mods) {
   if (score_mods & score_mods::Alibi) names.push_back("alibi");
   if (score_mods & score_mods::Bias) names.push_back("bias");
   if (score_mods & score_mods::Dropout) names.push_back("dropout");
+  if (score_mods & score_mods::Qv) names.push_back("qv");
   return names;
 }
 

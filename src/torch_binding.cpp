@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "cute_attention/c_api.h"
 #include "torch_cache.h"
@@ -46,6 +47,7 @@ struct Inputs {
   double dropout_p = 0;
   OptionalTensor dropout_seed = {};
   CacheTensors cache = {};
+  OptionalTensor qv = {};
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int32_t device() const { return q.device; }
@@ -95,6 +97,7 @@ Inputs inputs_of(Stack& stack) {
     in.cache.block_table = stack.optional_tensor();
     in.alibi_slopes = stack.optional_tensor();
     in.sink = stack.optional_tensor();
+    in.qv = stack.optional_tensor();
     return in;
   } else {
     Inputs in{q, k, v, spelled_options(stack)};
@@ -158,6 +161,7 @@ Params shape_params(Inputs const& in) {
 // The same for a call with a cache.
 ForwardParams cached_params(Inputs const& in) {
   check_cached_inputs(in.q, in.k, in.v, in.packed());
+  if (in.qv) check_qv(*in.qv, in.q, in.v);
   if (in.sink) check_sink(*in.sink, in.q);
   int64_t const dim = in.q.dim;
   ForwardParams params{};
@@ -192,6 +196,13 @@ void set_inputs(Params& params, Inputs const& in, std::vector<Tensor>& copies) {
     params.bias = bias_of(reads ? *in.bias : contiguous(*in.bias, copies));
   }
   if (in.sink) params.sink = static_cast<float const*>(contiguous(*in.sink, copies).data);
+  if constexpr (std::is_same_v<Params, ForwardParams>) {
+    if (in.qv) {
+      TensorView const qv = readable(*in.qv, copies);
+      params.qv = qv.data;
+      params.qv_stride = strides_of(qv);
+    }
+  }
 }
 
 // The workspace of a call that divides its keys; it lives until the stream is done with it.

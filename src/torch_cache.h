@@ -36,6 +36,17 @@ inline void check_cached_inputs(TensorView const& q, TensorView const& k, Tensor
                   "cute_attention: the shapes of q, k and v do not match");
 }
 
+// qv has q's shape, but as many columns as v.
+inline void check_qv(TensorView const& qv, TensorView const& q, TensorView const& v) {
+  int64_t const last = q.dim - 1;
+  bool same =
+      qv.dim == q.dim && qv.is_beside(q) && qv.dtype == q.dtype && qv.sizes[last] == v.sizes[3];
+  for (int64_t i = 0; same && i < last; ++i) same = qv.sizes[i] == q.sizes[i];
+  STD_TORCH_CHECK(same,
+                  "cute_attention: qv must have q's dtype and device, and its shape but for the "
+                  "last dimension, which is that of v");
+}
+
 // Contiguous int32 numbers of the sequences; null where there are none.
 inline int32_t const* numbers_of(OptionalTensor const& numbers, char const* name,
                                  TensorView const& q, int64_t batch) {

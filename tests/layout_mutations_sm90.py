@@ -78,6 +78,29 @@ HOPPER_FORWARD = [
     ),
 ]
 
+# The parts of a tile, with qv: one in the place of another, and read in another order.
+LEFT_HALF_TWICE = """
+  static constexpr int offset_kv(int stage, int part) {
+    return Base::offset_kv(stage, part == sm90::kRight ? sm90::kLeft : part);
+  }
+"""
+PARTS_OF_Q_OUT_OF_ORDER = """
+  static constexpr int offset_q(sm90::Part part) {
+    return Base::kTileM * (part == sm90::kRope ? 0 : Base::col(part) + Base::kHeadDim);
+  }
+"""
+WRONG_ORDER_HALF = """
+  using SmemLayoutVt = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_MN_SW128_Atom<Element>{},
+      cute::Shape<cute::Int<Base::kHalf>, cute::Int<Base::kTileN>, cute::_1>{}));
+"""
+
+HOPPER_MLA = [
+    Mutation("left half twice", LEFT_HALF_TWICE, violated("fragments/S", "fragments/O")),
+    Mutation("parts of q out of order", PARTS_OF_Q_OUT_OF_ORDER, violated("fragments/S")),
+    Mutation("half in the wrong order", WRONG_ORDER_HALF, violated("fragments/O")),
+]
+
 
 # Only one of the two views of dS lacks the swizzle, or has another one.
 PLAIN_DS = """

@@ -54,6 +54,9 @@ def tile_bytes(row: TableRow) -> int:
         return _largest_of_two_kernels(row)
     q, o = row.tile_m * row.head_dim, row.tile_m * row.head_dim_v
     k_and_v = row.tile_n * (row.head_dim + row.head_dim_v)
+    if "qv" in row.score_mods:  # with P and two numbers of a row, which one warpgroup hands over
+        queries = row.tile_m * (row.head_dim + row.head_dim_v)
+        return 2 * (queries + row.stages * k_and_v + row.tile_m * row.tile_n) + 128 * 8
     scores = row.tile_m * row.tile_n
     # K and V of the backward have one buffer. Q, dO, LSE and delta have one for each stage.
     backward = 2 * (k_and_v + row.stages * (q + o))

@@ -27,10 +27,11 @@ def attend_cache(
     window_right: int, softcap: float, seqused_k: Tensor, cu_seqlens_q: Tensor | None,
     max_seqlen_q: int, max_seqlen_k: int, leftpad_k: Tensor | None,
     cache_batch_idx: Tensor | None, block_table: Tensor | None, alibi_slopes: Tensor | None,
-    sink: Tensor | None,
+    sink: Tensor | None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What KeyCache of params.h says, sequence by sequence."""
     batch = len(seqused_k)
+    q = q if qv is None else torch.cat((q, qv), -1)
     for numbers in (seqused_k, leftpad_k, cache_batch_idx):
         assert numbers is None or (numbers.dtype == torch.int32 and numbers.is_contiguous())
         assert numbers is None or numbers.shape == (batch,)
@@ -56,6 +57,7 @@ def attend_cache(
             size = k_cache.shape[1]
             pages = block_table[row].long()[tokens // size]
             k, v = k_cache[pages, tokens % size], v_cache[pages, tokens % size]
+        k = k if qv is None else torch.cat((k, v), -1)
         two = alibi_slopes is not None and alibi_slopes.dim() == 2
         results = attention_reference(
             rows[None, mine], k[None], v[None], window=tuple(sides), scale=scale, softcap=softcap,

@@ -119,7 +119,8 @@ def number_of_kernels(row: rows.TableRow) -> int:
     # The main kernel of sm90 twice: with tiles of the bias by TMA, and without.
     of_bias = has_bias if row.arch == "sm90" else 0
     if row.direction == "forward":  # one more for keys in a cache, on sm80 for those in pages
-        return 1 + of_bias + int(reads_cache(row))
+        has_both = reads_cache(row) and "qv" not in row.score_mods  # whose calls all have a cache
+        return 1 + of_bias + int(has_both)
     if has_two_kernels(row):
         return 5 + grad_bias  # prepare, grad_kv, grad_kv_sum, grad_q, grad_sink
     if row.arch == "sm90" and not row.score_mods:

@@ -20,6 +20,7 @@ from layout_mutations_sm90 import (
     HOPPER_FORWARD,
     HOPPER_GRAD_KV,
     HOPPER_GRAD_Q,
+    HOPPER_MLA,
 )
 from narrow_blocks import NARROW_BLOCKS
 from shared_memory import BOOKKEEPING, has_two_kernels, tile_bytes
@@ -87,6 +88,7 @@ MUTATIONS = [
     (HOPPER_BACKWARD_128, "sm90::BackwardTraits", "Sm90Backward", HOPPER_BACKWARD),
     (HOPPER_BACKWARD_256, "sm90::GradKvTraits", "Sm90GradKv", HOPPER_GRAD_KV),
     (HOPPER_BACKWARD_256, "sm90::GradQTraits", "Sm90GradQ", HOPPER_GRAD_Q),
+    (find_row("sm90_fwd_bf16_d64x512_qv"), "sm90::MlaTraits", "Sm90Mla", HOPPER_MLA),
 ]
 
 

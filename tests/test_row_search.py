@@ -49,6 +49,8 @@ def test_bytes_of_operands() -> None:
     assert operand_bytes(forward) == 2 * (128 * 192 + 2 * 128 * (192 + 128))
     backward = named("sm80_bwd_bf16_d128")
     assert operand_bytes(backward) == 2 * (128 * 256 + 2 * 64 * 256)
+    latent = named("sm90_fwd_bf16_d64x512_qv")
+    assert operand_bytes(latent) == 2 * (64 + 2 * 64) * (64 + 512)
     # Two kernels, whose steps are of 64 rows whatever tile_m is.
     assert operand_bytes(named("sm90_bwd_bf16_d256")) == 2 * (64 + 2 * 64) * 512
 

@@ -21,7 +21,7 @@ CMAKE = shutil.which("cmake", path=sysconfig.get_path("scripts")) or "cmake"
 ARCHS = {"sm80": 80, "sm90": 90}
 DIRECTIONS = {"forward": 0, "backward": 1}
 DTYPES = {"fp16": 0, "bf16": 1}
-SCORE_MODS = {"softcap": 32, "alibi": 2, "bias": 1, "dropout": 8}  # bits of Feature
+SCORE_MODS = {"softcap": 32, "alibi": 2, "bias": 1, "dropout": 8, "qv": 128}  # bits of Feature
 SINK = 4  # a bit of Feature: every row serves a sink
 CACHE = 64  # likewise, for rows that `reads_cache`
 

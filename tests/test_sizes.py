@@ -90,6 +90,8 @@ class ForwardParams(ctypes.Structure):
         ("cache", KeyCache),
         ("split_workspace", ctypes.c_void_p),
         ("num_splits", ctypes.c_int32),
+        ("qv", ctypes.c_void_p),
+        ("qv_stride", Strides),
     ]
 
 

@@ -105,6 +105,8 @@ def test_a_column_is_taken_where_kernels_have_it_and_refused_elsewhere(family, n
             {"turns": "on", "tile_m": 64, "warps": 8},
             "turns is 'on' and tile_m is 64",
         ),
+        ("sm90_fwd_bf16_d64x512_qv", {"swizzle": 64}, "swizzle or turns is another"),
+        ("sm90_fwd_bf16_d64x512_qv", {"turns": "off"}, "swizzle or turns is another"),
         ("sm90_fwd_bf16_d128", {"swizzle": 0}, "expected of an sm90 forward kernel 128, 64, 32"),
         ("sm90_fwd_bf16_d128", {"copies": "plain"}, "theirs for study are swizzle, softmax, turns"),
         ("sm80_fwd_bf16_d64", {"swizzle": "64"}, "swizzle is '64', expected one of 128, 64, 32, 0"),

@@ -63,7 +63,7 @@ extern "C" {
 // What the forward pass may be given to be fast with few queries and many keys: a workspace of so
 // many floats, and the number of splits of the keys that it is for (params.h). A caller who passes
 // both gets the same row and splits; one who passes a null workspace gets the same result in
-// one split. Of the pointers in params it reads only whether cu_seqlens_q, cu_seqlens_k, sink,
+// one split. Of the pointers in params it reads only whether cu_seqlens_q, cu_seqlens_k, qv, sink,
 // alibi_slopes.data, bias.data and dropout.seed are null. If num_splits is 0, the environment
 // variable CUTE_ATTENTION_SPLITS may say it; else the number is the one that is expected to take
 // the least time. Returns 0, or an error whose text cute_attention_last_error() gives.

@@ -25,22 +25,28 @@ enum Feature : uint32_t {
   kNonPositiveScale = 16,  // a row that takes the maximum before the scale cannot serve it
   kSoftcap = 32,
   kCache = 64,  // keys in a cache (KeyCache of params.h)
+  kQv = 128,    // a second product that joins the score (ForwardParams::qv)
 };
 
 // What happens to a score after the scale and before the mask: a set of modifiers, or'ed together
 // (core/score_mod.h). A modifier is named after the feature that it computes, and has its bit. The
 // kernels of a row compute the row's modifiers in every call, so the row serves no call that does
-// not ask for all of them. Dropout, which acts on probabilities (core/kept_block.h), is one more.
+// not ask for all of them. Dropout, which acts on probabilities (core/kept_block.h), is one more,
+// and so is Qv, which is a part of the score from the start (sm90/mla_traits.h).
 namespace score_mods {
 constexpr uint32_t None = 0;
 constexpr uint32_t Softcap = kSoftcap;
 constexpr uint32_t Alibi = kAlibi;
 constexpr uint32_t Bias = kBias;
 constexpr uint32_t Dropout = kDropout;
+constexpr uint32_t Qv = kQv;
 }  // namespace score_mods
 
 // Whether the kernels of a row drop probabilities.
 constexpr bool has_dropout(uint32_t set) { return (set & score_mods::Dropout) != 0; }
+
+// Whether the kernels of a row add qv.v to the scores.
+constexpr bool has_qv(uint32_t set) { return (set & score_mods::Qv) != 0; }
 
 // Whether the forward kernels of a row read keys from a cache. No call with a cache has a bias or
 // drops anything.

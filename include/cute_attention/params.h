@@ -151,6 +151,12 @@ struct ForwardParams {
   // one split, whatever num_splits is. What it contains before the call does not matter.
   float* split_workspace;
   int32_t num_splits;
+
+  // [batch, seqlen_q, heads, head_dim_v], or packed [total_q, heads, head_dim_v]: the score of
+  // query i and key j is scale * (q[i].k[j] + qv[i].v[j]). Null: none. k and v may be columns of
+  // one tensor, which is then read once, as in multi-head latent attention (docs/mla.md).
+  void const* qv;
+  Strides qv_stride;
 };
 
 // The most splits of a call, and the most rows of a call with more than one.

@@ -15,6 +15,7 @@ from .arguments import Arguments
 from .options import Window
 
 WRITTEN = "written"  # marks a tensor into which the op writes
+QV = 128  # the bit of Problem.features that asks for a kernel that reads qv: Feature of config.h
 
 
 class CacheArguments(NamedTuple):

@@ -5,6 +5,7 @@
 #include "layouts/bias_tiles.h"
 #include "layouts/boxes.h"
 #include "layouts/descriptors.h"
+#include "layouts/sm90_mla.h"
 
 #include "cute_attention/sm90/forward_traits.h"
 
@@ -82,6 +83,8 @@ struct Sm90Forward {
 };
 
 template <class Row>
-using Sm90ForwardKernels = Kernels<Sm90Forward<sm90::ForwardTraits<Row>>>;
+using Sm90ForwardKernels =
+    std::conditional_t<has_qv(Row::kKey.score_mods), Kernels<Sm90Mla<sm90::MlaTraits<Row>>>,
+                       Kernels<Sm90Forward<sm90::ForwardTraits<Row>>>>;
 
 }  // namespace cute_attention::layouts

@@ -63,6 +63,19 @@ std::vector<Wrong> mistakes() {
                     p.cu_seqlens_q = kOffsets;
                     p.total_q = -1;
                   }),
+      wrong_pages("qv is 0x1002, expected a multiple of 16 bytes",
+                  [=](Params& p) { p.qv = misaligned; }),
+      wrong_pages("qv_stride.row is 4, expected a multiple of 8 elements",
+                  [](Params& p) {
+                    p.qv = p.q;
+                    p.qv_stride = {0, 4, 0};
+                  }),
+      {"it does not serve qv",
+       [](ForwardCall& call) {
+         testing::put_into_pages(call.params);
+         call.params.qv = call.params.q;
+         call.params.qv_stride = call.params.q_stride;
+       }},
       {"it does not serve a cache",
        [](ForwardCall& call) {
          call.arch = int32_t(Arch::Sm90);  // other rows do

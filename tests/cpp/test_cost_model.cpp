@@ -99,6 +99,12 @@ void test_preferences() {
   double const ratio = estimate_us(large, causal, kDevice) / estimate_us(large, longest, kDevice);
   check(ratio > 0.5 && ratio < 0.6, "causal costs a little more than half of full");
 
+  KernelRow wide_values = row(64, 64, 64, 12), latent = wide_values;
+  wide_values.key.head_dim_v = latent.key.head_dim_v = 512;
+  latent.key.score_mods = score_mods::Qv;
+  check(estimate_us(latent, longest, kDevice) > 1.5 * estimate_us(wide_values, longest, kDevice),
+        "scores of 576 columns cost more than scores of 64");
+
   Problem nothing = problem(0, 64, kUnbounded, kUnbounded);
   check_equal(estimate_us(large, nothing, kDevice), 0.0, "no query costs nothing");
 }

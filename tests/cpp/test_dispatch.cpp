@@ -35,9 +35,9 @@ std::vector<KernelRow> made_up_rows() {
   for (int i = 0; i < kRows; ++i) names.push_back("row " + std::to_string(i));
   std::vector<KernelRow> rows;
   for (std::string const& name : names) {
-    uint32_t const mods =
-        one_of({score_mods::None, score_mods::None, score_mods::Softcap, score_mods::Alibi,
-                score_mods::Bias, score_mods::Softcap | score_mods::Alibi});
+    uint32_t const mods = one_of({score_mods::None, score_mods::None, score_mods::None,
+                                  score_mods::Softcap, score_mods::Alibi, score_mods::Bias,
+                                  score_mods::Softcap | score_mods::Alibi, score_mods::Qv});
     uint32_t const features = mods | one_of<uint32_t>({0, 0, kSink});
     int32_t const head_dim = one_of({64, 128, 256});
     KernelKey const key{one_of({Arch::Sm80, Arch::Sm90}),
@@ -81,7 +81,7 @@ Problem made_up_problem() {
   p.window_left = one_of({kUnbounded, kUnbounded, 100});
   p.window_right = one_of({kUnbounded, 0});
   p.softcap = one_of({0.f, 0.f, 30.f});
-  p.features = one_of<uint32_t>({0, 0, 0, kSink, kBias, kAlibi});
+  p.features = one_of<uint32_t>({0, 0, 0, kSink, kBias, kAlibi, kQv});
   return p;
 }
 

@@ -137,9 +137,9 @@ struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
 template <uint32_t kScoreMods>
 struct ScoreModifiers
     : ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List {
-  static_assert((kScoreMods &
-                 ~(SoftcapMap::kBit | AlibiTerm::kBit | BiasTerm::kBit | score_mods::Dropout)) == 0,
-                "modifiers that are listed, and dropout, which modifies no score");
+  static_assert((kScoreMods & ~(SoftcapMap::kBit | AlibiTerm::kBit | BiasTerm::kBit |
+                                score_mods::Dropout | score_mods::Qv)) == 0,
+                "modifiers that are listed, and dropout and qv, which modify no score");
   using List =
       typename ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List;
 

@@ -14,9 +14,10 @@ namespace sm90 {
 template <class Row>
 struct CachedKeys : Row {};
 
-// Whether the kernel reads keys from a cache.
+// Whether the kernel reads keys from a cache: this one, and that of a row with qv, whose calls have
+// one.
 template <class Row>
-constexpr bool kReadsCache = false;
+constexpr bool kReadsCache = has_qv(Row::kKey.score_mods);
 template <class Row>
 constexpr bool kReadsCache<CachedKeys<Row>> = true;
 

@@ -9,21 +9,28 @@
 #include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/forward_kernel.h"
+#include "cute_attention/sm90/mla_kernel.h"
 #include "cute_attention/sm90/tensor_map.h"
 
 namespace cute_attention::sm90 {
 
+// The kernel of a row: one of its own where qv joins the scores.
+template <class Row>
+using KernelOf =
+    std::conditional_t<has_qv(Row::kKey.score_mods), MlaKernel<Row>, ForwardKernel<Row>>;
+
 template <class Row>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
     forward(CUTE_GRID_CONSTANT ForwardArguments const arguments) {
-  using Kernel = ForwardKernel<Row>;
+  using Kernel = KernelOf<Row>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
 }
 
 template <class Row>
 struct ForwardLaunch {
-  using Traits = ForwardTraits<Row>;
+  using Kernel = KernelOf<Row>;
+  using Traits = typename Kernel::Traits;
   using Element = typename Traits::Element;
   static constexpr int kThreads = Traits::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
@@ -132,6 +139,16 @@ struct ForwardLaunch {
     error = error == cudaSuccess
                 ? make_tensor_map<Element>(&arguments.map_v, v, 1, {Traits::kBoxV, 1, box_rows})
                 : error;
+    if constexpr (has_qv(Row::kKey.score_mods)) {
+      TensorView qv = q;
+      qv.data = params.qv;
+      qv.cols = params.head_dim_v;
+      qv.stride = params.qv_stride;
+      error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_qv, qv, packing.group,
+                                                              {Traits::kBoxV, 1 << packing.shift,
+                                                               packing.queries(kWarpgroupM)})
+                                   : error;
+    }
     if constexpr (Traits::kBiasTiles) {
       error = error == cudaSuccess ? make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(
                                          &arguments.bias, params, packing)

@@ -57,19 +57,22 @@ CUTE_DEVICE auto heads_of_thread(ForwardArguments const& arguments, ForwardTile 
 }
 
 // Stores a warpgroup's 64 rows, from row `m_offset` of the tile on.
-//   rO    (2, DV columns of a thread)  normalised
-//   rLse  (2)
+//   rO         (2, DV columns of a thread)  normalised
+//   rLse       (2)
+//   first_col  the first column that the warpgroup has; whoever has column 0 stores the LSE
 template <class Element, class Output, class Rows>
 CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const& tile,
-                            int32_t m_offset, int thread, Output const& rO, Rows const& rLse) {
+                            int32_t m_offset, int thread, Output const& rO, Rows const& rLse,
+                            int32_t first_col = 0) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(rO) == Int<2>{});
   CUTE_STATIC_ASSERT_V(size(rLse) == size<0>(rO));
   CUTE_UNROLL
   for (int row = 0; row < 2; ++row) {
     StoreRow<Element> const target(arguments, tile, m_offset + row_of_thread(thread) + 8 * row);
-    store_row(rO(row, _), target.o, target.inside, arguments.params.head_dim_v, thread);
-    if (target.lse != nullptr && target.inside && thread % kThreadsPerRow == 0) {
+    store_row(rO(row, _), target.o + first_col, target.inside,
+              arguments.params.head_dim_v - first_col, thread);
+    if (first_col == 0 && target.lse != nullptr && target.inside && thread % kThreadsPerRow == 0) {
       *target.lse = rLse(row);
     }
   }
@@ -78,10 +81,11 @@ CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const
 // Writes what a split has of a warpgroup's 64 rows to the workspace (core/key_splits.h).
 //   rO              (2, DV columns of a thread)
 //   rSums, rBases   (2)
+//   first_col       as in store_tile()
 template <class Output, class Rows>
 CUTE_DEVICE void store_split(ForwardArguments const& arguments, ForwardTile const& tile,
                              int32_t m_offset, int thread, Output const& rO, Rows const& rSums,
-                             Rows const& rBases) {
+                             Rows const& rBases, int32_t first_col = 0) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(rO) == Int<2>{});
   CUTE_STATIC_ASSERT_V(size(rSums) == size<0>(rO));
@@ -94,15 +98,15 @@ CUTE_DEVICE void store_split(ForwardArguments const& arguments, ForwardTile cons
       continue;
     }
     int64_t const index = target.index(params, tile);
-    float* const o = split_output(params, tile.split, index) + 2 * t;
+    float* const o = split_output(params, tile.split, index) + first_col + 2 * t;
     CUTE_UNROLL
     for (int block = 0; block < size<1>(rO) / 2; ++block) {  // of 8 columns
-      if (8 * block < params.head_dim_v) {
+      if (first_col + 8 * block < params.head_dim_v) {
         *reinterpret_cast<float2*>(o + 8 * block) =
             float2{rO(row, 2 * block), rO(row, 2 * block + 1)};
       }
     }
-    if (t == 0) {
+    if (first_col == 0 && t == 0) {
       *split_sum(params, tile.split, index) = {rBases(row), rSums(row)};
     }
   }

@@ -26,7 +26,8 @@ struct ForwardArguments {
   CUtensorMap map_q;   // boxes of 64 rows of the packing
   CUtensorMap map_k;   // boxes of box_rows_k rows
   CUtensorMap map_v;
-  BiasTiles bias;  // of tile_m rows; unused where the kernel reads no such tiles
+  BiasTiles bias;      // of tile_m rows; unused where the kernel reads no such tiles
+  CUtensorMap map_qv;  // boxes of 64 rows of the packing; unused in rows without qv
 };
 
 // The most warpgroups that compute.

@@ -5,7 +5,7 @@
 
 #include "cute_attention/core/page_lookup.h"
 #include "cute_attention/sm90/forward_tile.h"
-#include "cute_attention/sm90/tma_boxes.h"
+#include "cute_attention/sm90/tma_tile.h"
 
 namespace cute_attention::sm90 {
 
@@ -29,12 +29,13 @@ CUTE_DEVICE PageRow look_up_tile(ForwardArguments const& arguments, ForwardTile 
 // Starts the copies of a tile of kRows x kCols, each lane those of its box. All lanes of a warp
 // call it with what they have looked up. What TMA finds in a page that does not exist are zeros.
 //   kBox     columns of a box
-//   map      of [pages, page_size, heads_kv, kCols]
+//   map      of [pages, page_size, heads_kv, columns]
+//   origin   the KV head, and the tile's first column
 //   of_lane  look_up_tile()
 //   leader   one of the lanes
 template <int kRows, int kCols, int kBox, class Element>
 CUTE_DEVICE void load_pages(ForwardArguments const& arguments, CUtensorMap const& map,
-                            ForwardTile const& tile, int32_t head_kv, int32_t n_begin,
+                            ForwardTile const& tile, TileOrigin const& origin, int32_t n_begin,
                             PageRow const& of_lane, Element* buffer, uint64_t& full, bool leader) {
   using Boxes = TmaBoxes<kRows, kCols, kBox>;
   int32_t const rows = arguments.box_rows_k, lane = lane_of_warp();
@@ -49,7 +50,8 @@ CUTE_DEVICE void load_pages(ForwardArguments const& arguments, CUtensorMap const
     for (int box = 0; box < Boxes::kCount; ++box) {
       cute::SM90_TMA_LOAD_5D::copy(&map, &full, uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST),
                                    buffer + Boxes::offset(box) + lane * rows * Boxes::kCols,
-                                   Boxes::col(box), 0, of_lane.row, head_kv, of_lane.page);
+                                   origin.col + Boxes::col(box), 0, of_lane.row, origin.head,
+                                   of_lane.page);
     }
   }
   __syncwarp();

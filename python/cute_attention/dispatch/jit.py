@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..arguments import FEATURES
+from ..cache_arguments import QV
 from ..errors import BuildError
 from ..native import build, core, packages, rows
 from ..native.build import Source
@@ -150,6 +151,8 @@ def _score_mods(problem: Problem) -> Iterator[str]:
     for bit, word in FEATURES.items():
         if problem.features & bit and word != _SERVED_BY_ALL:
             yield word
+    if problem.features & QV:
+        yield "qv"
 
 
 def _build(row: TableRow, capability: int) -> bool:

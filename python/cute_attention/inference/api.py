@@ -86,7 +86,8 @@ def attention_with_cache(
             multiple of 16. On q's device, and of its dtype or float8_e4m3fn, which is copied in
             q's dtype.
         v_cache: likewise, with a head dim of its own. It may be a view of `k_cache`, whose first
-            columns are then the values.
+            columns are then the values: with more than 256 columns a kernel for latent attention
+            reads them once.
         cache_seqlens: how many tokens of each sequence are in the cache before the call, padding on
             the left included: int32 `[batch]` on q's device, or an int for all; None for all that
             there is room for.

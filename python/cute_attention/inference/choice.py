@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ..arguments import feature_words, kind_of, problem_of
-from ..cache_arguments import CacheArguments
+from ..cache_arguments import QV, CacheArguments
 from ..dispatch.backends import Report
 from ..dispatch.explain import Explanation, explain_problem
 from ..dispatch.request import check_name, requested_backend
@@ -21,6 +21,7 @@ from ..options import documenting
 from ..problem import Problem
 from .checked import NAME, checked_cache
 from .in_place import obstacle
+from .latent import is_for_qv_kernel, with_qv
 from .options import DEFAULTS, AllCacheOptions, CacheOptions, with_defaults
 
 _NOT_INVARIANT = "no kernel promises batch_invariant"
@@ -72,9 +73,12 @@ _warn_of_fallback._dynamo_marked_constant = True  # type: ignore[attr-defined]  
 
 
 def _kind(call: CacheArguments) -> Problem:
+    call = with_qv(call)
     kind = kind_of(call.as_attention())
     if call.qv is None:
         return kind
+    if is_for_qv_kernel(call) and not obstacle(call):
+        return kind._replace(features=kind.features | QV)
     return kind._replace(head_dim=kind.head_dim + kind.head_dim_v)
 
 
@@ -117,8 +121,11 @@ def explain_with_cache(
     name = "explain_with_cache"
     call = checked_cache(q, k_cache, v_cache, cache_seqlens, with_defaults(name, {**options}))
     check_name(NAME, "backend", call.backend)
+    kind = _kind(call)
     problem = problem_of(call.as_attention())._replace(
-        head_dim=_kind(call).head_dim, seqlen_k=call.max_seqlen_k or call.room
+        head_dim=kind.head_dim,
+        features=kind.features,
+        seqlen_k=call.max_seqlen_k or call.room,
     )
     words = [*feature_words(call.as_attention()), "cache", *_words(call)]
     found = explain_problem(problem, call.backend, words)
@@ -155,6 +162,8 @@ def _words(call: CacheArguments) -> list[str]:
         "qv": call.qv,
     }
     words = [word for word, value in names.items() if value is not None]
+    if with_qv(call) is not call:
+        words.append("values in k_cache")
     if call.attention_chunk:
         words.append(f"chunks of {call.attention_chunk}")
     if call.batch_invariant:

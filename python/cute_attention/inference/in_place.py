@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..cache_arguments import CacheArguments
 from ..ops.cache import ATTEND_CACHE
+from .latent import is_for_qv_kernel, with_qv
 
 PAGE_ROWS = 16  # kPageRows of params.h: the size of pages is a multiple of it
 VECTOR = 8  # elements that kernels load at a time
@@ -17,7 +18,7 @@ def obstacle(call: CacheArguments) -> str:
     for head_dim in (call.q.shape[-1], call.v_cache.shape[-1]):
         if head_dim % VECTOR:
             return f"a head dim of {head_dim}, no multiple of {VECTOR}"
-    if call.qv is not None:
+    if call.qv is not None and not is_for_qv_kernel(call):
         return "qv"
     if call.attention_chunk:
         return "attention_chunk"
@@ -35,15 +36,16 @@ def obstacle(call: CacheArguments) -> str:
 def attend_in_place(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """Output and LSE of queries `q` and a cache that holds `total` tokens of each sequence, for a
     call without an `obstacle`."""
+    call = with_qv(call._replace(q=q))
     longest = min(call.max_seqlen_k or call.room, call.room)
     table = call.block_table
     if table is not None and table.stride(1) != 1:
         table = table.contiguous()
     return ATTEND_CACHE(
-        q, call.k_cache, call.v_cache, call.backend, call.scale, call.window_left,
+        call.q, call.k_cache, call.v_cache, call.backend, call.scale, call.window_left,
         call.window_right, call.softcap, total.contiguous(), _contiguous(call.cu_seqlens_q),
         call.max_seqlen_q, longest, _contiguous(call.leftpad), _contiguous(call.cache_batch_idx),
-        table, call.alibi_slopes, call.sink,
+        table, call.alibi_slopes, call.sink, call.qv,
     )  # fmt: skip
 
 

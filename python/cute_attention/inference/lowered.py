@@ -5,7 +5,8 @@ The kernel reads the cache where it lies (`in_place.py`) unless the call has som
 not know. Then it gets packed sequences, as `attention_varlen` does: a contiguous cache with gaps
 between the sequences, of `cache_batch_idx` a copy of the rows that it names, of a table a copy of
 all pages that it has entries for (up to `max_seqlen_k`, where that is given), of `qv` one of keys
-and values beside each other. Nothing here waits for the device.
+and values beside each other, unless they are so wide that a kernel reads `qv` (`latent.py`).
+Nothing here waits for the device.
 """
 
 from __future__ import annotations

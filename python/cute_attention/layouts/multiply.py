@@ -35,6 +35,11 @@ def _placed(places: tuple[Array, Array], values: Array) -> Array:
     return matrix
 
 
+def _of_all(matrix: Array, groups: int) -> Array:
+    """A matrix of each group, where one may have handed what it has in registers to all."""
+    return np.broadcast_to(matrix, (groups, *matrix.shape[1:]))
+
+
 def _descriptor_operand(trace: Trace, operand: dict[str, Any], groups: int) -> tuple[Array, Array]:
     """(outer, k) of an operand that WGMMA reads through descriptors.
 
@@ -72,7 +77,8 @@ def _matrices(
             found = trace.operand(product, side, index)
             places = fragments.a if side == "a" else fragments.b
             assert places is not None
-            matrices = _placed(places, found.outer), _placed(places, found.k)
+            outer_k = _placed(places, found.outer), _placed(places, found.k)
+            matrices = _of_all(outer_k[0], groups), _of_all(outer_k[1], groups)
         outer.append(matrices[0])
         k.append(matrices[1])
     return np.concatenate(outer, axis=-1), np.concatenate(k, axis=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .rows import TableRow
-from .study import COLUMNS, SM80_FORWARD, SM90_FORWARD, changes
+from .study import COLUMNS, SM80_FORWARD, SM90_FORWARD, TABLES, changes
 
 
 def refusal(row: TableRow) -> str:
@@ -38,6 +38,11 @@ def _refused_combination(row: TableRow) -> str:
                 "probabilities is 'shared' and score_mods has 'dropout': probabilities are dropped "
                 "from the operand in registers"
             )
+    if "qv" in row.score_mods and (study.swizzle != TABLES.swizzle or study.turns != TABLES.turns):
+        return (
+            "swizzle or turns is another than that of the tables and score_mods has 'qv', whose "
+            "kernel has neither column"
+        )
     if (row.arch, row.direction) == SM90_FORWARD and study.turns == "on" and row.tile_m <= 64:
         return (
             f"turns is 'on' and tile_m is {row.tile_m}: one warpgroup computes 64 queries, and "

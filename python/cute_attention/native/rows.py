@@ -126,7 +126,7 @@ def table() -> tuple[TableRow, ...]:
     return tuple(row for file in files for row in parse(file.read_text()))
 
 
-_MODIFIERS = ("softcap", "alibi", "bias", "dropout")
+_MODIFIERS = ("softcap", "alibi", "bias", "dropout", "qv")
 
 
 def support_matrix(rows: Iterable[TableRow]) -> str:
@@ -139,9 +139,9 @@ def support_matrix(rows: Iterable[TableRow]) -> str:
             dtypes.append(row.dtype)
     text = (
         "| kernels for | pass | head_dim, head_dim_v up to | dtype "
-        "| softcap | ALiBi | bias | dropout |\n"
+        "| softcap | ALiBi | bias | dropout | qv |\n"
     )
-    text += "|---|---|---|---|---|---|---|---|\n"
+    text += "|---|---|---|---|---|---|---|---|---|\n"
     for (arch, direction, head_dim, head_dim_v, score_mods), dtypes in lines.items():
         served = ("yes" if name in score_mods else "no" for name in _MODIFIERS)
         text += (

@@ -80,8 +80,8 @@ _library.define(
     "attend_cache(Tensor q, Tensor k_cache, Tensor v_cache, str backend, float scale, "
     "SymInt window_left, SymInt window_right, float softcap, Tensor seqused_k, "
     "Tensor? cu_seqlens_q, SymInt max_seqlen_q, SymInt max_seqlen_k, Tensor? leftpad_k, "
-    "Tensor? cache_batch_idx, Tensor? block_table, Tensor? alibi_slopes, Tensor? sink) "
-    "-> (Tensor out, Tensor lse)"
+    "Tensor? cache_batch_idx, Tensor? block_table, Tensor? alibi_slopes, Tensor? sink, "
+    "Tensor? qv=None) -> (Tensor out, Tensor lse)"
 )
 ATTEND_CACHE = torch.ops.cute_attention.attend_cache.default
 KERNELS = _define("")

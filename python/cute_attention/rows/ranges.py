@@ -51,6 +51,8 @@ _RANGES = {
 # tiles are what registers hold.
 _ONE_KERNEL = 128
 _TWO_KERNELS = Ranges((128,), (64,), (2, 3, 4), lambda tile_m, tile_n: (12,))
+# With qv two warpgroups have the same 64 rows, and Q fills a third of the shared memory.
+_WITH_QV = Ranges((64,), (32, 48, 64), (2, 3, 4), lambda tile_m, tile_n: (12,))
 
 
 def _has_two_kernels(row: TableRow) -> bool:
@@ -59,6 +61,8 @@ def _has_two_kernels(row: TableRow) -> bool:
 
 def ranges_of(row: TableRow) -> Ranges:
     """The ranges of the family that a row is of."""
+    if "qv" in row.score_mods:
+        return _WITH_QV
     return _TWO_KERNELS if _has_two_kernels(row) else _RANGES[row.arch, row.direction]
 
 
@@ -80,7 +84,8 @@ def operand_bytes(row: TableRow) -> int:
     of those that pass by there are as many as stages."""
     both = row.head_dim + row.head_dim_v  # the columns of K and V, or of Q and dO
     if row.direction == "forward":
-        elements = row.tile_m * row.head_dim + row.stages * row.tile_n * both
+        columns_of_q = both if "qv" in row.score_mods else row.head_dim
+        elements = row.tile_m * columns_of_q + row.stages * row.tile_n * both
     else:
         step = _WARPGROUP if _has_two_kernels(row) else row.tile_m
         elements = (row.tile_n + row.stages * step) * both

@@ -47,7 +47,7 @@ class Row:
         dtype: "fp16" or "bf16", of q, k, v and the output.
         head_dim: the largest that the kernel serves, a multiple of 8.
         head_dim_v: the same of v and the output; head_dim where it is left out.
-        score_mods: what the kernel does to scores: "softcap", "alibi", "bias", "dropout" or
+        score_mods: what the kernel does to scores: "softcap", "alibi", "bias", "dropout", "qv" or
             several of them. It serves only calls that ask for all of these and for no other.
         tile_m: queries of a tile; backward, of a step.
         tile_n: keys of a tile; backward, of a CTA.

@@ -54,7 +54,9 @@ def flash_attn_with_kvcache(
             `[total_new, heads_kv, head_dim]`, which are written into k_cache from `cache_seqlens`
             on, and nowhere else.
         v: new values, likewise.
-        qv: like q with v's head dim: qv·v joins q·k. Both are concatenated, which copies the cache.
+        qv: like q with v's head dim: qv·v joins q·k. On Hopper a kernel reads it where the two head
+            dims have more than 256 columns together (64 and 512, of latent attention); else both
+            are concatenated, which copies the cache.
         rotary_cos: `[positions, rotary_dim / 2]`: turns k by the angles of `cache_seqlens + i`, and
             q likewise if `causal` or with a window or chunks, else all of q by that of
             `cache_seqlens`.

@@ -1,0 +1,108 @@
+// sm90/tile_load.h: the load warp of a forward kernel: its walk over the tiles of queries, and the
+// copies of keys, which lie in one tensor or in pages.
+#pragma once
+
+#include <cute/arch/cluster_sm90.hpp>
+
+#include "cute_attention/sm90/cached_keys.h"
+#include "cute_attention/sm90/forward_tile.h"
+#include "cute_attention/sm90/page_load.h"
+#include "cute_attention/sm90/tma_tile.h"
+
+namespace cute_attention::sm90 {
+
+// What the load warps of the kernels have in common. `Load` is the class that derives from it; its
+// load_tile() loads what a tile of queries with visible keys needs.
+template <class Row, class SharedMemory, class Load>
+struct TileLoad {
+  static constexpr int kTileN = Row::kConfig.tile_n;
+  static constexpr bool kReadsCache = sm90::kReadsCache<Row>;
+
+  ForwardArguments const& arguments;
+  SharedMemory& shared;
+  bool const leader;  // one lane talks to the TMA unit and to the barriers
+  Ring<kTileSlots> ring_tile{};
+
+  CUTE_DEVICE TileLoad(ForwardArguments const& arguments, SharedMemory& shared)
+      : arguments(arguments), shared(shared), leader(cute::elect_one_sync()) {}
+
+  CUTE_DEVICE void run() {
+    while (true) {
+      Barrier::wait(&shared.tile_full[ring_tile.stage], ring_tile.parity);
+      ForwardTile const& tile = shared.tiles[ring_tile.stage];
+      if (tile.is_end()) {
+        return;
+      }
+      if (tile.sees_keys()) {
+        static_cast<Load*>(this)->load_tile(tile);
+      }
+      __syncwarp();  // all lanes have read it
+      if (leader) {
+        Barrier::arrive(&shared.tile_empty[ring_tile.stage]);
+      }
+      ring_tile.advance();
+    }
+  }
+
+ protected:
+  // Where the tiles of Q, and those of K and V come from.
+  struct Origins {
+    TileOrigin q, kv;
+    TileOrigin bias;  // of the first key
+  };
+
+  CUTE_DEVICE Origins origins(ForwardTile const& tile) const {
+    ForwardParams const& params = arguments.params;
+    bool const packed_q = params.cu_seqlens_q != nullptr;
+    bool const packed_k = params.cu_seqlens_k != nullptr;
+    int32_t const head_kv = tile.work.head / arguments.packing.group;
+    int32_t const head_of_group = tile.work.head - head_kv * arguments.packing.group;
+    return {{packed_q ? 0 : tile.work.batch, head_kv, head_of_group,
+             int32_t(tile.sequence.row_q) + tile.m_begin},
+            {packed_k      ? 0
+             : kReadsCache ? cache_row(params, tile.work.batch)
+                           : tile.work.batch,
+             head_kv, 0, int32_t(tile.sequence.row_k)},
+            {tile.work.batch, head_kv, head_of_group, tile.m_begin}};
+  }
+
+  // Whether keys lie in pages.
+  CUTE_DEVICE bool in_pages() const { return kReadsCache && has_pages(arguments.params); }
+
+  // Where this lane's box of a KV tile lies, where keys lie in pages. It is read before the wait
+  // for a buffer, and so is there when the wait is over.
+  CUTE_DEVICE PageRow look_up(ForwardTile const& tile, int32_t n_block) const {
+    return in_pages() ? look_up_tile<kTileN>(arguments, tile, n_block * kTileN) : PageRow{};
+  }
+
+  // Starts the copies of a KV tile of K or V, from column `origin.col` on.
+  template <int kCols, int kBox, class Element>
+  CUTE_DEVICE void copy_keys(CUtensorMap const& map, ForwardTile const& tile,
+                             TileOrigin const& origin, int32_t n_block, PageRow const& page,
+                             Element* buffer, uint64_t& full) {
+    if (in_pages()) {
+      load_pages<kTileN, kCols, kBox>(arguments, map, tile, origin, n_block * kTileN, page, buffer,
+                                      full, leader);
+    } else if (leader) {
+      Barrier::arrive_and_expect_tx(&full, kTileN * kCols * int(sizeof(Element)));
+      load_boxes<kTileN, kCols, kBox>(map, origin, n_block * kTileN, buffer, full,
+                                      cute::TMA::CacheHintSm90::EVICT_LAST);
+    }
+  }
+
+  // The rows of a V tile that are zeros, whatever was loaded: all but [begin, end). They have
+  // probability 0, but where sequences are packed or in a cache, the memory behind a sequence may
+  // hold NaN, as may the buffer where no page was loaded, and 0 * NaN is NaN.
+  CUTE_DEVICE KeyRange rows_with_values(ForwardTile const& tile, int32_t n_block) const {
+    ForwardParams const& params = arguments.params;
+    if (params.cu_seqlens_k == nullptr && !kReadsCache) {
+      return {0, kTileN};
+    }
+    int32_t const begin = in_pages() ? boxes_of<kTileN>(arguments, tile, n_block * kTileN).begin *
+                                           arguments.box_rows_k
+                                     : 0;
+    return {begin, min_of(tile.sequence.seqlen_k - n_block * kTileN, kTileN)};
+  }
+};
+
+}  // namespace cute_attention::sm90
