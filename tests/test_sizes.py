@@ -90,6 +90,7 @@ class ForwardParams(ctypes.Structure):
         ("cache", KeyCache),
         ("split_workspace", ctypes.c_void_p),
         ("num_splits", ctypes.c_int32),
+        ("batch_invariant", ctypes.c_int32),
     ]
 
 

@@ -26,6 +26,9 @@ struct ForwardArguments {
   CUtensorMap map_q;   // boxes of 64 rows of the packing
   CUtensorMap map_k;   // boxes of box_rows_k rows
   CUtensorMap map_v;
+  // Counts the splits of each warpgroup of each tile that have ended; null: a kernel after this one
+  // combines them (last_split.h).
+  int32_t* split_arrivals;
   BiasTiles bias;  // of tile_m rows; unused where the kernel reads no such tiles
 };
 
