@@ -50,11 +50,27 @@ def attend_in_place(
 ) -> tuple[Tensor, Tensor]:
     """Output and LSE of queries `q` and a cache that holds `lengths` tokens of each sequence, for a
     call without an `obstacle`. `appending`: those of the call are turned and appended first."""
+    return ATTEND_CACHE(*op_arguments(call, q, lengths, appending))
+
+
+# Which tensors of a call the op is told in which place; "" where it is told something else.
+TENSORS = (
+    "q", "k_cache", "v_cache", *[""] * 5, "cache_seqlens", "cu_seqlens_q", "", "", "leftpad",
+    "cache_batch_idx", "block_table", "alibi_slopes", "sink", "", "", "k", "v", "cu_seqlens_k_new",
+    "rotary_cos", "rotary_sin", "", "rotary_seqlens", "",
+)  # fmt: skip
+LONGEST_AT = 11  # the place of the length of the longest sequence, cut off at its room
+
+
+def op_arguments(
+    call: CacheArguments, q: Tensor, lengths: Tensor, appending: bool
+) -> tuple[Any, ...]:
+    """What the op `attend_cache` is told, as in `attend_in_place`."""
     longest = min(call.max_seqlen_k or call.room, call.room)
     table = call.block_table
     if table is not None and table.stride(1) != 1:
         table = table.contiguous()
-    return ATTEND_CACHE(
+    return (
         q, call.k_cache, call.v_cache, call.backend, call.scale, call.window_left,
         call.window_right, call.softcap, lengths.contiguous(), _contiguous(call.cu_seqlens_q),
         call.max_seqlen_q, longest, _contiguous(call.leftpad), _contiguous(call.cache_batch_idx),
