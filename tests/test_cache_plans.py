@@ -1,5 +1,5 @@
-"""Calls with a cache that have been made before: no check, and the same results; whatever differs is
-checked again. On the CPU plain PyTorch stands in for the kernels."""
+"""Calls with a cache that have been made before: no check, and the same results; whatever differs
+is checked again. On the CPU plain PyTorch stands in for the kernels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Splits of a decode step: combined by the last of a tile, or by a kernel; rows of a cache's lengths
-that leave splits without keys; streams and graphs, whose counters are their own."""
+"""Splits of a decode step: combined by the last of a tile, or by a kernel; lengths that leave splits
+without keys; streams and graphs, whose counters are their own."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_streams_have_counters_of_their_own() -> None:
 
 
 def test_graphs_at_the_same_time() -> None:
-    """Two graphs that were captured in one stream, replayed in two, beside calls without a graph."""
+    """Two graphs, captured in one stream, replayed in two, beside calls without a graph."""
     calls = [decode((8, 2), splits) for splits in (16, 9)]
     skip_unless_served(calls[0], "sm90")
     wanted = [run(call, "sm90") for call in calls]

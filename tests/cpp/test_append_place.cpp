@@ -1,5 +1,5 @@
-// test_append_place.cpp: new tokens find their sequence, their place in a cache and their angle, and
-// pairs of rotary embeddings are pairs.
+// test_append_place.cpp: new tokens find their sequence, their place in a cache and their angle,
+// and pairs of rotary embeddings are pairs.
 #include "layouts/host_cuda.h"  // before everything else
 
 #include <cstdint>
@@ -92,7 +92,8 @@ void test_angles() {
         RotaryPair const other = rotary_pair(rotary, pair.partner);
         check(pair.partner >= 0 && pair.partner < dim && pair.partner != col, "a partner");
         check(other.partner == col && other.angle == pair.angle, "a pair has one angle");
-        check(pair.is_first == (col < pair.partner) && other.is_first != pair.is_first, "its first");
+        check(pair.is_first == (col < pair.partner) && other.is_first != pair.is_first,
+              "its first");
         check_equal(pair.partner - col, (pair.is_first ? 1 : -1) * (interleaved ? 1 : dim / 2),
                     "which numbers are a pair");
         ++turned[pair.angle];

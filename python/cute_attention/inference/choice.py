@@ -128,9 +128,7 @@ def explain_with_cache(
         return replace(found, call=f"{found.call}, {_way(call)}")
     asked = found.requested.split()[0]
     reports = [
-        report
-        if report.backend == "reference"
-        else Report(report.backend, False, (reason,))
+        report if report.backend == "reference" else Report(report.backend, False, (reason,))
         for report in found.forward
     ]
     chosen = "reference" if asked in ("auto", "reference") else None

@@ -1,11 +1,11 @@
 """The ops of kernels for a call with a KV cache: append and rotate, then attend.
 
-Kernels do all of it where the cache lies (`in_place.py`), unless the call has something that they do
-not know. What they cannot write PyTorch's operations do (`append.py`). What they cannot read
-becomes packed sequences, as `attention_varlen` does: a contiguous cache with gaps
-between the sequences, of `cache_batch_idx` a copy of the rows that it names, of a table a copy of
-all pages that it has entries for (up to `max_seqlen_k`, where that is given), of `qv` one of keys
-and values beside each other. Nothing here waits for the device.
+Kernels do all of it where the cache lies (`in_place.py`), unless the call has something that they
+do not know. What they cannot write PyTorch's operations do (`append.py`). What they cannot read
+becomes packed sequences, as those of `attention_varlen`: a contiguous cache with gaps between the
+sequences, of `cache_batch_idx` a copy of the rows that it names, of a table a copy of all pages
+that it has entries for (up to `max_seqlen_k`, where that is given), of `qv` one of keys and values
+beside each other. Nothing here waits for the device.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def run(plan: CachePlan, given: dict[str, Any]) -> Any:
 def remember(
     key: tuple[Any, ...] | None, call: CacheArguments, given: dict[str, Any], return_lse: bool
 ) -> None:
-    """Keeps a plan for calls of the key, where a kernel reads the cache of this one, and is told the
-    very tensors that were passed."""
+    """Keeps a plan for calls of the key, where a kernel reads the cache of this one, and is told
+    the very tensors that were passed."""
     appending = call.k is not None
     if key is None or obstacle(call) or not call.q.numel() or (appending and not appends(call)):
         return
