@@ -150,10 +150,9 @@ void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, 
   DeviceInfo const& info = device_at(device);
   ForwardParams launched = with_a_grid(p);
   LoadedRow const& found = row_for(Direction::Forward, launched, dtype, arch, info);
-  launched.num_splits =
-      p.split_workspace == nullptr || is_batch_invariant(p)
-          ? 1
-          : choose_splits(*found.row, launched, info);
+  launched.num_splits = p.split_workspace == nullptr || is_batch_invariant(p)
+                            ? 1
+                            : choose_splits(*found.row, launched, info);
   launch(found, &launched, info, stream);
 }
 

@@ -1,4 +1,4 @@
-"""Splits of a decode step: combined by the last of a tile, or by a kernel; lengths that leave splits
+"""Splits of a decode step: combined by the last of a tile, or by a kernel; lengths that leave some
 without keys; streams and graphs, whose counters are their own."""
 
 from __future__ import annotations
