@@ -156,8 +156,9 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   for (int64_t sequence = first; sequence < params.batch; sequence += step) {
-    params.used[sequence] =
-        params.cache.seqused_k[sequence] + new_tokens(params, int32_t(sequence));
+    int64_t const before = params.cache.seqused_k[sequence];
+    int64_t const used = before + new_tokens(params, int32_t(sequence));
+    params.used[sequence] = int32_t(used < INT32_MAX ? used : INT32_MAX);
   }
 }
 
