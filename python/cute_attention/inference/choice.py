@@ -38,10 +38,11 @@ def choose(call: CacheArguments) -> tuple[CachedFamily, str]:
     """
     check_name(NAME, "backend", call.backend)
     requested = requested_backend(call.backend)
+    reason = _not_invariant(call)
+    if reason and requested not in ("auto", "reference"):
+        raise BackendError(f"{NAME}: backend {requested!r} cannot serve this call: {reason}")
     backend = select(requested, *_kind(call))
-    if backend != "reference" and (reason := _not_invariant(call)):
-        if requested != "auto":
-            raise BackendError(f"{NAME}: backend {requested!r} cannot serve this call: {reason}")
+    if reason and backend != "reference":
         _warn_of_fallback(reason)
         backend = "reference"
     return (REFERENCE if backend == "reference" else KERNELS), backend
