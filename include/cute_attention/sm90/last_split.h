@@ -83,15 +83,15 @@ CUTE_DEVICE void end_split(ForwardArguments const& arguments, ForwardTile const&
         continue;
       }
       int64_t const index = target.index(params, tile);
-      RowSplits<kMostOfLast> const splits(params, index);
       for (int32_t begin = 0; begin < params.head_dim_v; begin += kCombinedCols) {
         int32_t const col = begin + 4 * lane_of_warp();
-        float4 total{};
-        for (int member = 0; member < team; ++member) {
-          SplitParts parts;
+        SplitParts parts;
+        parts.load(params, index, col, 0, team);  // on its way while the weights are computed
+        RowSplits<kMostOfLast> const splits(params, index);
+        float4 total = weighted_sum(params, splits, parts, index, col, 0, team);
+        for (int member = 1; member < team; ++member) {
           parts.load(params, index, col, member, team);
-          float4 const sum = weighted_sum(params, splits, parts, index, col, member, team);
-          total = member == 0 ? sum : sum_of(total, sum);
+          total = sum_of(total, weighted_sum(params, splits, parts, index, col, member, team));
         }
         store_combined<Element>(params, splits, {target.head, target.o, target.lse}, total, col);
       }
