@@ -63,9 +63,18 @@ class DeviceScope {
   int32_t previous_ = 0;
 };
 
+// The row of a call whose bits do not depend on sizes is that for a prompt of so many tokens.
+constexpr int32_t kInvariantSeqlen = 2048;
+constexpr bool is_batch_invariant(ForwardParams const& p) { return p.batch_invariant != 0; }
+constexpr bool is_batch_invariant(BackwardParams const&) { return false; }
+
 template <class Params>
-LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int32_t arch,
+LoadedRow const& row_for(Direction direction, Params p, DType dtype, int32_t arch,
                          DeviceInfo const& device) {
+  if (is_batch_invariant(p)) {
+    p.batch = 1;
+    p.seqlen_q = p.seqlen_k = kInvariantSeqlen;
+  }
   Problem const problem{direction,
                         dtype,
                         p.batch,
@@ -89,15 +98,40 @@ LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int3
   return find_row(problem, arch >= kFirstRow ? kAnyArch : arch, device);
 }
 
+void check_launch(KernelLibrary const& library, char const* name, int32_t error) {
+  if (error != 0) {
+    throw std::runtime_error(std::string(name) + ": " + library.error_string(error) +
+                             " (CUDA error " + std::to_string(error) + ")");
+  }
+}
+
 void launch(LoadedRow const& found, void const* params, DeviceInfo const& device, void* stream) {
   DeviceScope const scope(*found.library, device.ordinal);
   LaunchContext const context{&device, stream};
-  int32_t const error = found.row->launch(params, &context);
-  if (error != 0) {
-    throw std::runtime_error(std::string(found.row->name) + ": " +
-                             found.library->error_string(error) + " (CUDA error " +
-                             std::to_string(error) + ")");
+  check_launch(*found.library, found.row->name, found.row->launch(params, &context));
+}
+
+// The library of the row that is asked for, or one of a family of kernels: sm80 if it may be any,
+// since that runs on every GPU.
+KernelLibrary const& library_of(int32_t arch) {
+  LoadedRow const* const asked = row_of_number(arch);
+  if (asked != nullptr) return *asked->library;
+  for (Arch const family : {Arch::Sm80, Arch::Sm90}) {
+    for (LoadedRow const& loaded : kernel_libraries().rows) {
+      bool const fits = arch == kAnyArch || arch == int32_t(family);
+      if (fits && loaded.row->key.arch == family) return *loaded.library;
+    }
   }
+  throw std::runtime_error("no kernel library of arch " + std::to_string(arch) + " is loaded");
+}
+
+void append(AppendParams const& p, DType dtype, int32_t arch, int32_t device, void* stream) {
+  check_append(p);
+  check_arch(arch);
+  if (p.batch == 0) return;
+  KernelLibrary const& library = library_of(arch);
+  DeviceScope const scope(library, device_at(device).ordinal);
+  check_launch(library, "append", library.append(&p, dtype, stream));
 }
 
 // Packed rows after the last sequence are written too, where all sequences are empty as well: a
@@ -117,8 +151,9 @@ void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, 
   DeviceInfo const& info = device_at(device);
   ForwardParams launched = with_a_grid(p);
   LoadedRow const& found = row_for(Direction::Forward, launched, dtype, arch, info);
-  launched.num_splits =
-      p.split_workspace == nullptr ? 1 : choose_splits(*found.row, launched, info);
+  launched.num_splits = p.split_workspace == nullptr || is_batch_invariant(p)
+                            ? 1
+                            : choose_splits(*found.row, launched, info);
   launch(found, &launched, info, stream);
 }
 
@@ -128,7 +163,7 @@ ForwardWorkspace forward_workspace(ForwardParams const& p, DType dtype, int32_t 
   check_arch(arch);
   DeviceInfo const& info = device_at(device);
   bool const nothing = rows_q(p) == 0 || rows_k(p) == 0 || p.heads == 0;
-  if (nothing || p.num_splits == 1) return {0, 1};
+  if (nothing || p.num_splits == 1 || is_batch_invariant(p)) return {0, 1};
   bool const open = p.num_splits == 0 && splits_of_environment() == 0;
   if (open && !may_be_split(p, info)) return {0, 1};
   ForwardParams const launched = with_a_grid(p);
@@ -253,6 +288,11 @@ int32_t cute_attention_forward_workspace(ForwardParams const* params, DType dtyp
         forward_workspace(pointee("params", params), dtype, arch, device);
     pointee("workspace", workspace) = sizes;
   });
+}
+
+int32_t cute_attention_append(AppendParams const* params, DType dtype, int32_t arch, int32_t device,
+                              void* stream) {
+  return guarded([&] { append(pointee("params", params), dtype, arch, device, stream); });
 }
 
 int32_t cute_attention_backward_workspace(BackwardParams const* params, DType dtype, int32_t arch,

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 namespace cute_attention {
 namespace {
@@ -63,6 +64,16 @@ void check_any_shape(Params const& p) {
   check_packing(p);
 }
 
+void check_cache_sizes(KeyCache const& cache, int32_t batch) {
+  bool const has_table = cache.block_table != nullptr;
+  check_range("cache.pages", cache.pages, 0, INT32_MAX);
+  check_range("cache.page_size", cache.page_size, has_table ? 1 : 0, kMaxSeqlen);
+  check_range("cache.pages_per_sequence", cache.pages_per_sequence, has_table ? 0 : 1,
+              has_table ? kMaxSeqlen / cache.page_size : 1);
+  require(has_table || cache.batch_idx != nullptr || cache.pages >= batch, "cache.pages is ",
+          cache.pages, ", expected at least ", batch, ": one for each sequence of the batch");
+}
+
 // Checks the sizes of a cache, and which of its tensors there are.
 void check_cache(ForwardParams const& p) {
   KeyCache const& cache = p.cache;
@@ -72,15 +83,8 @@ void check_cache(ForwardParams const& p) {
             "cache.seqused_k is null, expected it beside the other tensors of a cache");
     return;
   }
-  check_range("cache.pages", cache.pages, 0, INT32_MAX);
-  check_range("cache.page_size", cache.page_size, has_table ? 1 : 0, kMaxSeqlen);
-  check_range("cache.pages_per_sequence", cache.pages_per_sequence, has_table ? 0 : 1,
-              has_table ? kMaxSeqlen / cache.page_size : 1);
-  if (!has_table) {
-    require(cache.batch_idx != nullptr || cache.pages >= p.batch, "cache.pages is ", cache.pages,
-            ", expected at least ", p.batch, ": one for each sequence of the batch");
-    return;
-  }
+  check_cache_sizes(cache, p.batch);
+  if (!has_table) return;
   require(cache.page_size % kPageRows == 0, "cache.page_size is ", cache.page_size,
           ", expected a multiple of ", kPageRows);
   require(cache.leftpad_k == nullptr, "cache.leftpad_k is given, expected null beside ",
@@ -198,7 +202,65 @@ void check_optional_numbers(Params const& p) {
   check_range("alibi_slopes.head_stride", p.alibi_slopes.head_stride, 0, kMaxSpan);
 }
 
+void check_cache_numbers(KeyCache const& cache, Presence lengths) {
+  check_numbers("cache.seqused_k", cache.seqused_k, 4, lengths);
+  check_numbers("cache.leftpad_k", cache.leftpad_k, 4, Presence::Optional);
+  check_numbers("cache.batch_idx", cache.batch_idx, 4, Presence::Optional);
+  check_numbers("cache.block_table", cache.block_table, 4, Presence::Optional);
+  if (cache.block_table != nullptr) {
+    check_range("cache.block_table_stride", cache.block_table_stride, 0, kMaxSpan);
+  }
+}
+
+void check_rotary(RotaryOptions const& rotary, int32_t head_dim) {
+  if (rotary.cos == nullptr) return;
+  check_range("rotary.rotary_dim", rotary.rotary_dim, 0, head_dim);
+  require(rotary.rotary_dim % 2 == 0, "rotary.rotary_dim is ", rotary.rotary_dim,
+          ", expected an even number");
+  check_range("rotary.positions", rotary.positions, rotary.rotary_dim > 0 ? 1 : 0, INT32_MAX);
+  check_numbers("rotary.cos", rotary.cos, rotary.is_float ? 4 : 2, Presence::Required);
+  check_numbers("rotary.sin", rotary.sin, rotary.is_float ? 4 : 2, Presence::Required);
+  check_range("rotary.cos_stride", rotary.cos_stride, 0, kMaxSpan);
+  check_range("rotary.sin_stride", rotary.sin_stride, 0, kMaxSpan);
+  check_numbers("rotary.seqlens", rotary.seqlens, 4, Presence::Optional);
+}
+
 }  // namespace
+
+void check_append(AppendParams const& p) {
+  check_range("batch", p.batch, 0, INT32_MAX);
+  check_range("seqlen_new", p.seqlen_new, 0, kMaxSeqlen);
+  check_range("seqlen_q", p.seqlen_q, 0, kMaxSeqlen);
+  check_range("total_new", p.total_new, 0, kMaxPackedRows);
+  check_range("total_q", p.total_q, 0, kMaxPackedRows);
+  check_range("heads", p.heads, 0, INT32_MAX);
+  check_range("heads_kv", p.heads_kv, 0, INT32_MAX);
+  for (auto const& [name, dim] :
+       {std::pair<char const*, int32_t>{"head_dim", p.head_dim}, {"head_dim_v", p.head_dim_v}}) {
+    require(dim > 0 && dim % kVector == 0, name, " is ", dim, ", expected a multiple of ", kVector);
+  }
+  bool const packed = p.cu_seqlens_new != nullptr;
+  int64_t const rows = packed ? p.total_new : p.seqlen_new;
+  int64_t const batch = packed ? 1 : p.batch, heads = p.heads_kv;
+  int64_t const pages = p.cache.pages, page_size = p.cache.page_size;
+  check_tensor({"k", p.k, p.k_stride, batch, rows, heads, p.head_dim, packed, Access::Read});
+  check_tensor({"v", p.v, p.v_stride, batch, rows, heads, p.head_dim_v, packed, Access::Read});
+  check_tensor({"k_cache", p.k_cache, p.k_cache_stride, pages, page_size, heads, p.head_dim, false,
+                Access::Write});
+  check_tensor({"v_cache", p.v_cache, p.v_cache_stride, pages, page_size, heads, p.head_dim_v,
+                false, Access::Write});
+  if (p.rotary.cos != nullptr) {
+    check_like_q(p, "q", p.q, p.q_stride, p.head_dim, Access::Read);
+    check_like_q(p, "turned_q", p.turned_q, p.turned_q_stride, p.head_dim, Access::Write);
+  }
+  check_rotary(p.rotary, p.head_dim);
+  check_numbers("cu_seqlens_new", p.cu_seqlens_new, 4, Presence::Optional);
+  check_numbers("cu_seqlens_q", p.cu_seqlens_q, 4, Presence::Optional);
+  auto const presence = p.batch > 0 ? Presence::Required : Presence::Optional;
+  check_cache_sizes(p.cache, p.batch);
+  check_cache_numbers(p.cache, presence);
+  check_numbers("used", p.used, 4, presence);
+}
 
 void check_shape(ForwardParams const& params) {
   check_any_shape(params);
@@ -222,14 +284,7 @@ void check_tensors(ForwardParams const& params) {
   check_numbers("lse", params.lse, 4, Presence::Optional);
   check_numbers("next_tile", params.next_tile, 4, Presence::Optional);
   check_numbers("split_workspace", params.split_workspace, 16, Presence::Optional);
-  KeyCache const& cache = params.cache;
-  check_numbers("cache.seqused_k", cache.seqused_k, 4, Presence::Optional);
-  check_numbers("cache.leftpad_k", cache.leftpad_k, 4, Presence::Optional);
-  check_numbers("cache.batch_idx", cache.batch_idx, 4, Presence::Optional);
-  check_numbers("cache.block_table", cache.block_table, 4, Presence::Optional);
-  if (cache.block_table != nullptr) {
-    check_range("cache.block_table_stride", cache.block_table_stride, 0, kMaxSpan);
-  }
+  check_cache_numbers(params.cache, Presence::Optional);
 }
 
 void check_tensors(BackwardParams const& params) {

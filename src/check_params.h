@@ -1,6 +1,7 @@
 // check_params.h: refuses, before any launch, params that no kernel may get.
 #pragma once
 
+#include "cute_attention/append_params.h"
 #include "cute_attention/params.h"
 
 namespace cute_attention {
@@ -19,6 +20,9 @@ void check_tensors(BackwardParams const& params);
 // Checks that a call has the workspaces of which its row needs at least one element. The others
 // may be null, and so may those that a call can do without (BackwardParams says which).
 void check_workspaces(BackwardParams const& params, BackwardWorkspace const& sizes);
+
+// Checks a call that appends to a cache.
+void check_append(AppendParams const& params);
 
 // Whether k and v are a cache.
 constexpr bool has_cache(ForwardParams const& p) { return p.cache.seqused_k != nullptr; }

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "append_tokens.h"
 #include "device.h"
 
 namespace cute_attention {
@@ -64,8 +65,9 @@ char const* error_string(int32_t cuda_error) {
 
 KernelLibrary kernel_library(char const* name, char const* build, KernelRow const* rows,
                              int32_t row_count) {
-  return {kKernelLibraryAbi, CUTE_ATTENTION_VERSION, name,        build,        row_count, rows,
-          &device_count,     &device_info,           &set_device, &error_string};
+  return {
+      kKernelLibraryAbi, CUTE_ATTENTION_VERSION, name,        build,         row_count,     rows,
+      &device_count,     &device_info,           &set_device, &error_string, &append_tokens};
 }
 
 }  // namespace cute_attention

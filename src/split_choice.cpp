@@ -7,20 +7,34 @@
 #include <string>
 
 #include "cost_model.h"
+#include "cute_attention/core/split_steps.h"
 
 namespace cute_attention {
 namespace {
 
 constexpr int64_t kMostRounds = 4;    // of CTAs: what takes more is even enough without splits
 constexpr int64_t kMostResident = 3;  // CTAs of a forward row that an SM runs at the same time
-constexpr double kGain = 0.9;         // of the time without splits: less is not worth the memory
+constexpr double kGain = 0.95;        // of the time without splits: less is not worth the memory
 constexpr int32_t kWarpgroupRows = 64;
-// The second kernel: until its first load is back, and its last store is seen.
-constexpr double kCombineUs = 3;
+// A key tile of sm90 takes so long at least, whatever its head dim: products and softmax of the one
+// warpgroup that has queries wait for each other. 32k keys of one sequence, undivided, on an
+// H200: 1.03 us a tile at head dim 64, 0.98 at 128, 0.96 at 256.
+constexpr double kLeastTileClocks = 1500;
+// The second kernel: until its first load is back, and its last store is seen; that of sm90 is
+// launched early. The last split of a tile, in its place: until it knows that it is the last.
+constexpr double kCombineUs = 4;
+constexpr double kEarlyCombineUs = 2.5;
+constexpr double kLastSplitUs = 1.2;
+constexpr double kCombineStepUs = 0.6;
 // What splits write, and the second kernel reads, is mostly in L2. Bytes a microsecond.
 constexpr double kSplitBytesPerUs = 3e6;
-// What an SM gets of the memory's bandwidth, in bytes a clock, where all of them read.
-constexpr double kReadBytesPerClock = 16;
+// What an SM gets of the memory's bandwidth, in bytes a clock, where all of them read: an H200
+// reads 4.2 TB/s.
+constexpr double kReadBytesPerClock = 21;
+// How far reading and computing overlap: the larger this is, the less the shorter of them adds.
+// With 6 the model is within a tenth of an H200 for 32 heads over 8 of 128: 31 us of products
+// alone, 64 us of products and 62 us of reads that take 73, 16 us and 31 us that take 31.
+constexpr double kOverlap = 6;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -40,14 +54,25 @@ struct SplitModel {
   double clocks;    // of a key tile
   double read_us;   // until all keys and values are read
   double split_us;  // until one split of all rows is written and read again
+  int32_t rows;     // of a warpgroup, which may combine the splits of its tile; 0: a kernel does
+  int32_t head_dim_v;
 
   double us(int64_t splits) const {
     double const mean = std::ceil(mean_keys / double(splits));
     double const longest = std::ceil(longest_keys / double(splits));
     double const compute = grid_us(row, device, {tiles * splits, mean, longest, clocks});
-    // The two do not overlap perfectly: the less one of them takes, the less it adds.
-    double const both = std::hypot(compute, read_us);
-    return splits == 1 ? both : both + kCombineUs + double(splits) * split_us;
+    double const longer = std::max(compute, read_us), shorter = std::min(compute, read_us);
+    double const both = longer * std::pow(1 + std::pow(shorter / longer, kOverlap), 1 / kOverlap);
+    return splits == 1 ? both : both + combine_us(int32_t(splits)) + double(splits) * split_us;
+  }
+
+  double combine_us(int32_t splits) const {
+    if (rows > 0 && last_split_combines(rows, splits, head_dim_v)) {
+      return kLastSplitUs + kCombineStepUs * double(combine_steps(rows, splits, head_dim_v));
+    }
+    // Up to eight warps share the splits of a row (combine_splits.cu).
+    return (row.key.arch == Arch::Sm90 ? kEarlyCombineUs : kCombineUs) +
+           kCombineStepUs * std::ceil(splits / 64.);
   }
 };
 
@@ -57,15 +82,16 @@ SplitModel model_of(KernelRow const& row, ForwardParams const& p, DeviceInfo con
   config.tile_m = grid.queries;
   TileWork const work = tile_work(problem_of(row, p), config);
   double clocks = tile_clocks(row, device);
+  int64_t const rows = grid.tiles > 0 ? ceil_div(lse_size(p), grid.tiles) : 0;
   // A warpgroup of sm90 that has no queries does not compute.
   if (row.key.arch == Arch::Sm90 && grid.tiles > 0) {
-    int64_t const rows = ceil_div(lse_size(p), grid.tiles);
     int64_t const used =
         std::min<int64_t>(ceil_div(rows, kWarpgroupRows) * kWarpgroupRows, row.config.tile_m);
-    clocks *= double(used) / row.config.tile_m;
+    clocks = std::max(clocks * double(used) / row.config.tile_m, kLeastTileClocks);
   }
-  double const read_bytes =
-      2. * p.batch * p.heads_kv * p.seqlen_k * (double(p.head_dim) + p.head_dim_v);
+  // A window may hide keys from all queries.
+  double const keys = std::min(double(p.seqlen_k), double(work.tiles) * row.config.tile_n);
+  double const read_bytes = 2. * p.batch * p.heads_kv * keys * (double(p.head_dim) + p.head_dim_v);
   return {row,
           device,
           grid.tiles,
@@ -73,7 +99,9 @@ SplitModel model_of(KernelRow const& row, ForwardParams const& p, DeviceInfo con
           double(work.longest),
           clocks,
           read_bytes / (kReadBytesPerClock * kClocksPerUs * device.multiprocessors),
-          8. * double(split_workspace_size(p, 1)) / kSplitBytesPerUs};
+          8. * double(split_workspace_size(p, 1)) / kSplitBytesPerUs,
+          last_split_may_combine(row.key, p) ? int32_t(std::min<int64_t>(rows, kWarpgroupRows)) : 0,
+          p.head_dim_v};
 }
 
 // A grid has one CTA for each split of each tile.
@@ -91,9 +119,10 @@ int32_t best_splits(KernelRow const& row, ForwardParams const& params, DeviceInf
   if (model.tiles < 1 || model.tiles >= kMostRounds * slots) return 1;
   int64_t best = 1;
   double least = kGain * model.us(1);
-  for (int64_t round = 1; round <= kMostRounds; ++round) {
-    int64_t splits =
-        std::min({round * slots / model.tiles, int64_t(model.longest_keys), int64_t(kMostSplits)});
+  // Half a round, one round, and so on: half of the SMs read nearly as fast as all of them.
+  for (int64_t half_rounds : {1, 2, 4, 6, 8}) {
+    int64_t splits = std::min({half_rounds * slots / (2 * model.tiles), int64_t(model.longest_keys),
+                               int64_t(kMostSplits)});
     if (splits < 2) continue;
     // No more than it takes to make the longest split as short.
     int64_t const longest = ceil_div(int64_t(model.longest_keys), splits);

@@ -7,8 +7,8 @@ namespace cute_attention {
 
 // The number of splits that takes the least time on a row, by a small model: the time of all CTAs,
 // of reading the keys, and of writing and combining the splits' outputs. 1 unless another number is
-// expected to save a tenth. It follows from sizes and the mask alone: of the pointers in `params`
-// it reads only whether cu_seqlens_q is null.
+// expected to save a twentieth. It follows from sizes and the mask alone: of the pointers in
+// `params` it reads only whether cu_seqlens_q and cache.seqused_k are null.
 int32_t best_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device);
 
 // Whether a call may be divided at all, whichever row serves it: not where it has tiles for several

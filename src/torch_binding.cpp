@@ -8,10 +8,12 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "cute_attention/c_api.h"
+#include "torch_append.h"
 #include "torch_cache.h"
-#include "torch_options.h"
+#include "torch_inputs.h"
 #include "torch_stack.h"
 #include "torch_tensors.h"
 
@@ -29,89 +31,6 @@ void* current_stream(int32_t device) {
   void* stream = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   return stream;
-}
-
-// What forward and backward are both given: Arguments of python/cute_attention/arguments.py.
-struct Inputs {
-  TensorView q;
-  TensorView k;
-  TensorView v;
-  Options options;
-  OptionalTensor cu_seqlens_q = {};
-  OptionalTensor cu_seqlens_k = {};
-  int64_t max_seqlen_q = 0;
-  int64_t max_seqlen_k = 0;
-  OptionalTensor bias = {};
-  OptionalTensor alibi_slopes = {};
-  OptionalTensor sink = {};
-  double dropout_p = 0;
-  OptionalTensor dropout_seed = {};
-  CacheTensors cache = {};
-  OptionalTensor qv = {};
-
-  bool packed() const { return cu_seqlens_q.has_value(); }
-  int32_t device() const { return q.device; }
-  DType kernel_dtype() const {
-    return q.dtype == aoti_torch_dtype_float16() ? DType::Float16 : DType::BFloat16;
-  }
-};
-
-// The forms in which ops take the inputs.
-enum class Form {
-  Full,    // each argument by itself
-  Brief,   // q, k, v and a text for the options: neither packed nor with a sink
-  Packed,  // the same with packed sequences
-  Cached,  // k and v are a cache: attend_cache of python/cute_attention/ops/cache.py
-};
-
-Options spelled_options(Stack& stack) {
-  Options options;
-  options.arch = arch_of(stack.text());
-  options.scale = stack.real();
-  options.window_left = stack.integer();
-  options.window_right = stack.integer();
-  options.softcap = stack.real();
-  return options;
-}
-
-template <Form kForm>
-Inputs inputs_of(Stack& stack) {
-  TensorView const q = stack.tensor(), k = stack.tensor(), v = stack.tensor();
-  if constexpr (kForm == Form::Brief) {
-    return {q, k, v, brief_options(stack.text())};
-  } else if constexpr (kForm == Form::Packed) {
-    Inputs in{q, k, v, brief_options(stack.text())};
-    in.cu_seqlens_q = stack.tensor();
-    in.cu_seqlens_k = stack.tensor();
-    in.max_seqlen_q = stack.integer();
-    in.max_seqlen_k = stack.integer();
-    return in;
-  } else if constexpr (kForm == Form::Cached) {
-    Inputs in{q, k, v, spelled_options(stack)};
-    in.cache.seqused_k = stack.tensor();
-    in.cu_seqlens_q = stack.optional_tensor();
-    in.max_seqlen_q = stack.integer();
-    in.max_seqlen_k = stack.integer();
-    in.cache.leftpad_k = stack.optional_tensor();
-    in.cache.batch_idx = stack.optional_tensor();
-    in.cache.block_table = stack.optional_tensor();
-    in.alibi_slopes = stack.optional_tensor();
-    in.sink = stack.optional_tensor();
-    in.qv = stack.optional_tensor();
-    return in;
-  } else {
-    Inputs in{q, k, v, spelled_options(stack)};
-    in.cu_seqlens_q = stack.optional_tensor();
-    in.cu_seqlens_k = stack.optional_tensor();
-    in.max_seqlen_q = stack.integer();
-    in.max_seqlen_k = stack.integer();
-    in.bias = stack.optional_tensor();
-    in.alibi_slopes = stack.optional_tensor();
-    in.sink = stack.optional_tensor();
-    in.dropout_p = stack.real();
-    in.dropout_seed = stack.optional_tensor();
-    return in;
-  }
 }
 
 template <class Params>
@@ -176,6 +95,8 @@ ForwardParams cached_params(Inputs const& in) {
   params.head_dim_v = to_int32(in.v.sizes[3], "head_dim_v");
   set_options(params, in);
   params.cache = cache_of(in.cache, in.k, in.q, params.batch);
+  params.num_splits = to_int32(in.num_splits, "num_splits");
+  params.batch_invariant = in.batch_invariant;
   return params;
 }
 
@@ -218,9 +139,33 @@ Tensor split_workspace(Inputs const& in, ForwardParams& params) {
   return workspace;
 }
 
+// Writes new keys and values to the cache. `params` is then a call with the lengths that this
+// leaves and, where there are angles, with the queries that it has turned, which `copies` keep.
+void run_append(Inputs const& in, ForwardParams& params, std::vector<Tensor>& copies) {
+  AppendParams append = append_params(params, in.new_tokens, in.q, in.k, in.v, copies);
+  Tensor used = empty({params.batch}, aoti_torch_dtype_int32(), in.device());
+  append.used = static_cast<int32_t*>(data_of(used));
+  if (append.rotary.cos != nullptr) {
+    copies.push_back(empty_like(in.q));
+    TensorView const turned(copies.back());
+    append.q = params.q;
+    append.q_stride = params.q_stride;
+    append.turned_q = turned.data;
+    append.turned_q_stride = params.q_stride = strides_of(turned);
+    params.q = turned.data;
+  }
+  int32_t const error = cute_attention_append(&append, in.kernel_dtype(), in.options.arch,
+                                              in.device(), current_stream(in.device()));
+  STD_TORCH_CHECK(error == 0, cute_attention_last_error());
+  params.cache.seqused_k = append.used;
+  copies.push_back(std::move(used));
+}
+
 // Launches the forward pass into out and, where there is one, lse.
 void run_forward(Inputs const& in, ForwardParams& params, Tensor const& out, Tensor const& lse) {
-  if (in.q.numel() == 0) return;
+  std::vector<Tensor> copies;
+  bool const appends = in.new_tokens.k.has_value() && params.batch > 0;
+  if (in.q.numel() == 0 && !appends) return;
   if (params.batch == 0) {  // rows of no sequence
     fill_with_zeros(out);
     if (lse) {
@@ -229,8 +174,9 @@ void run_forward(Inputs const& in, ForwardParams& params, Tensor const& out, Ten
     }
     return;
   }
-  std::vector<Tensor> copies;
   set_inputs(params, in, copies);
+  if (appends) run_append(in, params, copies);
+  if (in.q.numel() == 0) return;
   TensorView const written(out);
   params.o = written.data;
   params.o_stride = strides_of(written);

@@ -49,7 +49,7 @@ class Stack {
   }
 
  private:
-  static constexpr size_t kMostTensors = 12;
+  static constexpr size_t kMostTensors = 16;
 
   template <class T>
   T next() {

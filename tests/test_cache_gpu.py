@@ -104,7 +104,7 @@ def test_opcheck(page_size: int) -> None:
 
 def test_the_fallback_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_warned", [])
-    call = Call(Form(options=MASKS["causal"], dtype=BF16), "cuda")
+    call = Call(Form(options=MASKS["chunks"], dtype=BF16), "cuda")
     with pytest.warns(FallbackWarning, match="no kernel promises batch_invariant"):
         first = attention_with_cache(**call.given, batch_invariant=True)
     with warnings.catch_warnings():

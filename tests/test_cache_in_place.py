@@ -13,7 +13,8 @@ from torch import Tensor
 
 from cache_calls import Call, Form
 from cute_attention import attention_reference
-from cute_attention.inference import choice, explain_with_cache, lowered
+from cute_attention.cache_arguments import CacheArguments
+from cute_attention.inference import append, choice, explain_with_cache, lowered
 from cute_attention.inference.in_place import PAGE_ROWS, obstacle
 from cute_attention.integrations.flash_attn.kvcache import _copies_pages
 from test_cache import MASKS, arguments
@@ -28,9 +29,26 @@ def attend_cache(
     max_seqlen_q: int, max_seqlen_k: int, leftpad_k: Tensor | None,
     cache_batch_idx: Tensor | None, block_table: Tensor | None, alibi_slopes: Tensor | None,
     sink: Tensor | None, qv: Tensor | None = None,
+    num_splits: int = 0, batch_invariant: bool = False,
+    k: Tensor | None = None, v: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = True, rotary_seqlens: Tensor | None = None,
+    turns_each_query: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What KeyCache of params.h says, sequence by sequence."""
+    """What AppendParams and KeyCache of params.h say, sequence by sequence."""
     batch = len(seqused_k)
+    assert 0 <= num_splits <= 128
+    if k is not None:
+        new = CacheArguments(
+            q, k_cache, v_cache, seqused_k, backend, scale, k=k, v=v, block_table=block_table,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
+            cache_batch_idx=cache_batch_idx, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens,
+            window_right=0 if turns_each_query else -1,
+        )  # fmt: skip
+        append.append(new)
+        q = q if rotary_cos is None else append.rotated_queries(new)
+        seqused_k = append.total_lengths(new)
     q = q if qv is None else torch.cat((q, qv), -1)
     for numbers in (seqused_k, leftpad_k, cache_batch_idx):
         assert numbers is None or (numbers.dtype == torch.int32 and numbers.is_contiguous())
@@ -177,7 +195,11 @@ def test_explain_says_how_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     leftpad = torch.ones(8, dtype=torch.int32)
     packed = str(explain_with_cache(**call.given, leftpad=leftpad))
     assert "cache packed for the kernel (leftpad with pages)" in packed
-    assert "in place" not in str(explain_with_cache(**call.given, batch_invariant=True))
+    invariant = str(explain_with_cache(**call.given, batch_invariant=True))
+    assert "batch_invariant, cache read in place" in invariant
+    refused = explain_with_cache(**call.given, batch_invariant=True, leftpad=leftpad)
+    assert refused.chosen == "reference"
+    assert "no kernel promises batch_invariant with leftpad with pages" in str(refused)
 
 
 def test_the_size_of_pages_is_that_of_the_kernels() -> None:

@@ -236,7 +236,8 @@ def test_explain() -> None:
     assert "backward" not in str(answer)
     assert_same_bits(call.given["k_cache"], saved, "k_cache")
     promised = explain_with_cache(**call.given, batch_invariant=True)
-    assert promised.forward[0].reasons == ("no kernel promises batch_invariant",)
+    reason = "no kernel promises batch_invariant with leftpad with pages"
+    assert promised.forward[0].reasons == (reason,)
     joined = explain_with_cache(**Call(FORMS["read"]).given, qv=torch.ones(8, 3, 4, 24))
     assert "head dim 40 and 24" in joined.call
 
@@ -245,7 +246,8 @@ def test_a_backend_that_cannot_is_named() -> None:
     given = Call(FORMS["read"]).given
     with pytest.raises(BackendError, match="backend 'sm80' cannot serve this call"):
         attention_with_cache(**given, backend="sm80")
-    words = "backend 'sm90' cannot serve this call: no kernel promises batch_invariant"
+    words = "backend 'sm90' cannot serve this call: no kernel promises batch_invariant with leftpad"
+    given = Call(FORMS["pages"]).given
     with use_backend("sm90"), pytest.raises(BackendError, match=words):
         attention_with_cache(**given, batch_invariant=True)
     assert explain_with_cache(**given, batch_invariant=True, backend="sm80").chosen is None

@@ -92,6 +92,7 @@ class ForwardParams(ctypes.Structure):
         ("num_splits", ctypes.c_int32),
         ("qv", ctypes.c_void_p),
         ("qv_stride", Strides),
+        ("batch_invariant", ctypes.c_int32),
     ]
 
 

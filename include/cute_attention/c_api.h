@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cute_attention/append_params.h"
 #include "cute_attention/config.h"
 #include "cute_attention/params.h"
 
@@ -88,6 +89,14 @@ CUTE_ATTENTION_API int32_t cute_attention_forward_workspace(
 CUTE_ATTENTION_API int32_t cute_attention_forward(cute_attention::ForwardParams const* params,
                                                   cute_attention::DType dtype, int32_t arch,
                                                   int32_t device, void* stream);
+
+// Appends new keys and values to a cache, and turns them and queries by rotary embeddings, as
+// AppendParams says (append_params.h), with the same dtype, arch, device, stream and errors as the
+// forward pass. A forward call behind it in the stream, of the caches and of turned_q, has `used`
+// for its cache.seqused_k.
+CUTE_ATTENTION_API int32_t cute_attention_append(cute_attention::AppendParams const* params,
+                                                 cute_attention::DType dtype, int32_t arch,
+                                                 int32_t device, void* stream);
 
 // Attention's backward pass: computes the gradients of q, k and v from grad_o and grad_lse, with
 // the same arguments and errors as the forward pass.

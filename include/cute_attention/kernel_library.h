@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "cute_attention/append_params.h"
 #include "cute_attention/config.h"
 #include "cute_attention/params.h"
 
@@ -55,6 +56,10 @@ struct ForwardGrid {
 // Of the pointers in `params` it reads only whether cu_seqlens_q is null.
 using GridFunction = ForwardGrid (*)(ForwardParams const* params);
 
+// Launches the kernel that appends to a cache of `dtype` on the current device and returns the
+// cudaError_t of the launch.
+using AppendFunction = int32_t (*)(AppendParams const* params, DType dtype, void* stream);
+
 // One row: which calls it serves, what a call needs, and how to launch it.
 struct KernelRow {
   char const* name;  // the row's name in src/kernels/*.def
@@ -81,6 +86,8 @@ struct KernelLibrary {
   int32_t (*device_info)(int32_t ordinal, DeviceInfo* out);   // returns a cudaError_t
   int32_t (*set_device)(int32_t ordinal, int32_t* previous);  // returns a cudaError_t
   char const* (*error_string)(int32_t cuda_error);
+
+  AppendFunction append;
 };
 
 using KernelLibraryEntry = KernelLibrary const* (*)();

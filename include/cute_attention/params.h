@@ -157,6 +157,11 @@ struct ForwardParams {
   // one tensor, which is then read once, as in multi-head latent attention (docs/mla.md).
   void const* qv;
   Strides qv_stride;
+
+  // Not 0: the bits of a row of the output depend on its query, and on the keys that it sees and
+  // where they lie in their sequence, alone: on no other query or sequence, nor on any length. Such
+  // a call has one split, whatever num_splits is, and a row that does not depend on sizes.
+  int32_t batch_invariant;
 };
 
 // The most splits of a call, and the most rows of a call with more than one.

@@ -146,13 +146,23 @@ int32_t set_device(int32_t ordinal, int32_t* previous) {
 
 char const* error_string(int32_t error) { return error == kFakeError ? "fake failure" : "unknown"; }
 
+// Writes what it was called with to `used`.
+int32_t append(AppendParams const* params, DType dtype, void* stream) {
+  if (params->head_dim == kFailingHeadDim) return kFakeError;
+  params->used[0] = params->seqlen_new;
+  params->used[1] = current_device;
+  params->used[2] = int32_t(dtype);
+  std::memcpy(params->used + 4, &stream, sizeof(stream));
+  return 0;
+}
+
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) KernelLibrary const*
 CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY() {
-  static KernelLibrary const library{FAKE_ABI,    FAKE_VERSION, "fake",        "g++",
-                                     7,           kRows,        &device_count, &device_info,
-                                     &set_device, &error_string};
+  static KernelLibrary const library{FAKE_ABI,    FAKE_VERSION,  "fake",        "g++",
+                                     7,           kRows,         &device_count, &device_info,
+                                     &set_device, &error_string, &append};
   return &library;
 }
 

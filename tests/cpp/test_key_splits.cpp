@@ -12,6 +12,8 @@
 
 #include "check.h"
 #include "cute_attention/core/combine_splits.h"
+#include "cute_attention/core/query_packing.h"
+#include "cute_attention/core/split_steps.h"
 
 namespace cute_attention {
 namespace {
@@ -219,6 +221,45 @@ void test_rows() {
   }
 }
 
+// Every split is a member's, and who combines a tile with few rows has time for all of them.
+void test_teams() {
+  for (int splits = 1; splits <= kMostSplits; ++splits) {
+    int const team = team_size(splits);
+    check(team <= kMostMembers && (team == kMostMembers || team * kSplitsOfStep >= splits),
+          "a member reads its splits in a step, as long as there are members");
+    check(team == 1 || team / 2 * kSplitsOfStep < splits, "no more members than needed");
+    int steps = 0;
+    for (int member = 0; member < team; ++member) {
+      int const own = member < splits ? ceil_div(splits - member, team) : 0;
+      steps += std::max(ceil_div(own, kSplitsOfStep), 1);
+    }
+    check(combine_steps(4, splits, 128) >= steps, "steps of " + std::to_string(splits) + " splits");
+    check(!last_split_combines(4, splits, 128) || splits <= kMostOfLast,
+          "a weight for each thread");
+    check(!last_split_combines(64, splits, 128), "many rows");
+  }
+  check(last_split_combines(4, 16, 128) && last_split_combines(8, 8, 128), "a group of heads");
+  check(!last_split_combines(8, 128, 128), "many splits");
+  ForwardParams params{};
+  params.cache.seqused_k = reinterpret_cast<int32_t const*>(16);
+  KernelKey const key = kernel_key(Arch::Sm90, Direction::Forward, DType::Float16, 64, 64, 0);
+  check(last_split_may_combine(key, params), "a cache on sm90");
+  params.cu_seqlens_q = params.cache.seqused_k;
+  check(!last_split_may_combine(key, params), "packed queries");
+}
+
+// Tiles of heads and their numbers belong together, so that no two tiles have one counter.
+void test_numbers_of_tiles() {
+  for (int group : {1, 3, 4, 6, 64, 80}) {
+    for (int shift = 0; shift <= 6; ++shift) {
+      QueryPacking const packing{shift, group, ceil_div(group, 1 << shift)};
+      for (int index = 0; index < 5 * packing.parts; ++index) {
+        check_equal(packing.index(packing.first_head(index)), index, "the number of a tile");
+      }
+    }
+  }
+}
+
 void test_special_rows() {
   // Scores so far from 0 that an LSE would not show how many keys have them.
   for (float base : {-1e30f, 1e9f}) {
@@ -259,6 +300,8 @@ int main() {
   test_workspace();
   test_large_workspace();
   test_rows();
+  test_teams();
+  test_numbers_of_tiles();
   test_special_rows();
   return testing::report();
 }

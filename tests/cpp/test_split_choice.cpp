@@ -81,7 +81,7 @@ void test_one_split() {
     check_equal(splits(call(2, 64, 64, 4, 4), arch), 1, "one KV tile" + what);
     check_equal(splits(call(1, 1, 128, 8, 8), arch), 1, "a tile of keys" + what);
     check_equal(splits(call(0, 64, 64, 4, 4), arch), 1, "no sequence" + what);
-    ForwardParams window = call(1, 512, 50000, 8, 8);
+    ForwardParams window = call(1, 16, 50000, 8, 8);
     window.window_left = window.window_right = 20;
     check_equal(splits(window, arch), 1, "a window of a few keys" + what);
   }
@@ -105,10 +105,10 @@ void test_monotone() {
 }
 
 void test_packed() {
-  ForwardParams params = call(8, 1, 32768, 32, 8);
+  ForwardParams params = call(4, 1, 32768, 32, 8);
   params.cu_seqlens_q = params.cu_seqlens_k = reinterpret_cast<int32_t const*>(16);
-  params.total_q = 8;
-  params.total_k = 8 * 32768;
+  params.total_q = 4;
+  params.total_k = 4 * 32768;
   check(splits(params) > 1, "packed decoding");
   params.batch = 200;
   params.total_q = 200;

@@ -49,6 +49,8 @@ enum class NamedBarrier : uint32_t {
   // Barrier kTurn + w says: the tensor cores are warpgroup w's. The 128 threads of the warpgroup
   // whose turn is before w's arrive there, and the 128 threads of w wait.
   kTurn = 1,
+  // Barrier kSplit + w: the 128 threads of warpgroup w have written what a split has of their rows.
+  kSplit = 4,
 };
 
 }  // namespace cute_attention::sm90

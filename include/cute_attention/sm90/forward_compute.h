@@ -69,7 +69,7 @@ struct ForwardCompute {
         return;
       }
       if (!tile.sees_keys()) {
-        store_empty<Element>(arguments, tile, m_offset(), thread);
+        store_empty<Row>(arguments, tile, m_offset(), thread);
       } else if (is_idle(tile)) {
         pass_tile(tile);
       } else {
@@ -389,7 +389,7 @@ struct ForwardCompute {
     auto rO = output();
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     if (has_splits(arguments.params)) {
-      store_split(arguments, tile, m_offset(), thread, rO, ending.factors, ending.lse);
+      store_split<Row>(arguments, tile, m_offset(), thread, rO, ending.factors, ending.lse);
       return;
     }
     scale_rows(rO, ending.factors);

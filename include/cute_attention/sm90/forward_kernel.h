@@ -4,6 +4,7 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
+#include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/sm90/forward_compute.h"
 #include "cute_attention/sm90/forward_load.h"
@@ -58,6 +59,9 @@ struct ForwardKernel {
       } else if (warp == 1) {
         schedule_tiles<Row>(arguments, shared);
       } else if (warp == 2) {
+        if (has_splits(arguments.params) && thread % 32 == 0) {
+          start_kernel_after();  // the one that combines them
+        }
         clear_unused_rows<typename Traits::Element>(arguments.params,
                                                     grid_warp(blockIdx.x, gridDim.x, 0, 32));
       }

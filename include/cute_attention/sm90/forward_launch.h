@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 
 #include "cute_attention/core/combine_splits.h"
+#include "cute_attention/core/split_arrivals.h"
+#include "cute_attention/core/split_steps.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/bias_map.h"
@@ -73,11 +75,13 @@ struct ForwardLaunch {
         return error;
       }
     }
+    arguments.split_arrivals = arrivals_for(arguments, *context);
     int32_t const grid = min_of(arguments.schedule.tiles, ctas);
     forward<Row><<<unsigned(grid), kThreads, kSharedMemoryBytes,
                    static_cast<cudaStream_t>(context->stream)>>>(arguments);
     error = cudaGetLastError();
-    return error == cudaSuccess && has_splits(arguments.params)
+    bool const combines = has_splits(arguments.params) && arguments.split_arrivals == nullptr;
+    return error == cudaSuccess && combines
                ? combine_splits(arguments.params, Row::kKey, context->stream)
                : error;
   }
@@ -103,6 +107,20 @@ struct ForwardLaunch {
     ForwardParams params = arguments.params;
     params.heads = params.heads_kv * arguments.packing.parts * params.num_splits;
     return make_schedule(params, arguments.packing.queries(Traits::kTileM), ctas, l2_bytes);
+  }
+
+  // The counters of a call whose last splits combine them all; else null.
+  static int32_t* arrivals_for(ForwardArguments const& arguments, LaunchContext const& context) {
+    ForwardParams const& params = arguments.params;
+    QueryPacking const& packing = arguments.packing;
+    int32_t const rows = min_of(params.seqlen_q, packing.queries(kWarpgroupM)) << packing.shift;
+    bool const counts = kReadsCache<Row> && has_splits(params) &&
+                        last_split_may_combine(Row::kKey, params) &&
+                        last_split_combines(rows, params.num_splits, params.head_dim_v);
+    int64_t const tiles = arguments.schedule.tiles / params.num_splits;
+    return counts
+               ? split_arrivals(tiles * Traits::kConsumers, context.device->ordinal, context.stream)
+               : nullptr;
   }
 
   static cudaError_t make_maps(ForwardArguments& arguments) {

@@ -4,48 +4,14 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/address.h"
 #include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/sink.h"
-#include "cute_attention/sm90/forward_tile.h"
+#include "cute_attention/element.h"
+#include "cute_attention/sm90/last_split.h"
 #include "cute_attention/sm90/row_store.h"
+#include "cute_attention/sm90/tile_rows.h"
 
 namespace cute_attention::sm90 {
-
-// A row of a tile.
-struct TileRow {
-  bool inside;  // it is a query's
-  int32_t head;
-  int32_t query;
-
-  CUTE_DEVICE TileRow(ForwardArguments const& arguments, ForwardTile const& tile, int32_t row)
-      : query(tile.m_begin + arguments.packing.query(row)) {
-    int32_t const head_of_tile = arguments.packing.head(row);
-    inside = query < tile.sequence.seqlen_q && head_of_tile < tile.heads;
-    head = tile.work.head + head_of_tile;
-  }
-
-  // Its number in the LSE.
-  CUTE_DEVICE int64_t index(ForwardParams const& params, ForwardTile const& tile) const {
-    return lse_index(params, tile.sequence, tile.work.batch, head, query);
-  }
-};
-
-// Where a row of a tile is stored in global memory.
-template <class Element>
-struct StoreRow : TileRow {
-  Element* o;
-  float* lse;  // or null
-
-  // Row `row` of the tile.
-  CUTE_DEVICE StoreRow(ForwardArguments const& arguments, ForwardTile const& tile, int32_t row)
-      : TileRow(arguments, tile, row) {
-    ForwardParams const& params = arguments.params;
-    o = row_pointer(static_cast<Element*>(params.o), params.o_stride, tile.work.batch, head,
-                    tile.sequence.row_q + query);
-    lse = params.lse == nullptr ? nullptr : params.lse + index(params, tile);
-  }
-};
 
 // The heads of this thread's two rows, for join_sinks(). A row without a head has that of another.
 CUTE_DEVICE auto heads_of_thread(ForwardArguments const& arguments, ForwardTile const& tile,
@@ -82,7 +48,7 @@ CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const
 //   rO              (2, DV columns of a thread)
 //   rSums, rBases   (2)
 //   first_col       as in store_tile()
-template <class Output, class Rows>
+template <class Row, class Output, class Rows>
 CUTE_DEVICE void store_split(ForwardArguments const& arguments, ForwardTile const& tile,
                              int32_t m_offset, int thread, Output const& rO, Rows const& rSums,
                              Rows const& rBases, int32_t first_col = 0) {
@@ -110,13 +76,15 @@ CUTE_DEVICE void store_split(ForwardArguments const& arguments, ForwardTile cons
       *split_sum(params, tile.split, index) = {rBases(row), rSums(row)};
     }
   }
+  end_split<Row>(arguments, tile, m_offset, thread);
 }
 
 // Stores a warpgroup's 64 rows of a tile whose queries see no key: zeros, and the LSE of
 // the sink alone; of a split, that it has seen none.
-template <class Element>
+template <class Row>
 CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile const& tile,
                              int32_t m_offset, int thread) {
+  using Element = ElementOf<Row::kKey.dtype>;
   int const t = thread % kThreadsPerRow;
   for (int row = 0; row < 2; ++row) {
     StoreRow<Element> const target(arguments, tile, m_offset + row_of_thread(thread) + 8 * row);
@@ -135,6 +103,9 @@ CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile cons
     if (target.lse != nullptr && t == 0) {
       *target.lse = empty_lse(arguments.params, target.head);
     }
+  }
+  if (has_splits(arguments.params)) {
+    end_split<Row>(arguments, tile, m_offset, thread);
   }
 }
 

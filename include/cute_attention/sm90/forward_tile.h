@@ -28,6 +28,9 @@ struct ForwardArguments {
   CUtensorMap map_v;
   BiasTiles bias;      // of tile_m rows; unused where the kernel reads no such tiles
   CUtensorMap map_qv;  // boxes of 64 rows of the packing; unused in rows without qv
+  // Counts the splits of each warpgroup of each tile that have ended; null: a kernel after this one
+  // combines them (last_split.h).
+  int32_t* split_arrivals;
 };
 
 // The most warpgroups that compute.

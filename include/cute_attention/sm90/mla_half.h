@@ -106,7 +106,7 @@ struct MlaHalf {
     auto rO = output();
     constexpr int kFirstCol = Traits::col(kPart);
     if (has_splits(arguments.params)) {
-      store_split(arguments, tile, 0, thread, rO, ending.factors, ending.lse, kFirstCol);
+      store_split<Row>(arguments, tile, 0, thread, rO, ending.factors, ending.lse, kFirstCol);
       return;
     }
     scale_rows(rO, ending.factors);

@@ -33,7 +33,7 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
 
   CUTE_DEVICE void compute(ForwardTile const& tile) {
     if (!tile.sees_keys()) {
-      store_empty<Element>(arguments, tile, 0, thread);
+      store_empty<Row>(arguments, tile, 0, thread);
       return;
     }
     cute::clear(tOrO);

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from ..ops.cache import KERNELS
 from ..options import documenting
+from . import plans
 from .checked import NAME, checked_cache
 from .choice import choose
 from .options import DEFAULTS, AllCacheOptions, CacheOptions, with_defaults
@@ -117,9 +119,20 @@ def attention_with_cache(
         >>> out.shape, bool((k_cache[1, 9] == k[1, 0]).all())
         (torch.Size([2, 1, 8, 32]), True)
     """
+    passed = dict(q=q, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens, **options)
+    key = plans.key_of(passed)
+    plan = None if key is None else plans.plans.get(key)
+    if plan is not None:
+        try:
+            return plans.run(plan, passed)
+        except RuntimeError:  # the checks say why, or the op again
+            pass
     given = with_defaults(NAME, {**options})
     call = checked_cache(q, k_cache, v_cache, cache_seqlens, given)
     ops, backend = choose(call)
+    call = call._replace(backend=backend)
+    if ops is KERNELS:
+        plans.remember(key, call, passed, given["return_lse"])
     op = ops.forward if given["return_lse"] else ops.output
     with torch.no_grad():
-        return op(*call._replace(backend=backend))
+        return op(*call)

@@ -39,31 +39,30 @@ def choose(call: CacheArguments) -> tuple[CachedFamily, str]:
     """
     check_name(NAME, "backend", call.backend)
     requested = requested_backend(call.backend)
-    if call.batch_invariant:
-        backend = _invariant_backend(requested, call.q.is_cuda)
-    else:
-        backend = select(requested, *_kind(call))
+    reason = _not_invariant(call)
+    if reason and requested not in ("auto", "reference"):
+        raise BackendError(f"{NAME}: backend {requested!r} cannot serve this call: {reason}")
+    backend = select(requested, *_kind(call))
+    if reason and backend != "reference":
+        _warn_of_fallback(reason)
+        backend = "reference"
     return (REFERENCE if backend == "reference" else KERNELS), backend
 
 
-def _invariant_backend(requested: str, on_gpu: bool) -> str:
-    """The one that keeps the promise, which is the reference."""
-    if requested not in ("auto", "reference"):
-        raise BackendError(
-            f"{NAME}: backend {requested!r} cannot serve this call: {_NOT_INVARIANT}"
-        )
-    if requested == "auto" and on_gpu:
-        _warn_of_fallback()
-    return "reference"
+def _not_invariant(call: CacheArguments) -> str:
+    """Why kernels do not keep the promise of `batch_invariant`, where a call asks for it: they do
+    for a cache that they read where it lies."""
+    reason = obstacle(call) if call.batch_invariant else ""
+    return f"{_NOT_INVARIANT} with {reason}" if reason else ""
 
 
-def _warn_of_fallback() -> None:
+def _warn_of_fallback(reason: str) -> None:
     mine = object()
     _warned.append(mine)
     if _warned[0] is mine:  # threads may race
         warnings.warn(
             f"{NAME}: no kernel serves this call, so the slower reference backend does "
-            f"({_NOT_INVARIANT}); backend='reference' silences this",
+            f"({reason}); backend='reference' silences this",
             FallbackWarning,
             stacklevel=5,
         )
@@ -130,15 +129,14 @@ def explain_with_cache(
     words = [*feature_words(call.as_attention()), "cache", *_words(call)]
     found = explain_problem(problem, call.backend, words)
     found = replace(found, chosen_backward="", backward=())
-    if not call.batch_invariant:
+    reason = _not_invariant(call)
+    if not reason:
         if found.chosen in (None, "reference"):
             return found
         return replace(found, call=f"{found.call}, {_way(call)}")
     asked = found.requested.split()[0]
     reports = [
-        report
-        if report.backend == "reference"
-        else Report(report.backend, False, (_NOT_INVARIANT,))
+        report if report.backend == "reference" else Report(report.backend, False, (reason,))
         for report in found.forward
     ]
     chosen = "reference" if asked in ("auto", "reference") else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from ..cache_arguments import CacheArguments
@@ -10,6 +13,7 @@ from .latent import is_for_qv_kernel, with_qv
 
 PAGE_ROWS = 16  # kPageRows of params.h: the size of pages is a multiple of it
 VECTOR = 8  # elements that kernels load at a time
+MOST_SPLITS = 128  # kMostSplits of params.h
 
 
 def obstacle(call: CacheArguments) -> str:
@@ -33,20 +37,70 @@ def obstacle(call: CacheArguments) -> str:
     return ""
 
 
-def attend_in_place(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and LSE of queries `q` and a cache that holds `total` tokens of each sequence, for a
-    call without an `obstacle`."""
+def appends(call: CacheArguments) -> bool:
+    """Whether a kernel appends what a call without an `obstacle` brings: where it can write the
+    caches 16 bytes at a time, and no part of the queries is elsewhere."""
+    if call.k is None or with_qv(call).qv is not None:
+        return False
+    return all(
+        cache.data_ptr() % (2 * VECTOR) == 0
+        and cache.stride(-1) == 1
+        and not any(stride % VECTOR for stride in cache.stride()[:-1])
+        for cache in (call.k_cache, call.v_cache)
+    )
+
+
+def attend_in_place(
+    call: CacheArguments, q: Tensor, lengths: Tensor, *, appending: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Output and LSE of queries `q` and a cache that holds `lengths` tokens of each sequence, for a
+    call without an `obstacle`. `appending`: those of the call are turned and appended first."""
+    return ATTEND_CACHE(*op_arguments(call, q, lengths, appending))
+
+
+# Which tensors of a call the op is told in which place; "" where it is told something else.
+TENSORS = (
+    "q", "k_cache", "v_cache", *[""] * 5, "cache_seqlens", "cu_seqlens_q", "", "", "leftpad",
+    "cache_batch_idx", "block_table", "alibi_slopes", "sink", "qv", "", "", "k", "v",
+    "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "", "rotary_seqlens", "",
+)  # fmt: skip
+LONGEST_AT = 11  # the place of the length of the longest sequence, cut off at its room
+
+
+def op_arguments(
+    call: CacheArguments, q: Tensor, lengths: Tensor, appending: bool
+) -> tuple[Any, ...]:
+    """What the op `attend_cache` is told, as in `attend_in_place`."""
     call = with_qv(call._replace(q=q))
     longest = min(call.max_seqlen_k or call.room, call.room)
     table = call.block_table
     if table is not None and table.stride(1) != 1:
         table = table.contiguous()
-    return ATTEND_CACHE(
+    return (
         call.q, call.k_cache, call.v_cache, call.backend, call.scale, call.window_left,
-        call.window_right, call.softcap, total.contiguous(), _contiguous(call.cu_seqlens_q),
+        call.window_right, call.softcap, lengths.contiguous(), _contiguous(call.cu_seqlens_q),
         call.max_seqlen_q, longest, _contiguous(call.leftpad), _contiguous(call.cache_batch_idx),
-        table, call.alibi_slopes, call.sink, call.qv,
+        table, call.alibi_slopes, call.sink, call.qv, min(call.num_splits, MOST_SPLITS),
+        call.batch_invariant, *(_new_tokens(call) if appending else ()),
     )  # fmt: skip
+
+
+def _new_tokens(call: CacheArguments) -> tuple[Any, ...]:
+    """What the op is told of new keys and values, and of the angles by which it turns them."""
+    return (
+        call.k, call.v, _contiguous(call.cu_seqlens_k_new), _angles(call, call.rotary_cos),
+        _angles(call, call.rotary_sin), call.rotary_interleaved, _contiguous(call.rotary_seqlens),
+        call.is_masked,
+    )  # fmt: skip
+
+
+def _angles(call: CacheArguments, table: Tensor | None) -> Tensor | None:
+    """Cosines or sines in a dtype that the kernel reads: it computes in float32. Both have one."""
+    assert (call.rotary_cos is None) == (call.rotary_sin is None)
+    if table is None or call.rotary_cos is None or call.rotary_sin is None:
+        return None
+    dtypes = {call.rotary_cos.dtype, call.rotary_sin.dtype}
+    return table if dtypes in ({call.q.dtype}, {torch.float32}) else table.float()
 
 
 def _contiguous(numbers: Tensor | None) -> Tensor | None:

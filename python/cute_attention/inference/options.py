@@ -48,10 +48,11 @@ class CacheOptions(TypedDict, total=False):
         alibi_slopes: float32 `[heads]` or `[batch, heads]`, as in `attention`.
         sink: float32 `[heads]`: a logit that joins the denominator of the softmax only.
         qv: like q with v's head dim: qv·v joins q·k.
-        num_splits: into how many parts a kernel divides the keys; 0 for what it finds best. The
-            reference backend divides none.
+        num_splits: into how many parts a kernel that reads the cache where it lies divides the
+            keys, at most 128; 0 for what it finds best. The reference backend divides none.
         batch_invariant: ask for outputs whose bits do not depend on the other sequences of the
-            batch, nor on the chunks in which a causal prompt came.
+            batch, nor on the chunks in which a causal prompt came. Keys are not divided then,
+            whatever num_splits is.
         return_lse: return `(out, lse)`.
         backend: as in `attention`.
     """

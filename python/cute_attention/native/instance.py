@@ -23,6 +23,8 @@ LINK = (
 )
 # Below src/: what a library is compiled from, beside the headers of include/.
 SOURCES = (
+    "append_tokens.cu",
+    "append_tokens.h",
     "combine_splits.cu",
     "device.cu",
     "device.h",
@@ -30,6 +32,7 @@ SOURCES = (
     "kernels/nvcc.flags",
     "kernels/row.h",
     "kernels/table.cpp.in",
+    "split_arrivals.cu",
 )
 
 

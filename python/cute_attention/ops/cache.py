@@ -7,7 +7,7 @@ Each has an overload `output` that returns no LSE. They write new keys and value
 `v_cache`, which their schemas declare, and which may share their memory, as a view of the other.
 They have no gradient.
 
-    attend_cache                one kernel, which reads a cache and writes none
+    attend_cache                kernels, which read a cache, and append k and v where they are given
 
 is what `cached_forward` calls on the way. The binding implements it for CUDA.
 """
@@ -77,11 +77,16 @@ def _define(prefix: str) -> CachedFamily:
 
 
 _library.define(
-    "attend_cache(Tensor q, Tensor k_cache, Tensor v_cache, str backend, float scale, "
+    "attend_cache(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, str backend, float scale, "
     "SymInt window_left, SymInt window_right, float softcap, Tensor seqused_k, "
     "Tensor? cu_seqlens_q, SymInt max_seqlen_q, SymInt max_seqlen_k, Tensor? leftpad_k, "
     "Tensor? cache_batch_idx, Tensor? block_table, Tensor? alibi_slopes, Tensor? sink, "
-    "Tensor? qv=None) -> (Tensor out, Tensor lse)"
+    "Tensor? qv=None, "
+    "SymInt num_splits=0, bool batch_invariant=False, Tensor? k=None, Tensor? v=None, "
+    "Tensor? cu_seqlens_k_new=None, "
+    "Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=True, "
+    "Tensor? rotary_seqlens=None, bool turns_each_query=False) "
+    "-> (Tensor out, Tensor lse)"
 )
 ATTEND_CACHE = torch.ops.cute_attention.attend_cache.default
 KERNELS = _define("")

@@ -1,0 +1,116 @@
+// torch_append.h: the tensors of a call that appends to a cache, as the kernel takes them.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "cute_attention/append_params.h"
+#include "torch_cache.h"
+#include "torch_tensors.h"
+
+namespace cute_attention {
+
+// What such a call is given beside q and the cache.
+struct NewTokens {
+  OptionalTensor k;           // [batch, seqlen_new, heads_kv, head_dim], packed [total_new, ...]
+  OptionalTensor v;           // likewise; both or neither
+  OptionalTensor cu_seqlens;  // int32 [batch + 1], of packed ones
+  OptionalTensor cos;         // [positions, rotary_dim / 2], float32 or q's dtype
+  OptionalTensor sin;         // likewise; both or neither
+  bool interleaved;
+  OptionalTensor seqlens;  // int32 [batch]: the angles of the first new keys
+  bool turns_each_query;
+};
+
+// The dtypes, devices and shapes fit those of q and of the caches.
+inline void check_new_tokens(NewTokens const& given, TensorView const& q, TensorView const& k_cache,
+                             TensorView const& v_cache, int64_t batch) {
+  STD_TORCH_CHECK(given.k.has_value() == given.v.has_value() &&
+                      given.cos.has_value() == given.sin.has_value() && (given.k || !given.cos),
+                  "cute_attention: k and v come together, and rotary_cos and rotary_sin with them");
+  if (!given.k) return;
+  int64_t const dim = given.cu_seqlens ? 3 : 4;
+  for (auto const& [tokens, cache] :
+       {std::pair<TensorView, TensorView>{*given.k, k_cache}, {*given.v, v_cache}}) {
+    bool same = tokens.is_beside(q) && tokens.dtype == q.dtype && tokens.dim == dim &&
+                tokens.sizes[0] == given.k->sizes[0] && (dim == 3 || tokens.sizes[0] == batch) &&
+                tokens.sizes[dim - 3] == given.k->sizes[dim - 3];
+    for (int64_t i = 1; same && i <= 2; ++i) same = tokens.sizes[dim - i] == cache.sizes[4 - i];
+    STD_TORCH_CHECK(same,
+                    "cute_attention: k and v must be like the caches, [batch, seqlen_new, "
+                    "heads_kv, head_dim] or packed [total_new, heads_kv, head_dim]");
+    bool writable = reinterpret_cast<uintptr_t>(cache.data) % 16 == 0 && cache.strides[3] == 1;
+    for (int64_t i = 0; i < 4; ++i) {
+      writable = writable && (i == 3 || cache.strides[i] % kVectorElements == 0);
+    }
+    STD_TORCH_CHECK(writable && cache.sizes[3] % kVectorElements == 0,
+                    "cute_attention: caches that the kernel writes must begin at multiples of 16 "
+                    "bytes, as must their rows");
+  }
+  if (!given.cos) return;
+  TensorView const &cos = *given.cos, &sin = *given.sin;
+  STD_TORCH_CHECK(
+      cos.is_beside(q) && sin.is_beside(q) && cos.dim == 2 && sin.dim == 2 &&
+          cos.dtype == sin.dtype &&
+          (cos.dtype == q.dtype || cos.dtype == aoti_torch_dtype_float32()) &&
+          cos.sizes[0] == sin.sizes[0] && cos.sizes[1] == sin.sizes[1] &&
+          2 * cos.sizes[1] <= k_cache.sizes[3],
+      "cute_attention: rotary_cos and rotary_sin must be [positions, rotary_dim / 2] of "
+      "float32 or q's dtype on q's device");
+}
+
+inline RotaryOptions rotary_of(NewTokens const& given, TensorView const& q, int64_t batch,
+                               std::vector<Tensor>& copies) {
+  RotaryOptions rotary{};
+  if (!given.cos) return rotary;
+  auto const table = [&](TensorView const& angles) {
+    return angles.sizes[1] <= 1 || angles.strides[1] == 1 ? angles : copied(angles, copies);
+  };
+  TensorView const cos = table(*given.cos), sin = table(*given.sin);
+  rotary.cos = cos.data;
+  rotary.sin = sin.data;
+  rotary.cos_stride = cos.sizes[0] > 1 ? cos.strides[0] : 0;
+  rotary.sin_stride = sin.sizes[0] > 1 ? sin.strides[0] : 0;
+  rotary.positions = to_int32(cos.sizes[0], "rotary_cos.shape[0]");
+  rotary.rotary_dim = to_int32(2 * cos.sizes[1], "rotary_dim");
+  rotary.is_interleaved = given.interleaved;
+  rotary.is_float = cos.dtype == aoti_torch_dtype_float32();
+  rotary.seqlens = numbers_of(given.seqlens, "rotary_seqlens", q, batch);
+  rotary.turns_each_query = given.turns_each_query;
+  return rotary;
+}
+
+// The call for the cache of `params`, whose q, batch and lengths it has too, but for what it writes
+// beside the cache: `used` and turned_q.
+inline AppendParams append_params(ForwardParams const& params, NewTokens const& given,
+                                  TensorView const& q, TensorView const& k_cache,
+                                  TensorView const& v_cache, std::vector<Tensor>& copies) {
+  check_new_tokens(given, q, k_cache, v_cache, params.batch);
+  TensorView const k = readable(*given.k, copies), v = readable(*given.v, copies);
+  bool const packed = given.cu_seqlens.has_value();
+  AppendParams append{};
+  append.k = k.data;
+  append.v = v.data;
+  append.k_cache = k_cache.data;
+  append.v_cache = v_cache.data;
+  append.k_stride = strides_of(k);
+  append.v_stride = strides_of(v);
+  append.k_cache_stride = strides_of(k_cache);
+  append.v_cache_stride = strides_of(v_cache);
+  append.cu_seqlens_new = cu_seqlens_of(given.cu_seqlens, "cu_seqlens_k_new");
+  append.cu_seqlens_q = params.cu_seqlens_q;
+  append.batch = params.batch;
+  append.seqlen_new = packed ? 0 : to_int32(k.sizes[1], "seqlen_new");
+  append.seqlen_q = params.cu_seqlens_q == nullptr ? params.seqlen_q : 0;
+  append.total_new = packed ? k.sizes[0] : 0;
+  append.total_q = params.total_q;
+  append.heads = params.heads;
+  append.heads_kv = params.heads_kv;
+  append.head_dim = params.head_dim;
+  append.head_dim_v = params.head_dim_v;
+  append.cache = params.cache;
+  append.rotary = rotary_of(given, q, params.batch, copies);
+  return append;
+}
+
+}  // namespace cute_attention
