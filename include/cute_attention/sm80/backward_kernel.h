@@ -16,20 +16,13 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
-#include "cute_attention/core/grad_tile.h"
-#include "cute_attention/core/kept_block.h"
-#include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/m_tiles.h"
-#include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/pending_sums.h"
-#include "cute_attention/core/query_packing.h"
-#include "cute_attention/sm80/backward_bias.h"
 #include "cute_attention/sm80/backward_load.h"
 #include "cute_attention/sm80/backward_operand.h"
+#include "cute_attention/sm80/backward_places.h"
 #include "cute_attention/sm80/backward_store.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/gemm.h"
@@ -37,8 +30,9 @@
 namespace cute_attention::sm80 {
 
 template <class Row>
-struct BackwardKernel {
+struct BackwardKernel : BackwardPlaces<Row> {
   using Traits = BackwardTraits<Row>;
+  using Places = BackwardPlaces<Row>;
   using Operands = BackwardOperands<Traits>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
@@ -50,19 +44,18 @@ struct BackwardKernel {
   static constexpr int kStages = Traits::kStages;
   static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
 
-  using Step = BackwardStep<Element>;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
+  using typename Places::Scores;
+  using typename Places::Step;
   using Sums = KeyGradientSums<Traits, Traits::kThreads>;
 
-  BackwardParams const& params;
-  SharedMemory& shared;
-  GradTile const tile;
+  using Places::n_begin;
+  using Places::params;
+  using Places::sequence;
+  using Places::shared;
+  using Places::thread;
+  using Places::tile;
   int32_t const parts;  // of a block of keys
-  Sequence const sequence;
-  int const n_begin;  // first key of the block
-  MTiles const tiles;
   StepRange const range;
-  int const thread;
   int const warp_column;  // of this warp, in the grid of kWarpsN x kWarpsM warps
   Scores const scores;
 
@@ -73,15 +66,9 @@ struct BackwardKernel {
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
                              GradTile const& tile, int32_t parts)
-      : params(params),
-        shared(shared),
-        tile(tile),
+      : Places(params, shared, tile),
         parts(parts),
-        sequence(load_sequence(params, tile.batch)),
-        n_begin(tile.n_block * kTileN),
-        tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
-        range(steps_of_part(tiles, tile, params.heads / params.heads_kv, parts)),
-        thread(int(threadIdx.x)),
+        range(steps_of_part(Places::tiles, tile, params.heads / params.heads_kv, parts)),
         warp_column(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
         scores(params),
         addresses(shared, uint32_t(threadIdx.x)),
@@ -131,7 +118,7 @@ struct BackwardKernel {
   template <class GradK, class GradV>
   CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
-    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles, range);
+    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, Places::tiles, range);
     // warp_uniform() is not needed for its value, which is uniform already. Without it ptxas keeps
     // addresses that depend on the stage in registers of their own, and
     // spills at head dim 128.
@@ -141,7 +128,7 @@ struct BackwardKernel {
                                        Shape<Int<kTileM>, Int<kHeadDim>>{});
     load.keys(tile, n_begin);
     load.queries(step, 0);
-    load_bias(step);
+    Places::load_bias(step);
     if constexpr (kStages == 2) {
       await_loads();
     }
@@ -169,7 +156,7 @@ struct BackwardKernel {
         __syncthreads();  // all threads are done with P
       }
       if (t + 1 < count) {
-        load_bias(next);
+        Places::load_bias(next);
       }
       grad_queries(step, tdQrdQ);
       step = next;
@@ -232,7 +219,7 @@ struct BackwardKernel {
     }
     load_next();
     if constexpr (Scores::kMasksFirst) {
-      mask(step, tSrS);
+      Places::mask(step, tSrS);
     }
     Tensor tSsLse = row_numbers(shared.lse[stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
@@ -240,7 +227,7 @@ struct BackwardKernel {
     CUTE_STATIC_ASSERT_V(size<0>(rS) == size<0>(sLse));
     CUTE_STATIC_ASSERT_V(size<1>(rS) == size<1>(sLse));
     bool const near = scores.all_near(rS);
-    auto const terms = terms_of(step, tSrS);
+    auto const terms = Places::terms_of(step, tSrS);
     constexpr int kQueries = decltype(size<1>(rS))::value;
     constexpr int kBlocks = kHeadDimV / 16;
     product.add_to(tdPrdP, [&](int k) {
@@ -253,15 +240,7 @@ struct BackwardKernel {
       }
     });
     if constexpr (!Scores::kMasksFirst) {
-      mask(step, tSrS);
-    }
-  }
-
-  // Starts the copies of the bias of a step, where P of the last step was.
-  CUTE_DEVICE void load_bias(Step const& step) {
-    if constexpr (Scores::kTermsInScores) {
-      BackwardBias<Traits>::load(params, sequence, tile.batch, step, n_begin, shared.p,
-                                 opaque(thread));
+      Places::mask(step, tSrS);
     }
   }
 
@@ -270,48 +249,14 @@ struct BackwardKernel {
   template <class ScoresT>
   CUTE_DEVICE void add_terms(Step const& step, ScoresT& tSrS) {
     if constexpr (Scores::kTermsInScores) {
-      if (has_bias_tiles(params, sequence)) {
-        if constexpr (kStages == 2) {
+      if constexpr (kStages == 2) {
+        if (has_bias_tiles(params, sequence)) {
           await_loads();  // the bias is there
         }
-        BackwardBias<Traits>::add(params, shared.p, opaque(thread), tSrS);
-      } else {
-        QueryPacking const packing = unpacked_queries();
-        Scores::template add_terms<Element>(params, Scores::of_head(params, tile.batch, step.head),
-                                            score_tile(step, tSrS, packing));
       }
+      Places::add_bias(step, tSrS);
       if constexpr (kStages == 1) {
         __syncthreads();  // all threads have read the bias, whose place P takes
-      }
-    }
-  }
-
-  //   tSrS  (MMA, MMA_N, MMA_M)
-  template <class ScoresT>
-  CUTE_DEVICE auto score_tile(Step const& step, ScoresT& tSrS, QueryPacking const& packing) const {
-    return make_score_tile_of_transpose<kTileM, kTileN>(typename Traits::TiledMmaS{},
-                                                        opaque(thread), tSrS, sequence, packing,
-                                                        step.m_block * kTileM, n_begin);
-  }
-
-  // The terms of the modifiers for a step, for scores.begin() and scores.finish().
-  template <class ScoresT>
-  CUTE_DEVICE auto terms_of(Step const& step, ScoresT& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    return Scores::terms(Scores::of_head(params, tile.batch, step.head),
-                         [&] { return score_tile(step, tSrS, packing); });
-  }
-
-  // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
-  //   tSrS  (MMA, MMA_N, MMA_M)
-  template <class ScoresT>
-  CUTE_DEVICE void mask(Step const& step, ScoresT& tSrS) const {
-    if (tiles.masked(step.m_block)) {
-      QueryPacking const packing = unpacked_queries();
-      auto const tile = score_tile(step, tSrS, packing);
-      mask_scores_by_side(tile);
-      if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
-        mask_missing_queries(tile);
       }
     }
   }
@@ -356,7 +301,7 @@ struct BackwardKernel {
     CUTE_STATIC_ASSERT_V(size<2>(tdVrP) * _2{} == size<2>(tPsP));
     CUTE_STATIC_ASSERT_V(size<2>(tdKrdS) * _2{} == size<2>(tdSsdS));
     CUTE_STATIC_ASSERT_V(size<2>(tdVrP) == size<2>(sLse));
-    auto const terms = terms_of(step, tPrP);
+    auto const terms = Places::terms_of(step, tPrP);
     auto const finish_block = [&](int k) {
       Tensor p = operand_rows(tdVrP(_, _, k));    // (KEYS, QUERIES)
       Tensor ds = operand_rows(tdKrdS(_, _, k));  // (KEYS, QUERIES)
@@ -368,7 +313,7 @@ struct BackwardKernel {
         Tensor sDelta =                                       // (MMA, MMA_N, MMA_M / 2)
             make_tensor(tdPsDelta.data(), as_a_operand(tdPsDelta.layout()));
         replace_dropped(tdKrdS(_, _, k), sDelta(_, _, k),
-                        [&](int n) { return kept_block_of(step, stage, n, k, tPrP); });
+                        [&](int n) { return Places::kept_block_of(step, stage, n, k, tPrP); });
       }
       CUTE_UNROLL
       for (int query = 0; query < size<1>(p); ++query) {
@@ -382,7 +327,7 @@ struct BackwardKernel {
       if constexpr (kDrops) {
         CUTE_UNROLL
         for (int n = 0; n < size<1>(p16); ++n) {
-          kept_block_of(step, stage, n, k, tPrP).drop(p16(_, n));
+          Places::kept_block_of(step, stage, n, k, tPrP).drop(p16(_, n));
         }
       }
       store_operand_block(ds16, tdSsdS, k);
@@ -395,15 +340,6 @@ struct BackwardKernel {
     gemm_register_a(
         mma, [&](int k) { return tdKrdS16(_, _, k); }, addresses.part_of_q(stage, warp_column),
         tdKrdK);
-  }
-
-  // Which scores of block `k` of queries and `n` of keys are kept.
-  template <class ScoresT>
-  CUTE_DEVICE auto kept_block_of(Step const& step, int stage, int n, int k, ScoresT& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    return kept_block_of_transpose(score_tile(step, tSrS, packing),
-                                   KeepTest(uint32_t(params.dropout.drop_count)),
-                                   shared.dropout[stage].words, n, k);
   }
 
   // dV += P^T dO and dK += dS^T Q with the parts of P^T and dS^T that the other warps with the same

@@ -37,20 +37,20 @@
 namespace cute_attention::sm80 {
 
 //   kSums  whether tiles of the gradient are sums of tiles of scores
-template <class Row, int kMaxBytes, bool kSums>
+template <class RowTraits, bool kSums>
 struct GradBiasKernel {
-  using Traits = GradBiasTraits<Row, kMaxBytes>;
+  using Traits = RowTraits;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
   using Store = GradBiasStore<Traits>;
   using Bias = BiasTile<Element, typename Traits::SmemLayoutBias, kSwizzleCols<Traits::kTileN>>;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
+  using Scores = BackwardScores<Traits::kKey.score_mods>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   using FragmentS = decltype(cute::partition_fragment_C(
       typename Traits::TiledMma{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
   static_assert(Scores::kTermsInScores, "the bias is added to scores");
-  static_assert(!has_dropout(Row::kKey.score_mods), "no probability is dropped");
+  static_assert(!has_dropout(Traits::kKey.score_mods), "no probability is dropped");
 
   // A tile of scores, and how many visits are left, this one included.
   struct Visit {

@@ -33,11 +33,6 @@ def _refused_combination(row: TableRow) -> str:
                 f"loads is 'late' and stages is {row.stages}: a copy that starts when its tile is "
                 "needed leaves no use for a second buffer, expected stages=1"
             )
-        if study.probabilities == "shared" and "dropout" in row.score_mods:
-            return (
-                "probabilities is 'shared' and score_mods has 'dropout': probabilities are dropped "
-                "from the operand in registers"
-            )
     if (row.arch, row.direction) == SM90_FORWARD and study.turns == "on" and row.tile_m <= 64:
         return (
             f"turns is 'on' and tile_m is {row.tile_m}: one warpgroup computes 64 queries, and "
