@@ -64,8 +64,8 @@ class TableRow(Columns):
         return self.score_mods == MODIFIERS
 
     def unasked(self, asked: Collection[str]) -> int | None:
-        """How many features of `score_mods` a call does not ask for. None where the row does not serve
-        the call: it lacks one, or has one in its kernels that the call lacks."""
+        """How many features of `score_mods` a call does not ask for. None where the row does not
+        serve the call: it lacks one, or has one in its kernels that the call lacks."""
         unasked = len({*self.score_mods} - {*asked})
         serves = {*asked} <= {*self.score_mods} and (not unasked or self.serves_subsets())
         return unasked if serves else None
