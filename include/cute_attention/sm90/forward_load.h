@@ -4,6 +4,7 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
@@ -135,7 +136,7 @@ struct ForwardLoad {
     PageRow const page = look_up(tile, n_block);
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
     if constexpr (Traits::kBiasTiles) {
-      if (leader) {
+      if (leader && call_has<Traits::kKey.score_mods, score_mods::Bias>(arguments.params)) {
         TileOrigin origin = from.bias;
         origin.col = n_block * kTileN;
         load_bias_tile<Traits::kTileM, kTileN>(

@@ -231,11 +231,10 @@ def _path(function: str, name: str, path: str | os.PathLike[str] | None) -> Path
 
 def _modifiers(given: str | Iterable[str]) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else tuple(given)
-    known = tuple(dict.fromkeys(name for row in rows.table() for name in row.score_mods))
     for name in names:
-        if name not in known:
-            raise ValueError(f"Row: score_mods has {name!r}, expected some of {known}")
-    return tuple(name for name in known if name in names)
+        if name not in rows.MODIFIERS:
+            raise ValueError(f"Row: score_mods has {name!r}, expected some of {rows.MODIFIERS}")
+    return tuple(name for name in rows.MODIFIERS if name in names)
 
 
 def _check_column(name: str, value: object) -> None:
