@@ -42,8 +42,8 @@ struct BackwardKernel : BackwardPlaces<Row> {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr int kStages = Traits::kStages;
-  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
 
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
   using typename Places::Scores;
   using typename Places::Step;
   using Sums = KeyGradientSums<Traits, Traits::kThreads>;
@@ -219,7 +219,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
     }
     load_next();
     if constexpr (Scores::kMasksFirst) {
-      Places::mask(step, tSrS);
+      Places::mask_all(step, tSrS);
     }
     Tensor tSsLse = row_numbers(shared.lse[stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
@@ -239,8 +239,8 @@ struct BackwardKernel : BackwardPlaces<Row> {
         scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
       }
     });
-    if constexpr (!Scores::kMasksFirst) {
-      Places::mask(step, tSrS);
+    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
+      Places::mask_all(step, tSrS);
     }
   }
 
@@ -248,13 +248,12 @@ struct BackwardKernel : BackwardPlaces<Row> {
   //   tSrS  (MMA, MMA_N, MMA_M)
   template <class ScoresT>
   CUTE_DEVICE void add_terms(Step const& step, ScoresT& tSrS) {
-    if constexpr (Scores::kTermsInScores) {
-      if constexpr (kStages == 2) {
-        if (has_bias_tiles(params, sequence)) {
-          await_loads();  // the bias is there
+    if constexpr (Scores::kTermsInScores && !Scores::kModifiesCopies) {
+      Places::add_bias(step, tSrS, [] {
+        if constexpr (kStages == 2) {
+          await_loads();
         }
-      }
-      Places::add_bias(step, tSrS);
+      });
       if constexpr (kStages == 1) {
         __syncthreads();  // all threads have read the bias, whose place P takes
       }
@@ -292,6 +291,9 @@ struct BackwardKernel : BackwardPlaces<Row> {
     Tensor tSsLse = row_numbers(shared.lse[stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse =                                    // (MMA, MMA_N, MMA_M / 2)
         make_tensor(tSsLse.data(), as_a_operand(tSsLse.layout()));
+    Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor sDelta =                                       // (MMA, MMA_N, MMA_M / 2)
+        make_tensor(tdPsDelta.data(), as_a_operand(tdPsDelta.layout()));
     auto const thread_mma_s = typename Traits::TiledMmaS{}.get_slice(thread);
     Tensor tPsP = thread_mma_s.partition_C(sP);           // (MMA, MMA_N, MMA_M)
     Tensor tdSsdS = thread_mma_s.partition_C(sdS);        // (MMA, MMA_N, MMA_M)
@@ -308,28 +310,30 @@ struct BackwardKernel : BackwardPlaces<Row> {
       Tensor lse = operand_rows(sLse(_, _, k));   // (KEYS, QUERIES)
       CUTE_STATIC_ASSERT_V(size<0>(p) == size<0>(ds));
       CUTE_STATIC_ASSERT_V(size<1>(p) == size<1>(lse));
-      if constexpr (kDrops) {
-        Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
-        Tensor sDelta =                                       // (MMA, MMA_N, MMA_M / 2)
-            make_tensor(tdPsDelta.data(), as_a_operand(tdPsDelta.layout()));
-        replace_dropped(tdKrdS(_, _, k), sDelta(_, _, k),
-                        [&](int n) { return Places::kept_block_of(step, stage, n, k, tPrP); });
-      }
-      CUTE_UNROLL
-      for (int query = 0; query < size<1>(p); ++query) {
-        scores.finish(p(_, query), ds(_, query), lse(0, query),
-                      terms.of_query(k * size<1>(p) + query));
+      Places::drop_gradients(step, stage, k, tPrP, tdKrdS(_, _, k), sDelta(_, _, k));
+      if constexpr (Scores::kModifiesCopies) {
+        auto copies = make_tensor<float>(  // (MMA, MMA_N, 2)
+            make_shape(shape<0>(tPrP), shape<1>(tPrP), _2{}));
+        Places::modify_copies(step, k, tPrP, copies);
+        Tensor modified = operand_rows(  // (KEYS, QUERIES)
+            make_tensor(copies.data(), as_a_operand(copies.layout()))(_, _, _0{}));
+        CUTE_STATIC_ASSERT_V(shape(modified) == shape(p));
+        CUTE_UNROLL
+        for (int i = 0; i < size(p); ++i) {
+          ds(i) *= scores.factor(p(i), modified(i), lse(0, i / size<0>(p)));
+        }
+      } else {
+        CUTE_UNROLL
+        for (int query = 0; query < size<1>(p); ++query) {
+          scores.finish(p(_, query), ds(_, query), lse(0, query),
+                        terms.of_query(k * size<1>(p) + query));
+        }
       }
       Tensor ds16 = tdKrdS16(_, _, k);                         // (MMA, MMA_N)
       auto p16 = make_tensor<Element>(shape(tdVrP(_, _, k)));  // (MMA, MMA_N)
       round_into(tdKrdS(_, _, k), ds16);
       round_into(tdVrP(_, _, k), p16);
-      if constexpr (kDrops) {
-        CUTE_UNROLL
-        for (int n = 0; n < size<1>(p16); ++n) {
-          Places::kept_block_of(step, stage, n, k, tPrP).drop(p16(_, n));
-        }
-      }
+      Places::drop_probabilities(step, stage, k, tPrP, p16);
       store_operand_block(ds16, tdSsdS, k);
       if constexpr (Traits::kWarpsM > 1) {
         store_operand_block(p16, tPsP, k);

@@ -4,6 +4,7 @@
 
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/load_sequence.h"
@@ -21,7 +22,10 @@ template <class Row>
 struct BackwardPlaces {
   using Traits = BackwardTraits<Row>;
   using Step = BackwardStep<typename Traits::Element>;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using Scores = BackwardScores<kScoreMods>;
+  using OtherScores = BackwardScores<kScoreMods, score_mods::Bias>;  // with all terms but the bias
+  static_assert(Scores::kModifiesCopies == Traits::kHasBiasBuffer, "the bias outlives S^T");
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
 
@@ -59,40 +63,86 @@ struct BackwardPlaces {
                          [&] { return score_tile(step, tSrS, packing); });
   }
 
-  // Starts the copies of the bias of a step, where P of the last step was.
+  // Starts the copies of the bias of a step, when its place is free.
   CUTE_DEVICE void load_bias(Step const& step) const {
     if constexpr (Scores::kTermsInScores) {
-      BackwardBias<Traits>::load(params, sequence, tile.batch, step, n_begin, shared.p,
+      BackwardBias<Traits>::load(params, sequence, tile.batch, step, n_begin, shared,
                                  opaque(thread));
     }
   }
 
-  // Adds the bias of a step to its scores.
+  // Adds the bias of a step to its scores. If it is a tile, await() waits for it.
   //   tSrS  (MMA, MMA_N, MMA_M)
-  template <class ScoresT>
-  CUTE_DEVICE void add_bias(Step const& step, ScoresT& tSrS) const {
-    if (has_bias_tiles(params, sequence)) {
-      BackwardBias<Traits>::add(params, shared.p, opaque(thread), tSrS);
+  template <class ScoresT, class Await>
+  CUTE_DEVICE void add_bias(Step const& step, ScoresT& tSrS, Await const& await) const {
+    if (has_bias_tiles<kScoreMods>(params, sequence)) {
+      await();
+      BackwardBias<Traits>::add(Scores::Modifiers::exponent_scale(params), shared, opaque(thread),
+                                tSrS);
     } else {
       QueryPacking const packing = unpacked_queries();
-      Scores::template add_terms<typename Traits::Element>(
-          params, Scores::of_head(params, tile.batch, step.head), score_tile(step, tSrS, packing));
+      add_terms<Scores>(step, score_tile(step, tSrS, packing));
     }
+  }
+
+  // Makes a copy of the scores of block `k` of 16 queries, with terms and masked.
+  //   tSrS    (MMA, MMA_N, MMA_M)  what scores.begin() left
+  //   copies  (MMA, MMA_N, 2)
+  template <class ScoresT, class Copies>
+  CUTE_DEVICE void modify_copies(Step const& step, int k, ScoresT& tSrS, Copies& copies) const {
+    QueryPacking const packing = unpacked_queries();
+    auto const all = score_tile(step, tSrS, packing);
+    auto const block = copies_of_scores<4, decltype(all)::kCols>(all, 4 * k, 0, copies);
+    if (has_bias_tiles<kScoreMods>(params, sequence)) {
+      BackwardBias<Traits>::add_to_copies(Scores::Modifiers::exponent_scale(params), shared,
+                                          opaque(thread), k, copies);
+      add_terms<OtherScores>(step, block);
+    } else {
+      add_terms<Scores>(step, block);
+    }
+    mask(step, block);
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
   //   tSrS  (MMA, MMA_N, MMA_M)
   template <class ScoresT>
-  CUTE_DEVICE void mask(Step const& step, ScoresT& tSrS) const {
-    if (tiles.masked(step.m_block)) {
-      QueryPacking const packing = unpacked_queries();
-      auto const tile = score_tile(step, tSrS, packing);
-      mask_scores_by_side(tile);
-      if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
-        mask_missing_queries(tile);
+  CUTE_DEVICE void mask_all(Step const& step, ScoresT& tSrS) const {
+    QueryPacking const packing = unpacked_queries();
+    mask(step, score_tile(step, tSrS, packing));
+  }
+
+  // Of block `k` of 16 queries, makes dP + delta of dropped scores delta.
+  //   tSrS    (MMA, MMA_N, MMA_M)  whose places decide
+  //   tdPrdP  (MMA, MMA_N)         dP + delta of the block, as an A operand
+  //   sDelta  (MMA, MMA_N)         delta of the same scores
+  template <class ScoresT, class Gradients, class Deltas>
+  CUTE_DEVICE void drop_gradients(Step const& step, int stage, int k, ScoresT& tSrS,
+                                  Gradients&& tdPrdP, Deltas const& sDelta) const {
+    if constexpr (kDrops) {
+      if (call_has<kScoreMods, score_mods::Dropout>(params)) {
+        replace_dropped(tdPrdP, sDelta,
+                        [&](int n) { return kept_block_of(step, stage, n, k, tSrS); });
       }
     }
   }
+
+  // Of the same block, clears dropped probabilities.
+  //   rP  (MMA, MMA_N)  in 16 bits, as an A operand
+  template <class ScoresT, class Probabilities>
+  CUTE_DEVICE void drop_probabilities(Step const& step, int stage, int k, ScoresT& tSrS,
+                                      Probabilities& rP) const {
+    if constexpr (kDrops) {
+      if (call_has<kScoreMods, score_mods::Dropout>(params)) {
+        CUTE_UNROLL
+        for (int n = 0; n < cute::size<1>(rP); ++n) {
+          kept_block_of(step, stage, n, k, tSrS).drop(rP(cute::_, n));
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr bool kDrops = has_dropout(kScoreMods);
 
   // Which scores of block `k` of queries and `n` of keys are kept.
   template <class ScoresT>
@@ -101,6 +151,24 @@ struct BackwardPlaces {
     return kept_block_of_transpose(score_tile(step, tSrS, packing),
                                    KeepTest(uint32_t(params.dropout.drop_count)),
                                    shared.dropout[stage].words, n, k);
+  }
+
+  template <class SomeScores, class ScoreTile>
+  CUTE_DEVICE void add_terms(Step const& step, ScoreTile const& scores) const {
+    if constexpr (SomeScores::Modifiers::kHasTerm) {
+      SomeScores::template add_terms<typename Traits::Element>(
+          params, SomeScores::of_head(params, tile.batch, step.head), scores);
+    }
+  }
+
+  template <class ScoreTile>
+  CUTE_DEVICE void mask(Step const& step, ScoreTile const& scores) const {
+    if (tiles.masked(step.m_block)) {
+      mask_scores_by_side(scores);
+      if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
+        mask_missing_queries(scores);
+      }
+    }
   }
 };
 

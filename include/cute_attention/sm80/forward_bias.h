@@ -16,7 +16,7 @@ struct ForwardBias {
   CUTE_DEVICE static void load(ForwardParams const& params, WorkTile const& work,
                                Sequence const& sequence, int m_begin, int n_begin, Buffer& buffer,
                                int thread) {
-    if (has_bias_tiles(params, sequence)) {
+    if (has_bias_tiles<Traits::kKey.score_mods>(params, sequence)) {
       typename Traits::Bias(buffer.data())
           .template load<Traits::kThreads>(
               bias_of_head(params, opaque(work.batch), opaque(work.head)), params.bias.row_stride,

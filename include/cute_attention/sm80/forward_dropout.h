@@ -3,6 +3,8 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/call_features.h"
+#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/work_tile.h"
@@ -15,6 +17,8 @@ struct ForwardDropout {
   CUTE_DEVICE ForwardDropout(ForwardParams const&, WorkTile const&, int, int) {}
   template <class Probabilities, class Tile>
   CUTE_DEVICE void drop(ForwardParams const&, Probabilities&, Tile const&) const {}
+  template <class Factors>
+  CUTE_DEVICE static void scale(ForwardParams const&, Factors&) {}
 };
 
 template <class Traits>
@@ -23,11 +27,14 @@ struct ForwardDropout<Traits, true> {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kBlocksM = kTileM / Traits::kWarpsM / 16;  // of 16 rows of a warp
 
-  DropoutRow rows[kBlocksM];  // the random words of the thread's queries
+  DropoutRow rows[kBlocksM];  // the random words of the thread's queries, if the call drops
 
   CUTE_DEVICE ForwardDropout(ForwardParams const& params, WorkTile const& work, int m_begin,
                              int thread) {
     using namespace cute;
+    if (!is_in(params)) {
+      return;
+    }
     Tensor tScS = typename Traits::TiledMma{}.get_slice(thread).partition_C(
         make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));           // (MMA, MMA_M, MMA_N)
     Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
@@ -45,6 +52,9 @@ struct ForwardDropout<Traits, true> {
   CUTE_DEVICE void drop(ForwardParams const& params, Probabilities& rP,
                         ScoreTileOf const& score_tile) const {
     using namespace cute;
+    if (!is_in(params)) {
+      return;
+    }
     Tensor blocks = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
     auto const tile = score_tile();
     KeepTest const test(uint32_t(params.dropout.drop_count));
@@ -55,6 +65,20 @@ struct ForwardDropout<Traits, true> {
         kept_block(tile, test, rows[m], k).drop(blocks(_, m, k));
       }
     }
+  }
+
+  // Multiplies the factors of the rows of O, (ROWS), by what dropout multiplies by.
+  template <class Factors>
+  CUTE_DEVICE static void scale(ForwardParams const& params, Factors& factors) {
+    CUTE_UNROLL
+    for (int row = 0; row < cute::size(factors); ++row) {
+      factors(row) *= keep_scale(params.dropout);
+    }
+  }
+
+ private:
+  CUTE_DEVICE static bool is_in(ForwardParams const& params) {
+    return call_has<Traits::kKey.score_mods, score_mods::Dropout>(params);
   }
 };
 

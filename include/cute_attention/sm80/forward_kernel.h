@@ -15,7 +15,6 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
-#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
@@ -43,7 +42,9 @@ struct ForwardKernel {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using Modifiers = ScoreModifiers<kScoreMods>;
+  using OtherModifiers = ScoreModifiers<kScoreMods, score_mods::Bias>;  // than the bias
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
@@ -56,7 +57,6 @@ struct ForwardKernel {
   using WalkV = TileWalk<typename Traits::GmemCopyV, typename Traits::SmemLayoutV, Traits::kStages,
                          Study::kCopies>;
   static constexpr bool kSharesKeys = Traits::kSharesKeys;
-  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
   using Dropout = ForwardDropout<Traits>;
 
   ForwardParams const& params;
@@ -72,7 +72,7 @@ struct ForwardKernel {
         shared(shared),
         work(work),
         head_kv(work.head / (params.heads / params.heads_kv)),
-        sequence(load_sequence_of<reads_cache(Row::kKey.score_mods)>(params, work.batch)),
+        sequence(load_sequence_of<reads_cache(kScoreMods)>(params, work.batch)),
         m_begin(work.m_block * kTileM),
         thread(int(threadIdx.x)) {}
 
@@ -210,8 +210,11 @@ struct ForwardKernel {
   template <class ScoreTileOf, class Terms, class Scores>
   CUTE_DEVICE void add_terms(ScoreTileOf const& score_tile, Terms const& terms, Scores& tSrS) {
     if constexpr (Traits::kHasBias) {
-      if (has_bias_tiles(params, sequence)) {
+      if (has_bias_tiles<kScoreMods>(params, sequence)) {
         ForwardBias<Traits>::add(Modifiers::exponent_scale(params), shared.bias, thread, tSrS);
+        if constexpr (OtherModifiers::kHasTerm) {
+          OtherModifiers::Terms::template add<Element>(params, score_tile(), terms.first);
+        }
         return;
       }
     }
@@ -330,12 +333,7 @@ struct ForwardKernel {
     CUTE_STATIC_ASSERT_V(size<0>(rO) == size(lse));
     auto factors = softmax.finish(lse, combine_rows(mma));  // (ROWS)
     join_sinks(params, [&](int) { return work.head; }, factors, lse);
-    if constexpr (kDrops) {
-      CUTE_UNROLL
-      for (int row = 0; row < size(factors); ++row) {
-        factors(row) *= keep_scale(params.dropout);
-      }
-    }
+    Dropout::scale(params, factors);
     scale_rows(rO, factors);
 
     Tensor rO16 = convert<Element>(tOrO);                           // (MMA, MMA_M, MMA_DV)

@@ -7,6 +7,7 @@
 // tile, of which a larger one would be half empty.
 #pragma once
 
+#include "cute_attention/core/dropout_words.h"
 #include "cute_attention/core/grad_bias_tiles.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/smem_operand.h"
@@ -30,7 +31,7 @@ struct GradBiasTraits {
   using Element = ElementOf<kKey.dtype>;
 
   template <int kTileM, int kTileN>
-  struct Tiles {
+  struct Tiles : DropoutStages<has_dropout(kKey.score_mods), kTileM, 1> {
     cute::array_aligned<Element, kTileM * kHeadDim, 128> q;
     cute::array_aligned<Element, kTileN * kHeadDim, 128> k;
     cute::array_aligned<Element, kTileM * kHeadDimV, 128> grad_o;
