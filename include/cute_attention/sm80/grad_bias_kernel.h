@@ -22,8 +22,11 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/grad_bias_tiles.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
@@ -44,13 +47,15 @@ struct GradBiasKernel {
   using SharedMemory = typename Traits::SharedMemory;
   using Store = GradBiasStore<Traits>;
   using Bias = BiasTile<Element, typename Traits::SmemLayoutBias, kSwizzleCols<Traits::kTileN>>;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using Scores = BackwardScores<kScoreMods>;
+  // With the terms that stand beside a tile of the bias.
+  using OtherScores = BackwardScores<kScoreMods, score_mods::Bias>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   using FragmentS = decltype(cute::partition_fragment_C(
       typename Traits::TiledMma{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
   static_assert(Scores::kTermsInScores, "the bias is added to scores");
-  static_assert(!has_dropout(Row::kKey.score_mods), "no probability is dropped");
 
   // A tile of scores, and how many visits are left, this one included.
   struct Visit {
@@ -179,6 +184,9 @@ struct GradBiasKernel {
       start_with(shared.tiles.delta, tdPrdP);
       multiply(typename Traits::OperandGradO(shared.tiles.grad_o.data(), opaque(thread)),
                typename Traits::OperandV(shared.tiles.v.data(), opaque(thread)), tdPrdP);
+      if constexpr (Traits::kDrops) {
+        drop(here(now), tdPrdP);
+      }
       await_copies();       // the next Q and K are there; all threads are done with this tile
       auto& tdSrdS = tSrS;  // (MMA, MMA_M, MMA_N)
       CUTE_UNROLL
@@ -277,8 +285,8 @@ struct GradBiasKernel {
                     rows, cols, uint32_t(opaque(thread)));
   }
 
-  // The LSE, times log2(e), and delta of the rows of a tile. Those past the end of the sequence get
-  // zeros.
+  // The LSE, times log2(e), and delta of the rows of a tile, and their random words. Those past the
+  // end of the sequence get zeros.
   CUTE_DEVICE void load_numbers(ScoreBlock const& block, Sequence const& sequence) {
     static_assert(Traits::kThreads >= 2 * kTileM, "each thread copies one LSE or delta");
     int const row = thread % kTileM;
@@ -291,6 +299,11 @@ struct GradBiasKernel {
       cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(
           numbers[lse_index(params, sequence, block.batch, block.head, inside ? query : 0)], target,
           inside);
+    }
+    if constexpr (Traits::kDrops) {
+      if (thread < shared.tiles.kWriters && call_has<kScoreMods, score_mods::Dropout>(params)) {
+        shared.tiles.write(params, block.batch, block.head, block.m_block * kTileM, thread);
+      }
     }
   }
 
@@ -332,9 +345,15 @@ struct GradBiasKernel {
     QueryPacking const packing = unpacked_queries();
     auto const tile = make_score_tile<kTileM, kTileN>(TiledMma{}, opaque(thread), tSrS, sequence,
                                                       packing, m_begin, block.n_block * kTileN);
+    auto rS = view(tSrS);  // (ROWS, COLS)
+    // What a map leaves is not kept: its derivative is not in the gradient of a bias.
+    scores.modifiers.template map<1>(rS, scores.all_near(rS));
     if (has_bias_tiles(params, sequence)) {
+      float const unit = Scores::Modifiers::exponent_scale(params);
       Bias(shared.tiles.bias.data())
-          .template add<TiledMma, false>(tSrS, 1.f / params.scale, opaque(thread));
+          .template add<TiledMma, false>(tSrS, 1.f / unit, opaque(thread));
+      OtherScores::template add_terms<Element>(
+          params, OtherScores::of_head(params, block.batch, block.head), tile);
     } else {
       Scores::template add_terms<Element>(params, Scores::of_head(params, block.batch, block.head),
                                           tile);
@@ -345,12 +364,47 @@ struct GradBiasKernel {
     if (m_begin + kTileM > sequence.seqlen_q) {
       mask_missing_queries(tile);
     }
-    auto rS = view(tSrS);         // (ROWS, COLS)
     auto const cS = tile_rows();  // (ROWS)
-    bool const near = scores.all_near(rS);
     CUTE_UNROLL
     for (int row = 0; row < cute::size<0>(rS); ++row) {
-      scores.begin(rS(row, cute::_), near, shared.tiles.lse[int(cute::get<0>(cS(row)))], NoTerms{});
+      float const& lse = shared.tiles.lse[int(cute::get<0>(cS(row)))];
+      CUTE_UNROLL
+      for (int col = 0; col < cute::size<1>(rS); ++col) {
+        rS(row, col) = scores.probability(rS(row, col), lse, NoTerms{}, col);
+      }
+    }
+  }
+
+  // Takes delta for dP + delta of dropped scores, and scales all by what dropout multiplies by
+  // (core/keep_scale.h).
+  //   tdPrdP  (MMA, MMA_M, MMA_N)
+  CUTE_DEVICE void drop(ScoreBlock const& block, FragmentS& tdPrdP) const {
+    if (!call_has<kScoreMods, score_mods::Dropout>(params)) {
+      return;
+    }
+    Sequence const sequence = sequence_of(block);
+    QueryPacking const packing = unpacked_queries();
+    auto const tile =
+        make_score_tile<kTileM, kTileN>(typename Traits::TiledMma{}, opaque(thread), tdPrdP,
+                                        sequence, packing, block.m_block * kTileM,
+                                        block.n_block * kTileN);
+    using Tile = std::decay_t<decltype(tile)>;
+    KeepTest const test(uint32_t(params.dropout.drop_count));
+    float const scale = keep_scale(params.dropout);
+    CUTE_UNROLL
+    for (int row = 0; row < Tile::kRows; row += 2) {
+      int const first = int(cute::get<0>(tile.coords(row, 0)));
+      uint32_t const* const words = shared.tiles.words + first;
+      float const delta[2] = {shared.tiles.delta[first], shared.tiles.delta[first + 8]};
+      CUTE_UNROLL
+      for (int k = 0; k < Tile::kCols / 4; ++k) {
+        auto const kept = kept_block(tile, test, {words[0], words[8] | 1u}, k);
+        CUTE_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          float& grad_p = tile.scores(row + i / 2 % 2, 4 * k + i / 4 * 2 + i % 2);
+          grad_p = scale * (kept.keeps(i) ? grad_p : delta[i / 2 % 2]);
+        }
+      }
     }
   }
 

@@ -2,6 +2,7 @@
 // one row of the table. This file compiles for the host too.
 #pragma once
 
+#include "cute_attention/core/dropout_words.h"
 #include "cute_attention/core/grad_bias_tiles.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/smem_operand.h"
@@ -17,8 +18,10 @@ struct GradBiasTraits {
   static constexpr int kHeadDimV = kKey.head_dim_v;
   using Element = ElementOf<kKey.dtype>;
 
+  static constexpr bool kDrops = has_dropout(kKey.score_mods);
+
   template <int kTileM, int kTileN>
-  struct Tiles {
+  struct Tiles : DropoutWords<kDrops, kTileM> {
     cute::array_aligned<Element, kTileM * kHeadDim, 128> q;
     cute::array_aligned<Element, kTileN * kHeadDim, 128> k;
     cute::array_aligned<Element, kTileM * kHeadDimV, 128> grad_o;
