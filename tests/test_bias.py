@@ -12,14 +12,16 @@ from torch import Tensor
 from cute_attention import attention, attention_varlen, explain
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
-from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_it_is_chosen
+from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_one_feature_chooses_it
 from test_alibi import inputs_of
 from test_kernels import plain_pytorch
 from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
-row = fixture_of([row for row in ALL if "bias" in row.score_mods], skip_unless_it_is_chosen)
+row = fixture_of(
+    [row for row in ALL if "bias" in row.score_mods], skip_unless_one_feature_chooses_it
+)
 NAMES = ("out", "lse", "dq", "dk", "dv", "dbias")
 BATCH, QUERIES, KEYS, HEADS = 3, 150, 203, 6
 KEPT = ["bhqk", "hqk", "bqk", "qk", "bhk", "hk", "bk", "k", "bhq", "q", "h", ""]

@@ -1,5 +1,5 @@
-"""Which row of the tables a combination of score features gets, with rows that compute nothing in the
-place of the real ones, on a machine without a GPU."""
+"""Which row of the tables a combination of score features gets: with rows that compute nothing in
+the place of the real ones, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from test_dispatch import PREAMBLE, VERSION
 ROOT = Path(__file__).resolve().parents[1]
 STAND_IN = ROOT / "tests" / "cpp" / "table_stand_in.cpp"
 BITS = {"bias": 1, "alibi": 2, "dropout": 8}  # of Feature; softcap is a number of its own
-SUBSETS = [
-    subset for count in range(5) for subset in itertools.combinations(rows.MODIFIERS, count)
-]
+SUBSETS = [subset for count in range(5) for subset in itertools.combinations(rows.MODIFIERS, count)]
 HEAD_DIMS = (40, 64, 96, 128, 192, 256)
 DIRECTIONS = ("forward", "backward")
 HOPPER = 227 * 1024  # bytes of shared memory

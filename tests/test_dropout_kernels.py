@@ -12,13 +12,15 @@ from cute_attention import attention, attention_varlen
 from cute_attention.native import rows
 from cute_attention.semantics.dropout import as_seed, keep_mask, keep_scale
 from cute_attention.semantics.formula import attention_reference
-from every_row import ALL, backend_of, fixture_of, skip_unless_it_is_chosen
+from every_row import ALL, backend_of, fixture_of, skip_unless_one_feature_chooses_it
 from test_alibi import assert_exact, inputs_of, results
 from tolerances import assert_close, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
-row = fixture_of([row for row in ALL if "dropout" in row.score_mods], skip_unless_it_is_chosen)
+row = fixture_of(
+    [row for row in ALL if "dropout" in row.score_mods], skip_unless_one_feature_chooses_it
+)
 SEED = 987654321
 CAUSAL = {"causal": True}
 

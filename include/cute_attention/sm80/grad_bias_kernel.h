@@ -384,10 +384,9 @@ struct GradBiasKernel {
     }
     Sequence const sequence = sequence_of(block);
     QueryPacking const packing = unpacked_queries();
-    auto const tile =
-        make_score_tile<kTileM, kTileN>(typename Traits::TiledMma{}, opaque(thread), tdPrdP,
-                                        sequence, packing, block.m_block * kTileM,
-                                        block.n_block * kTileN);
+    auto const tile = make_score_tile<kTileM, kTileN>(
+        typename Traits::TiledMma{}, opaque(thread), tdPrdP, sequence, packing,
+        block.m_block * kTileM, block.n_block * kTileN);
     using Tile = std::decay_t<decltype(tile)>;
     KeepTest const test(uint32_t(params.dropout.drop_count));
     float const scale = keep_scale(params.dropout);

@@ -343,8 +343,8 @@ struct BackwardCompute {
     ++grads_before;
   }
 
-  // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a block
-  // registers hold a copy of the scores, with terms and masked (backward_scores.h).
+  // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a
+  // block registers hold a copy of the scores, with terms and masked (backward_scores.h).
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
   //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
   CUTE_DEVICE void finish_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
@@ -364,9 +364,9 @@ struct BackwardCompute {
       if constexpr (Traits::kBiasTiles) {
         if (call_has<kScoreMods, score_mods::Bias>(params)) {
           float const unit = Scores::Modifiers::exponent_scale(params);
-          add_bias_step<BiasOfTranspose, kTileM>(
-              arguments.bias, shared.bias_tile(stage_index), 0, opaque(thread),
-              bias_per_unit(params, work.sequence, unit), k, rZ);
+          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index), 0,
+                                                 opaque(thread),
+                                                 bias_per_unit(params, work.sequence, unit), k, rZ);
         }
       }
       Scores::template add_terms<Element>(params, stage, copies);

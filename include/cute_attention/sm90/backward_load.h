@@ -173,8 +173,8 @@ struct BackwardLoad {
       }
       if constexpr (!Traits::kBiasTiles || (kScoreMods & score_mods::Alibi) != 0) {
         using OfHead = typename std::remove_reference_t<decltype(stage)>::OfHead;
-        static_cast<OfHead&>(stage) = BackwardScores<kScoreMods>::of_head(
-            arguments.params, work->tile.batch, step.head);
+        static_cast<OfHead&>(stage) =
+            BackwardScores<kScoreMods>::of_head(arguments.params, work->tile.batch, step.head);
       }
       stage.m_block = step.m_block;
       if constexpr (Traits::kHasSums) {
