@@ -20,7 +20,7 @@ from every_row import (
     backend_of,
     fixture_of,
     run_on_small_chip,
-    skip_unless_it_is_chosen,
+    skip_unless_one_feature_chooses_it,
 )
 from test_alibi import inputs_of
 from test_kernels import plain_pytorch
@@ -29,7 +29,7 @@ from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert
 pytestmark = pytest.mark.gpu
 
 ROWS = [row for row in ALL if "bias" in row.score_mods]
-row = fixture_of(ROWS, skip_unless_it_is_chosen)
+row = fixture_of(ROWS, skip_unless_one_feature_chooses_it)
 NAMES = ("out", "lse", "dq", "dk", "dv", "dbias")
 BATCH, QUERIES, KEYS, HEADS = 3, 150, 203, 6
 KEPT = ["bhqk", "hqk", "bqk", "qk", "bhk", "hk", "bk", "k", "bhq", "q", "h", ""]

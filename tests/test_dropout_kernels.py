@@ -19,7 +19,7 @@ from every_row import (
     backend_of,
     fixture_of,
     run_on_small_chip,
-    skip_unless_it_is_chosen,
+    skip_unless_one_feature_chooses_it,
 )
 from test_alibi import assert_exact, inputs_of, results
 from tolerances import assert_close, assert_same_bits
@@ -27,7 +27,7 @@ from tolerances import assert_close, assert_same_bits
 pytestmark = pytest.mark.gpu
 
 ROWS = [row for row in ALL if "dropout" in row.score_mods]
-row = fixture_of(ROWS, skip_unless_it_is_chosen)
+row = fixture_of(ROWS, skip_unless_one_feature_chooses_it)
 SEED = 987654321
 CAUSAL = {"causal": True}
 

@@ -24,7 +24,7 @@ from every_row import (
     backend_of,
     fixture_of,
     run_on_small_chip,
-    skip_unless_it_is_chosen,
+    skip_unless_one_feature_chooses_it,
 )
 from test_alibi import inputs_of
 from test_bias import MASKS, NAMES, assert_exact, results
@@ -36,11 +36,12 @@ from tolerances import assert_same_bits
 pytestmark = pytest.mark.gpu
 
 BACKWARD = [row for row in ALL if row.direction == "backward" and "bias" in row.score_mods]
-row = fixture_of(BACKWARD, skip_unless_it_is_chosen)
+row = fixture_of(BACKWARD, skip_unless_one_feature_chooses_it)
 # On sm90 no row is for smaller head dims, so those of 64 have kernels for the gradient of small
 # heads too.
 row_of_64 = fixture_of(
-    [row for row in BACKWARD if (row.arch, row.head_dim) == ("sm90", 64)], skip_unless_it_is_chosen
+    [row for row in BACKWARD if (row.arch, row.head_dim) == ("sm90", 64)],
+    skip_unless_one_feature_chooses_it,
 )
 
 MOST_NUMBERS = 2**23  # of the workspace of the parts, 32 MB

@@ -114,8 +114,8 @@ def loaded_rows() -> dict[str, dict]:
 
 def number_of_kernels(row: rows.TableRow) -> int:
     has_bias = int("bias" in row.score_mods)
-    # Of sums of tiles of scores, of tiles that are no sums, and what adds up the parts of sums. Rows
-    # of sm90 with head dim 64 have them twice: for small heads too.
+    # Of sums of tiles of scores, of tiles that are no sums, and what adds up the parts of sums.
+    # Rows of sm90 with head dim 64 have them twice: for small heads too.
     grad_bias = 3 * has_bias * (1 + ((row.arch, row.head_dim) == ("sm90", 64)))
     # The main kernel of sm90 twice: with tiles of the bias by TMA, and without.
     of_bias = has_bias if row.arch == "sm90" else 0

@@ -42,6 +42,8 @@ struct NoTerms {
   template <class Element, class Params, class Tile, class Rows>
   CUTE_DEVICE static void add(Params const&, Tile const&, Rows const&) {}
   struct OfHead {};
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add_of_head(Params const&, Tile const&, OfHead const&, float) {}
   struct OfStep {
     CUTE_DEVICE NoTerms of_query(int) const { return {}; }
   };

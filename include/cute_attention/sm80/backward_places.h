@@ -155,10 +155,8 @@ struct BackwardPlaces {
 
   template <class SomeScores, class ScoreTile>
   CUTE_DEVICE void add_terms(Step const& step, ScoreTile const& scores) const {
-    if constexpr (SomeScores::Modifiers::kHasTerm) {
-      SomeScores::template add_terms<typename Traits::Element>(
-          params, SomeScores::of_head(params, tile.batch, step.head), scores);
-    }
+    SomeScores::template add_terms<typename Traits::Element>(
+        params, SomeScores::of_head(params, tile.batch, step.head), scores);
   }
 
   template <class ScoreTile>

@@ -181,12 +181,10 @@ struct GradBiasKernel : GradBiasScores<Traits> {
         load_gradients(here(visit.block), next);
       }
       if constexpr (!kSums) {
-        Numbers::scale(tdSrdS);
         Store::write(params, here(now), opaque(thread), tdSrdS);
       }
     }
     if constexpr (kSums) {
-      Numbers::scale(tdBrdB);
       store_sum(visit.block, tdBrdB);
     }
   }

@@ -29,7 +29,6 @@ struct GradBiasScores {
   static constexpr int kTileN = Traits::kTileN;
   using FragmentS = decltype(cute::partition_fragment_C(
       typename Traits::TiledMma{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
-  static constexpr bool kDrops = has_dropout(kScoreMods);
   static_assert(Scores::kTermsInScores, "the bias is added to scores");
 
   BackwardParams const& params;
@@ -46,10 +45,9 @@ struct GradBiasScores {
 
   // The random words of the rows of a tile, for dropout.
   CUTE_DEVICE void write_words(ScoreBlock const& block) const {
-    if constexpr (kDrops) {
-      auto& dropout = shared.tiles.dropout[0];
-      if (call_has<kScoreMods, score_mods::Dropout>(params) && thread < dropout.kWriters) {
-        dropout.write(params, block.batch, block.head, block.m_block * kTileM, thread);
+    if constexpr (Traits::kDrops) {
+      if (thread < shared.tiles.kWriters && call_has<kScoreMods, score_mods::Dropout>(params)) {
+        shared.tiles.write(params, block.batch, block.head, block.m_block * kTileM, thread);
       }
     }
   }
@@ -78,6 +76,7 @@ struct GradBiasScores {
     auto const tile = make_score_tile<kTileM, kTileN>(TiledMma{}, opaque(thread), tSrS, sequence,
                                                       packing, m_begin, block.n_block * kTileN);
     auto rS = view(tSrS);  // (ROWS, COLS)
+    // What a map leaves is not kept: its derivative is not in the gradient of a bias.
     scores.modifiers.template map<1>(rS, scores.all_near(rS));
     if (has_bias_tiles<kScoreMods>(params, sequence)) {
       float const unit = Scores::Modifiers::exponent_scale(params);
@@ -96,7 +95,7 @@ struct GradBiasScores {
     auto const cS = tile_rows();  // (ROWS)
     CUTE_UNROLL
     for (int row = 0; row < cute::size<0>(rS); ++row) {
-      float const lse = shared.tiles.lse[int(cute::get<0>(cS(row)))];
+      float const& lse = shared.tiles.lse[int(cute::get<0>(cS(row)))];
       CUTE_UNROLL
       for (int col = 0; col < cute::size<1>(rS); ++col) {
         rS(row, col) = scores.probability(rS(row, col), lse, NoTerms{}, col);
@@ -104,46 +103,36 @@ struct GradBiasScores {
     }
   }
 
-  // Makes dP + delta of dropped scores delta.
+  // Takes delta for dP + delta of dropped scores, and scales all by what dropout multiplies by
+  // (core/keep_scale.h).
   //   tdPrdP  (MMA, MMA_M, MMA_N)
   CUTE_DEVICE void drop(ScoreBlock const& block, FragmentS& tdPrdP) const {
-    if constexpr (kDrops) {
+    if constexpr (Traits::kDrops) {
       if (!call_has<kScoreMods, score_mods::Dropout>(params)) {
         return;
       }
-      using namespace cute;
       Sequence const sequence = sequence_of(block);
       QueryPacking const packing = unpacked_queries();
       auto const tile = make_score_tile<kTileM, kTileN>(
           typename Traits::TiledMma{}, opaque(thread), tdPrdP, sequence, packing,
           block.m_block * kTileM, block.n_block * kTileN);
-      Tensor blocks =  // (MMA, MMA_M, MMA_N / 2)
-          make_tensor(tdPrdP.data(), as_a_operand(tdPrdP.layout()));
-      auto const cS = tile_rows();  // (ROWS)
+      using Tile = std::decay_t<decltype(tile)>;
       KeepTest const test(uint32_t(params.dropout.drop_count));
+      float const scale = keep_scale(params.dropout);
       CUTE_UNROLL
-      for (int m = 0; m < size<1>(blocks); ++m) {
-        int const row = int(get<0>(cS(2 * m)));
-        uint32_t const* const words = shared.tiles.dropout[0].words + row;
-        float const deltas[2] = {shared.tiles.delta[row], shared.tiles.delta[row + 8]};
+      for (int row = 0; row < Tile::kRows; row += 2) {
+        int const first = int(cute::get<0>(tile.coords(row, 0)));
+        uint32_t const* const words = shared.tiles.words + first;
+        float const delta[2] = {shared.tiles.delta[first], shared.tiles.delta[first + 8]};
         CUTE_UNROLL
-        for (int k = 0; k < size<2>(blocks); ++k) {
+        for (int k = 0; k < Tile::kCols / 4; ++k) {
           auto const kept = kept_block(tile, test, {words[0], words[8] | 1u}, k);
           CUTE_UNROLL
           for (int i = 0; i < 8; ++i) {
-            blocks(i, m, k) = kept.keeps(i) ? blocks(i, m, k) : deltas[i / 2 % 2];
+            float& grad_p = tile.scores(row + i / 2 % 2, 4 * k + i / 4 * 2 + i % 2);
+            grad_p = scale * (kept.keeps(i) ? grad_p : delta[i / 2 % 2]);
           }
         }
-      }
-    }
-  }
-
-  // Multiplies the gradient by the factor of dropout (core/keep_scale.h).
-  CUTE_DEVICE void scale(FragmentS& gradient) const {
-    if constexpr (kDrops) {
-      CUTE_UNROLL
-      for (int i = 0; i < cute::size(gradient); ++i) {
-        gradient(i) *= keep_scale(params.dropout);
       }
     }
   }
@@ -166,10 +155,8 @@ struct GradBiasScores {
 
   template <class SomeScores, class ScoreTile>
   CUTE_DEVICE void add_terms(ScoreBlock const& block, ScoreTile const& tile) const {
-    if constexpr (SomeScores::Modifiers::kHasTerm) {
-      SomeScores::template add_terms<Element>(
-          params, SomeScores::of_head(params, block.batch, block.head), tile);
-    }
+    SomeScores::template add_terms<Element>(
+        params, SomeScores::of_head(params, block.batch, block.head), tile);
   }
 };
 

@@ -29,9 +29,10 @@ struct GradBiasTraits {
   static constexpr int kHeadDim = kSmallHeads ? kSmallHeadDim : kKey.head_dim;
   static constexpr int kHeadDimV = kSmallHeads ? kSmallHeadDim : kKey.head_dim_v;
   using Element = ElementOf<kKey.dtype>;
+  static constexpr bool kDrops = has_dropout(kKey.score_mods);
 
   template <int kTileM, int kTileN>
-  struct Tiles : DropoutStages<has_dropout(kKey.score_mods), kTileM, 1> {
+  struct Tiles : DropoutWords<kDrops, kTileM> {
     cute::array_aligned<Element, kTileM * kHeadDim, 128> q;
     cute::array_aligned<Element, kTileN * kHeadDim, 128> k;
     cute::array_aligned<Element, kTileM * kHeadDimV, 128> grad_o;

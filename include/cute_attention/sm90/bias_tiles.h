@@ -143,38 +143,52 @@ CUTE_DEVICE float2 unpack(uint32_t pair) {
 
 // Adds two numbers to those scores of an accumulator that pair `pair` of them is.
 template <class Element, class Accumulator>
-CUTE_DEVICE void add_pair(uint32_t numbers, float per_unit, Accumulator& tSrS, int pair) {
+CUTE_DEVICE void add_pair(uint32_t numbers, float per_unit, Accumulator&& tSrS, int pair) {
   float2 const two = unpack<Element>(numbers);
   tSrS(2 * pair) = fmaf(two.x, per_unit, tSrS(2 * pair));
   tSrS(2 * pair + 1) = fmaf(two.y, per_unit, tSrS(2 * pair + 1));
 }
 
-// Adds a tile of the bias to scores.
+// Numbers that ldmatrix gives a thread.
+constexpr int kBiasNumbers = 8;
+
+// Adds those numbers of a tile of the bias that are of the scores of a step of `Vectors`.
 //   Vectors    BiasOfScores or BiasOfTranspose
 //   kRows      of the tile
 //   first_row  the row of scores of row 0 of `Vectors`
 //   thread     of those whose accumulators make up the tile's keys; opaque()
-//   tSrS       (MMA, MMA_M, MMA_N)  S, or (MMA, MMA_N, MMA_M) S^T
+//   scores     (8)
+template <class Vectors, int kRows, class Element, class Scores>
+CUTE_DEVICE void add_bias_step(BiasTiles const& bias, Element const* tile, int first_row,
+                               int thread, float per_unit, int step, Scores&& scores) {
+  using namespace cute;
+  CUTE_STATIC_ASSERT_V(size(scores) == Int<kBiasNumbers>{});
+  uint32_t const row = bias.row(first_row + Vectors::row(thread, step));
+  auto const& vector = *reinterpret_cast<uint128_t const*>(
+      tile + bias_offset<kRows>(row, Vectors::vector(thread, step)));
+  Tensor words = make_tensor<uint32_t>(Int<4>{});  // (4)
+  if constexpr (std::is_same_v<Vectors, BiasOfScores>) {
+    SM75_U32x4_LDSM_N::copy(vector, words(0), words(1), words(2), words(3));
+  } else {
+    SM75_U16x8_LDSM_T::copy(vector, words(0), words(1), words(2), words(3));
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < size(words); ++i) {
+    add_pair<Element>(words(i), per_unit, scores, i);
+  }
+}
+
+// Adds a tile of the bias to scores; arguments as above.
+//   tSrS  (MMA, MMA_M, MMA_N)  S, or (MMA, MMA_N, MMA_M) S^T
 template <class Vectors, int kRows, class Element, class Accumulator>
 CUTE_DEVICE void add_bias_tile(BiasTiles const& bias, Element const* tile, int first_row,
                                int thread, float per_unit, Accumulator& tSrS) {
   using namespace cute;
-  constexpr int kNumbers = 8;  // that ldmatrix gives a thread
   CUTE_UNROLL
-  for (int step = 0; step < size(tSrS) / kNumbers; ++step) {
-    uint32_t const row = bias.row(first_row + Vectors::row(thread, step));
-    auto const& vector = *reinterpret_cast<uint128_t const*>(
-        tile + bias_offset<kRows>(row, Vectors::vector(thread, step)));
-    Tensor words = make_tensor<uint32_t>(Int<4>{});  // (4)
-    if constexpr (std::is_same_v<Vectors, BiasOfScores>) {
-      SM75_U32x4_LDSM_N::copy(vector, words(0), words(1), words(2), words(3));
-    } else {
-      SM75_U16x8_LDSM_T::copy(vector, words(0), words(1), words(2), words(3));
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < size(words); ++i) {
-      add_pair<Element>(words(i), per_unit, tSrS, size(words) * step + i);
-    }
+  for (int step = 0; step < size(tSrS) / kBiasNumbers; ++step) {
+    add_bias_step<Vectors, kRows>(
+        bias, tile, first_row, thread, per_unit, step,
+        make_tensor(tSrS.data() + kBiasNumbers * step, Int<kBiasNumbers>{}));
   }
 }
 
