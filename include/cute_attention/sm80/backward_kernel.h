@@ -50,12 +50,12 @@ struct BackwardKernel : BackwardPlaces<Row> {
 
   using Places::n_begin;
   using Places::params;
+  using Places::parts;
+  using Places::range;
   using Places::sequence;
   using Places::shared;
   using Places::thread;
   using Places::tile;
-  int32_t const parts;  // of a block of keys
-  StepRange const range;
   int const warp_column;  // of this warp, in the grid of kWarpsN x kWarpsM warps
   Scores const scores;
 
@@ -66,9 +66,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
                              GradTile const& tile, int32_t parts)
-      : Places(params, shared, tile),
-        parts(parts),
-        range(steps_of_part(Places::tiles, tile, params.heads / params.heads_kv, parts)),
+      : Places(params, shared, tile, parts),
         warp_column(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
         scores(params),
         addresses(shared, uint32_t(threadIdx.x)),

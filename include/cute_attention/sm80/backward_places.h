@@ -17,7 +17,8 @@
 
 namespace cute_attention::sm80 {
 
-// The block of keys of a CTA, and the places of its scores.
+// The block of keys of a CTA, the part of its steps that the CTA has, and the places of their
+// scores.
 template <class Row>
 struct BackwardPlaces {
   using Traits = BackwardTraits<Row>;
@@ -32,19 +33,23 @@ struct BackwardPlaces {
   BackwardParams const& params;
   typename Traits::SharedMemory& shared;
   GradTile const tile;
+  int32_t const parts;  // of a block of keys
   Sequence const sequence;
   int const n_begin;  // first key of the block
   MTiles const tiles;
+  StepRange const range;
   int const thread;
 
   CUTE_DEVICE BackwardPlaces(BackwardParams const& params, typename Traits::SharedMemory& shared,
-                             GradTile const& tile)
+                             GradTile const& tile, int32_t parts)
       : params(params),
         shared(shared),
         tile(tile),
+        parts(parts),
         sequence(load_sequence(params, tile.batch)),
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
+        range(steps_of_part(tiles, tile, params.heads / params.heads_kv, parts)),
         thread(int(threadIdx.x)) {}
 
   //   tSrS  (MMA, MMA_N, MMA_M)
