@@ -100,6 +100,7 @@ int main() {
   check_tile<MmaInParts<2, 2, 32>, 64, 64, false>("gradient, 64 x 64, 4 warps");
   check_tile<MmaInParts<2, 1, 32>, 32, 32, false>("gradient, 32 x 32");
   check_tile<MmaOfWarps<Element, 4, 1>, 128, 64, false>("forward");
+  check_tile<MmaOfWarps<Element, 4, 1>, 128, 32, false>("forward, 128 x 32");
   check_tile<MmaOfWarps<Element, 2, 2>, 64, 64, false>("forward, 64 x 64");
   check_tile<MmaOfWarps<Element, 2, 2>, 64, 32, false>("forward, 64 x 32");
   check_tile<MmaOfWarpsInBlocks<Element, 2, 2>, 64, 64, false>("forward with dropout, 64 x 64");
