@@ -77,9 +77,11 @@ struct GradBiasTraits {
   };
   static_assert(int(sizeof(SharedMemory)) <= kMaxBytes, "shared memory of a CTA");
   // How many CTAs the registers of a multiprocessor must hold: two, if its shared memory does. With
-  // sums in registers beside S and dP, 128 registers of a thread do not do.
-  static constexpr int kCtas =
-      2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024 ? 2 : 1;
+  // sums in registers beside S and dP, or with every other feature, 128 registers of a thread do
+  // not do.
+  static constexpr bool kRoomForTwo =
+      2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024;
+  static constexpr int kCtas = kRoomForTwo && !serves_subsets(kKey.score_mods) ? 2 : 1;
   static constexpr int kCtasOfSums = 1;
 };
 
