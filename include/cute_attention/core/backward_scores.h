@@ -61,8 +61,9 @@ struct BackwardScores {
 
   // The terms in the exponents of a step, whose scores tile() describes (score_tile.h); of_query()
   // returns those of a query, for begin() and finish().
-  template <class Tile>
-  CUTE_DEVICE static auto terms(typename Terms::OfHead const& head, Tile const& tile) {
+  //   head  has what of_head() returns
+  template <class OfHead, class Tile>
+  CUTE_DEVICE static auto terms(OfHead const& head, Tile const& tile) {
     if constexpr (kTermsInExponent) {
       return typename Terms::template OfStep<decltype(tile())>(tile(), head);
     } else {

@@ -105,7 +105,7 @@ struct BackwardPlaces {
     } else {
       add_terms<Scores>(step, block);
     }
-    mask(step, block);
+    mask(step, [&] { return block; });
   }
 
   // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
@@ -113,7 +113,7 @@ struct BackwardPlaces {
   template <class ScoresT>
   CUTE_DEVICE void mask_all(Step const& step, ScoresT& tSrS) const {
     QueryPacking const packing = unpacked_queries();
-    mask(step, score_tile(step, tSrS, packing));
+    mask(step, [&] { return score_tile(step, tSrS, packing); });
   }
 
   // Of block `k` of 16 queries, makes dP + delta of dropped scores delta.
@@ -164,12 +164,14 @@ struct BackwardPlaces {
         params, SomeScores::of_head(params, tile.batch, step.head), scores);
   }
 
-  template <class ScoreTile>
-  CUTE_DEVICE void mask(Step const& step, ScoreTile const& scores) const {
+  //   scores()  describes the scores (score_tile.h)
+  template <class ScoreTileOf>
+  CUTE_DEVICE void mask(Step const& step, ScoreTileOf const& scores) const {
     if (tiles.masked(step.m_block)) {
-      mask_scores_by_side(scores);
+      auto const tile = scores();
+      mask_scores_by_side(tile);
       if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
-        mask_missing_queries(scores);
+        mask_missing_queries(tile);
       }
     }
   }

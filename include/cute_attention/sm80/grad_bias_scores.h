@@ -6,7 +6,6 @@
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/call_features.h"
 #include "cute_attention/core/grad_bias_tiles.h"
-#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
@@ -103,36 +102,17 @@ struct GradBiasScores {
     }
   }
 
-  // Takes delta for dP + delta of dropped scores, and scales all by what dropout multiplies by
-  // (core/keep_scale.h).
+  // Drops what the probabilities of dropped scores give to dP + delta.
   //   tdPrdP  (MMA, MMA_M, MMA_N)
   CUTE_DEVICE void drop(ScoreBlock const& block, FragmentS& tdPrdP) const {
     if constexpr (Traits::kDrops) {
-      if (!call_has<kScoreMods, score_mods::Dropout>(params)) {
-        return;
-      }
-      Sequence const sequence = sequence_of(block);
-      QueryPacking const packing = unpacked_queries();
-      auto const tile = make_score_tile<kTileM, kTileN>(
-          typename Traits::TiledMma{}, opaque(thread), tdPrdP, sequence, packing,
-          block.m_block * kTileM, block.n_block * kTileN);
-      using Tile = std::decay_t<decltype(tile)>;
-      KeepTest const test(uint32_t(params.dropout.drop_count));
-      float const scale = keep_scale(params.dropout);
-      CUTE_UNROLL
-      for (int row = 0; row < Tile::kRows; row += 2) {
-        int const first = int(cute::get<0>(tile.coords(row, 0)));
-        uint32_t const* const words = shared.tiles.words + first;
-        float const delta[2] = {shared.tiles.delta[first], shared.tiles.delta[first + 8]};
-        CUTE_UNROLL
-        for (int k = 0; k < Tile::kCols / 4; ++k) {
-          auto const kept = kept_block(tile, test, {words[0], words[8] | 1u}, k);
-          CUTE_UNROLL
-          for (int i = 0; i < 8; ++i) {
-            float& grad_p = tile.scores(row + i / 2 % 2, 4 * k + i / 4 * 2 + i % 2);
-            grad_p = scale * (kept.keeps(i) ? grad_p : delta[i / 2 % 2]);
-          }
-        }
+      if (call_has<kScoreMods, score_mods::Dropout>(params)) {
+        Sequence const sequence = sequence_of(block);
+        QueryPacking const packing = unpacked_queries();
+        auto const tile = make_score_tile<kTileM, kTileN>(
+            typename Traits::TiledMma{}, opaque(thread), tdPrdP, sequence, packing,
+            block.m_block * kTileM, block.n_block * kTileN);
+        drop_gradients(tile, params.dropout, shared.tiles.words, shared.tiles.delta);
       }
     }
   }

@@ -91,12 +91,14 @@ struct GradBiasTraits {
     cute::array_aligned<float, cute::cosize_v<SmemLayoutSum>, 128> sum;
   };
   static_assert(int(sizeof(SharedMemory)) <= kMaxBytes, "shared memory of a CTA");
-  // How many CTAs the registers of a multiprocessor must hold. With sums in registers beside S and
-  // dP, 128 registers of a thread do not do: they are 168 for small heads, and else 255.
+  // How many CTAs the registers of a multiprocessor must hold: two, if its shared memory does. With
+  // sums in registers beside S and dP, or with every other feature, 128 registers of a thread do
+  // not do. CTAs for small heads have half the threads; they get 128 registers, 168 or 255.
   static constexpr bool kTwoFit =
       2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024;
-  static constexpr int kCtas = kSmallHeads ? 4 : kTwoFit ? 2 : 1;
-  static constexpr int kCtasOfSums = kSmallHeads ? 3 : 1;
+  static constexpr bool kEvery = serves_subsets(kKey.score_mods);
+  static constexpr int kCtas = kSmallHeads ? (kEvery ? 3 : 4) : kTwoFit && !kEvery ? 2 : 1;
+  static constexpr int kCtasOfSums = kSmallHeads ? (kEvery ? 2 : 3) : 1;
 };
 
 }  // namespace cute_attention::sm80

@@ -48,7 +48,8 @@ class Row:
         head_dim: the largest that the kernel serves, a multiple of 8.
         head_dim_v: the same of v and the output; head_dim where it is left out.
         score_mods: what the kernel does to scores: "softcap", "alibi", "bias", "dropout" or
-            several of them. It serves only calls that ask for all of these and for no other.
+            several of them. It serves only calls that ask for all of these and for no other; with
+            all four, calls that ask for any of them.
         tile_m: queries of a tile; backward, of a step.
         tile_n: keys of a tile; backward, of a CTA.
         stages: buffers of K and V in shared memory; backward, of Q and dO.
