@@ -74,9 +74,9 @@ void check_tile(int32_t m_block, int32_t n_block, int32_t drop_count) {
   }
 }
 
-template <class Row, int kBytes>
+template <class Row, int kBytes, bool kSmallHeads>
 void check_row() {
-  using Traits = sm80::GradBiasTraits<Row, kBytes>;
+  using Traits = sm80::GradBiasTraits<Row, kBytes, kSmallHeads>;
   static_assert(Traits::kDrops);
   for (int32_t const drop_count : {0, 1, 77, 128, 200, 256}) {
     check_tile<Traits>(0, 0, drop_count);
@@ -90,7 +90,9 @@ void check_row() {
 int main() {
   using namespace cute_attention;
   constexpr int kHopper = 227 * 1024;
-  check_row<rows::sm90_bwd_bf16_d64_every, kHopper>();
-  check_row<rows::sm90_bwd_fp16_d256_every, kHopper>();
+  check_row<rows::sm90_bwd_bf16_d64_every, kHopper, false>();
+  check_row<rows::sm90_bwd_bf16_d64_every, kHopper, true>();
+  check_row<rows::sm90_bwd_fp16_d256_every, kHopper, false>();
+  check_row<rows::sm80_bwd_fp16_d256_every_99kb, 72 * 1024, false>();
   return testing::report();
 }
