@@ -257,6 +257,8 @@ int32_t splits_of(Candidate const& candidate, Problem const& p, DeviceInfo const
   params.head_dim_v = p.head_dim_v;
   params.window_left = p.window_left;
   params.window_right = p.window_right;
+  static uint64_t const kSeed = 0;  // a GridFunction reads only whether there is one
+  params.dropout.seed = (p.features & kDropout) != 0 ? &kSeed : nullptr;
   return choose_splits(row, params, *device);
 }
 

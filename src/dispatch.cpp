@@ -2,6 +2,7 @@
 #include "dispatch.h"
 
 #include <algorithm>
+#include <bitset>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -71,7 +72,7 @@ void refuse_features(KernelKey const& key, uint32_t asked, std::vector<std::stri
   for (std::string const& name : feature_names(asked & ~key.features)) {
     reasons->push_back("it does not serve " + name);
   }
-  for (std::string const& name : feature_names(key.score_mods & ~asked)) {
+  for (std::string const& name : feature_names(required_features(key.score_mods) & ~asked)) {
     reasons->push_back("it serves only calls with " + name);
   }
 }
@@ -170,14 +171,18 @@ std::string miss_message(Problem const& problem, int32_t arch, DeviceInfo const&
 }
 
 // How far a row is from the row that would fit a problem best; the row with the smallest distance
-// is chosen. Smaller head dims are nearer: the row is known to have room for the problem's. Of
+// is chosen. A row that can do nothing to scores but what is asked is nearest, whatever its head
+// dims. Then smaller head dims are nearer: the row is known to have room for the problem's. Of
 // backward rows with equal head dims, the one with the most shared memory is nearest, since it has
 // the largest tiles; forward rows are told apart by the cost model, which knows no backward
 // kernels.
-std::tuple<int32_t, int32_t, int32_t> distance(LoadedRow const& loaded) {
+std::tuple<size_t, int32_t, int32_t, int32_t> distance(LoadedRow const& loaded,
+                                                       Problem const& problem) {
   KernelRow const& row = *loaded.row;
+  std::bitset<32> const unasked = row.key.score_mods & ~asked_features(problem);
   bool const backward = row.key.direction == Direction::Backward;
-  return {row.key.head_dim, row.key.head_dim_v, backward ? -row.shared_memory_bytes : 0};
+  return {unasked.count(), row.key.head_dim, row.key.head_dim_v,
+          backward ? -row.shared_memory_bytes : 0};
 }
 
 Rows rows_for_kind(Problem const& problem, Arch arch, DeviceInfo const& device) {
@@ -187,8 +192,8 @@ Rows rows_for_kind(Problem const& problem, Arch arch, DeviceInfo const& device) 
     refuse_kind(loaded, problem, &device, &reasons);
     if (loaded.row->key.arch == arch && reasons.empty()) rows.push_back(&loaded);
   }
-  std::stable_sort(rows.begin(), rows.end(), [](LoadedRow const* a, LoadedRow const* b) {
-    return distance(*a) < distance(*b);
+  std::stable_sort(rows.begin(), rows.end(), [&](LoadedRow const* a, LoadedRow const* b) {
+    return distance(*a, problem) < distance(*b, problem);
   });
   return rows;
 }
@@ -231,7 +236,7 @@ std::pair<double, int32_t> cost(LoadedRow const* row, Problem const& problem,
 LoadedRow const* chosen_row(Problem const& problem, Arch arch, DeviceInfo const& device) {
   LoadedRow const* best = nullptr;
   for (LoadedRow const* row : remembered_rows(problem, arch, device)) {
-    if (best != nullptr && distance(*row) != distance(*best)) break;
+    if (best != nullptr && distance(*row, problem) != distance(*best, problem)) break;
     std::vector<std::string> reasons;
     refuse_sizes(*row->row, problem, &reasons);
     if (!reasons.empty()) continue;

@@ -85,6 +85,14 @@ def skip_unless_it_is_chosen(row: rows.TableRow) -> None:
         pytest.skip(f"{row.name} runs in a process of its own")
 
 
+def skip_unless_one_feature_chooses_it(row: rows.TableRow) -> None:
+    """Skips a row that dispatch does not choose for a call with one feature: those that serve every
+    combination, except in the process in which there are no others."""
+    skip_unless_it_is_chosen(row)
+    if row.serves_subsets() and ONLY not in os.environ:
+        pytest.skip(f"{row.name} runs in a process of its own")
+
+
 def backend_of(row: rows.TableRow) -> str:
     """The backend to ask for, so that the row runs and a kernel computes the gradient. sm90 has
     backward rows of some head dims only: if it is asked for by name, no other backend may compute

@@ -75,6 +75,8 @@ def tile_bytes(row: TableRow) -> int:
         shared = row.tile_m * (2 * row.tile_n + 4 * warps_along_n) if warps_along_n > 1 else 0
         bias = 2 * scores if "bias" in row.score_mods else 0
         return 2 * (max(q, o) + row.stages * k_and_v) + shared + bias
-    # dS has one buffer, and so has P if warps exchange it. A bias lies where P will.
+    # dS has one buffer, and so has P if warps exchange it. A bias lies where P will, but with
+    # softcap, where it has a buffer too.
     warps_along_m = row.warps // (row.tile_n // 32)
-    return backward + 2 * scores * (1 if warps_along_m == 1 else 2)
+    buffers = (1 if warps_along_m == 1 else 2) + ({"softcap", "bias"} <= {*row.score_mods})
+    return backward + 2 * scores * buffers

@@ -29,11 +29,12 @@ from cute_attention.bench.features import (
 from cute_attention.bench.features_verdict import lines, markdown, summaries, target
 from cute_attention.bench.inputs import Inputs, make_inputs
 from cute_attention.bench.options import build_points
-from cute_attention.bench.points import Point
+from cute_attention.bench.points import FEATURES, Point
 from cute_attention.bench.results import Row, read_json
 from cute_attention.cli.bench import main, make_parser
 
 CPU = torch.device("cpu")
+ALL = "+".join(FEATURES)
 POINT = Point(batch=2, heads=4, seqlen_q=24, head_dim=8, dtype="fp32", causal=True)
 CASES = {
     "alibi": replace(POINT, alibi=True),
@@ -142,6 +143,8 @@ def test_mistakes_are_explained(
 def test_names() -> None:
     assert check_names(list(DEFAULT)) == list(DEFAULT)
     assert check_names(["dropout+alibi", "alibi+dropout"]) == ["alibi+dropout"]
+    assert check_names(["every", "sink"]) == [ALL, "sink"]
+    assert with_features(POINT, ALL, Values()).features == FEATURES
     point = with_features(POINT, "softcap+dropout", Values(softcap=5.0))
     assert point == replace(POINT, softcap=5.0, dropout=0.1)
 
@@ -171,7 +174,8 @@ def test_features_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     command = f"features {shape} {options} --contenders {names} --json {out} --markdown {table}"
     assert main(shlex.split(command)) == 0
     rows = read_json(out).rows
-    assert len(rows) == 2 * (1 + 2 * 3 + 1)  # directions; plain, two features of three, and bias
+    # Directions; plain, two features of three, and what is left out: a bias, and every feature.
+    assert len(rows) == 2 * (1 + 2 * 3 + 2)
     by_key = {(row.what, row.contender, row.case): row for row in rows}
     for what in ("fwd", "bwd"):
         plain = by_key[what, "reference", PLAIN]
@@ -183,6 +187,7 @@ def test_features_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
         assert by_key[what, "math", "dropout"].metrics["tflops"] > 0
         assert by_key[what, "math", "alibi+sink"].reason.endswith("has no alibi, no sink")
         assert by_key[what, "reference", "bias"].reason.startswith("bias is left out")
+        assert by_key[what, "reference", ALL].reason.startswith(f"{ALL} is left out")
     text = capsys.readouterr().out
     assert "not measured: cudnn: needs an NVIDIA GPU" in text
     assert "ours, reference, forward, fp32" in text

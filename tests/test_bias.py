@@ -3,6 +3,7 @@ out."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -12,14 +13,23 @@ from torch import Tensor
 from cute_attention import attention, attention_varlen, explain
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
-from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_it_is_chosen
+from every_row import (
+    ALL,
+    DTYPES,
+    LIMIT,
+    backend_of,
+    fixture_of,
+    run_on_small_chip,
+    skip_unless_one_feature_chooses_it,
+)
 from test_alibi import inputs_of
 from test_kernels import plain_pytorch
 from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
-row = fixture_of([row for row in ALL if "bias" in row.score_mods], skip_unless_it_is_chosen)
+ROWS = [row for row in ALL if "bias" in row.score_mods]
+row = fixture_of(ROWS, skip_unless_one_feature_chooses_it)
 NAMES = ("out", "lse", "dq", "dk", "dv", "dbias")
 BATCH, QUERIES, KEYS, HEADS = 3, 150, 203, 6
 KEPT = ["bhqk", "hqk", "bqk", "qk", "bhk", "hk", "bk", "k", "bhq", "q", "h", ""]
@@ -284,3 +294,8 @@ def test_more_than_two_to_the_31_elements(row: rows.TableRow) -> None:
         assert_close(found[name][:, -last:, -1:].double(), exact[name], "large_scores", dtype, name)
     error = (found["dbias"][:, -1:, -last:].double() - exact["dbias"]).abs().max()
     assert error <= 0.02 * exact["dbias"].abs().max()
+
+
+@pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
+def test_rows_for_chips_of_99_kb() -> None:
+    run_on_small_chip(ROWS, [__file__])

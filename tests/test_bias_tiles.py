@@ -11,14 +11,16 @@ from torch import Tensor
 
 from cute_attention import attention, attention_varlen
 from cute_attention.native import rows
-from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_it_is_chosen
+from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_one_feature_chooses_it
 from test_alibi import inputs_of
 from test_bias import MASKS, NAMES, assert_exact, laid_out, results
 from tolerances import assert_close, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
-row = fixture_of([row for row in ALL if "bias" in row.score_mods], skip_unless_it_is_chosen)
+row = fixture_of(
+    [row for row in ALL if "bias" in row.score_mods], skip_unless_one_feature_chooses_it
+)
 KEPT = ["bhqk", "hqk", "bqk", "qk", "bhk", "hk", "bk", "k"]
 # Batch, queries, keys, heads and KV heads. Of the second to the fourth, heads share a tile.
 SHAPES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -12,13 +13,21 @@ from cute_attention import attention, attention_varlen
 from cute_attention.native import rows
 from cute_attention.semantics.dropout import as_seed, keep_mask, keep_scale
 from cute_attention.semantics.formula import attention_reference
-from every_row import ALL, backend_of, fixture_of, skip_unless_it_is_chosen
+from every_row import (
+    ALL,
+    LIMIT,
+    backend_of,
+    fixture_of,
+    run_on_small_chip,
+    skip_unless_one_feature_chooses_it,
+)
 from test_alibi import assert_exact, inputs_of, results
 from tolerances import assert_close, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
-row = fixture_of([row for row in ALL if "dropout" in row.score_mods], skip_unless_it_is_chosen)
+ROWS = [row for row in ALL if "dropout" in row.score_mods]
+row = fixture_of(ROWS, skip_unless_one_feature_chooses_it)
 SEED = 987654321
 CAUSAL = {"causal": True}
 
@@ -150,3 +159,8 @@ def test_a_captured_step_draws_the_bits_of_the_eager_one(row: rows.TableRow) -> 
     seed.fill_(SEED + 1)
     graph.replay()
     assert not torch.equal(captured["out"], eager["out"])
+
+
+@pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
+def test_rows_for_chips_of_99_kb() -> None:
+    run_on_small_chip(ROWS, [__file__])

@@ -4,6 +4,7 @@ divided into parts, whose sums a later kernel adds up. And tiles that go through
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 import os
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from every_row import (
     backend_of,
     fixture_of,
     run_on_small_chip,
-    skip_unless_it_is_chosen,
+    skip_unless_one_feature_chooses_it,
 )
 from test_alibi import inputs_of
 from test_bias import MASKS, NAMES, assert_exact, results
@@ -35,7 +36,13 @@ from tolerances import assert_same_bits
 pytestmark = pytest.mark.gpu
 
 BACKWARD = [row for row in ALL if row.direction == "backward" and "bias" in row.score_mods]
-row = fixture_of(BACKWARD, skip_unless_it_is_chosen)
+row = fixture_of(BACKWARD, skip_unless_one_feature_chooses_it)
+# On sm90 no row is for smaller head dims, so those of 64 have kernels for the gradient of small
+# heads too.
+row_of_64 = fixture_of(
+    [row for row in BACKWARD if (row.arch, row.head_dim) == ("sm90", 64)],
+    skip_unless_one_feature_chooses_it,
+)
 
 MOST_NUMBERS = 2**23  # of the workspace of the parts, 32 MB
 
@@ -53,6 +60,7 @@ class Shared(NamedTuple):
 
 CASES = {
     "window of 7 x 7": Shared((1, 4, 49, 49), 96, 49, 49),
+    "window of 8 x 8": Shared((1, 8, 64, 64), 1024, 64, 64, 8, 8),
     "window of 16 x 16": Shared((1, 4, 256, 256), 40, 256, 256),
     "one for all heads": Shared((1, 1, 200, 136), 9, 200, 136, 6, 2),
     "of each key": Shared((1, 4, 1, 203), 5, 300, 203),
@@ -93,6 +101,19 @@ def test_accuracy(row: rows.TableRow, case: Shared, options: dict[str, Any]) -> 
     numbers = workspace_of(row, params_of(row, case, bias, bias)).grad_bias_parts
     assert 0 < numbers <= MOST_NUMBERS
     assert_exact(row, tensors, bias, options)
+
+
+@pytest.mark.parametrize("kept", ["bhqk", "hqk", "k"])
+@pytest.mark.parametrize("dims", [(32, 32), (24, 8), (8, 32), (32, 64), (40, 32)])
+def test_small_heads(row_of_64: rows.TableRow, dims: tuple[int, int], kept: str) -> None:
+    """Up to head dim 32 in kernels of their own, which the larger of the two decides."""
+    sizes = {"b": 5, "h": 4, "q": 150, "k": 203}
+    narrow = dataclasses.replace(row_of_64, head_dim=dims[0], head_dim_v=dims[1])
+    tensors = inputs_of(narrow, 5, (150, 203), (4, 2))
+    shape = [size if name in kept else 1 for name, size in sizes.items()]
+    bias = torch.randn(shape, device="cuda").to(DTYPES[narrow.dtype])
+    for options in MASKS.values():
+        assert_exact(narrow, tensors, bias, options)
 
 
 @pytest.mark.parametrize("dtype", ["its own", "float32"])

@@ -96,11 +96,6 @@ def test_a_column_is_taken_where_kernels_have_it_and_refused_elsewhere(family, n
         ("sm80_fwd_bf16_d64", {"stages": 3}, "stages is 3, expected 1 or 2"),
         ("sm80_fwd_bf16_d64", {"loads": "late", "stages": 2}, "loads is 'late' and stages is 2"),
         (
-            "sm80_fwd_bf16_d64_dropout",
-            {"probabilities": "shared"},
-            "probabilities is 'shared' and score_mods has 'dropout'",
-        ),
-        (
             "sm90_fwd_bf16_d128",
             {"turns": "on", "tile_m": 64, "warps": 8},
             "turns is 'on' and tile_m is 64",

@@ -29,10 +29,9 @@ enum Feature : uint32_t {
 };
 
 // What happens to a score after the scale and before the mask: a set of modifiers, or'ed together
-// (core/score_mod.h). A modifier is named after the feature that it computes, and has its bit. The
-// kernels of a row compute the row's modifiers in every call, so the row serves no call that does
-// not ask for all of them. Dropout, which acts on probabilities (core/kept_block.h), is one more,
-// and so is Qv, which is a part of the score from the start (sm90/mla_traits.h).
+// (core/score_mod.h). A modifier is named after the feature that it computes, and has its bit.
+// Dropout, which acts on probabilities (core/kept_block.h), is one more, and so is Qv, which is a
+// part of the score from the start (sm90/mla_traits.h).
 namespace score_mods {
 constexpr uint32_t None = 0;
 constexpr uint32_t Softcap = kSoftcap;
@@ -40,7 +39,15 @@ constexpr uint32_t Alibi = kAlibi;
 constexpr uint32_t Bias = kBias;
 constexpr uint32_t Dropout = kDropout;
 constexpr uint32_t Qv = kQv;
+constexpr uint32_t Every = Softcap | Alibi | Bias | Dropout;
 }  // namespace score_mods
+
+// Whether the kernels of a row find in the arguments of a call which features of the row's set it
+// has (core/call_features.h). All other kernels compute the whole set in every call.
+constexpr bool serves_subsets(uint32_t set) { return set == score_mods::Every; }
+
+// The features of a row's set without which it serves no call.
+constexpr uint32_t required_features(uint32_t set) { return serves_subsets(set) ? 0 : set; }
 
 // Whether the kernels of a row drop probabilities.
 constexpr bool has_dropout(uint32_t set) { return (set & score_mods::Dropout) != 0; }

@@ -53,7 +53,7 @@ struct ForwardGrid {
   int64_t tiles;    // of queries; of packed sequences as many as are expected
   int32_t queries;  // of a head, in a tile
 };
-// Of the pointers in `params` it reads only whether cu_seqlens_q is null.
+// Of the pointers in `params` it reads only whether cu_seqlens_q and dropout.seed are null.
 using GridFunction = ForwardGrid (*)(ForwardParams const* params);
 
 // Launches the kernel that appends to a cache of `dtype` on the current device and returns the

@@ -133,7 +133,8 @@ void check_tile(int kept, Place const& place, Place const& longest, int padding)
     fill(scores, 1.f);
     auto const tile = make_score_tile_of_transpose<kTileM, kTileN>(
         MmaOfTranspose{}, thread, scores, sequence, packing, place.m_begin, place.n_begin);
-    BiasTerm::add_of_head<half_t>(backward, tile, BiasTerm::of_head(backward, kBatchIndex, 3));
+    BiasTerm::add_of_head<half_t>(backward, tile, BiasTerm::of_head(backward, kBatchIndex, 3),
+                                  kUnit);
     check_scores(tile, bias, kBatchIndex, [](int) { return 3; }, longest, what + ", backward");
   }
 }

@@ -19,17 +19,17 @@ using namespace cute;
 using sm80::BiasTile;
 using sm80::MmaAtom;
 using sm80::MmaOfWarps;
+using sm80::MmaOfWarpsInBlocks;
 using sm80::SmemTile;
 using Element = cutlass::half_t;
 
-// The atom layout and the permutation of columns of the kernel for the gradient of a bias.
-using GradBiasMma =
-    decltype(make_tiled_mma(MMA_Atom<MmaAtom<Element>>{}, Layout<Shape<_4, _2, _1>>{},
-                            Tile<_64, Layout<Shape<_8, _2, _4>, Stride<_1, _32, _8>>, _16>{}));
-// Those of S^T in the backward kernel, 4 x 2 warps of 64 queries.
-using TransposedMma =
-    decltype(make_tiled_mma(MMA_Atom<MmaAtom<Element>>{}, Layout<Shape<_4, _2, _1>>{},
-                            Tile<_64, Layout<Shape<_8, _2, _4>, Stride<_1, _32, _8>>, _16>{}));
+// A grid of warps whose columns are permuted so that each warp has kPart adjacent ones: those of
+// the kernel for the gradient of a bias, and of S^T in the backward kernel.
+template <int kWarpsRows, int kWarpsCols, int kPart>
+using MmaInParts = decltype(make_tiled_mma(
+    MMA_Atom<MmaAtom<Element>>{}, Layout<Shape<Int<kWarpsRows>, Int<kWarpsCols>, _1>>{},
+    Tile<Int<16 * kWarpsRows>,
+         Layout<Shape<_8, Int<kWarpsCols>, Int<kPart / 8>>, Stride<_1, Int<kPart>, _8>>, _16>{}));
 
 // What the address of a number in the tile says of its row and column.
 template <class SmemLayout>
@@ -95,9 +95,19 @@ void check_tile(std::string const& what) {
 
 int main() {
   using namespace cute_attention;
-  check_tile<GradBiasMma, 128, 64, false>("gradient, 128 x 64");
-  check_tile<GradBiasMma, 64, 64, false>("gradient, 64 x 64");
+  check_tile<MmaInParts<4, 2, 32>, 128, 64, false>("gradient, 128 x 64");
+  check_tile<MmaInParts<4, 2, 32>, 64, 64, false>("gradient, 64 x 64");
+  check_tile<MmaInParts<2, 2, 32>, 64, 64, false>("gradient, 64 x 64, 4 warps");
+  check_tile<MmaInParts<2, 1, 32>, 32, 32, false>("gradient, 32 x 32");
   check_tile<MmaOfWarps<Element, 4, 1>, 128, 64, false>("forward");
-  check_tile<TransposedMma, 64, 128, true>("backward, 64 x 128");
+  check_tile<MmaOfWarps<Element, 4, 1>, 128, 32, false>("forward, 128 x 32");
+  check_tile<MmaOfWarps<Element, 2, 2>, 64, 64, false>("forward, 64 x 64");
+  check_tile<MmaOfWarps<Element, 2, 2>, 64, 32, false>("forward, 64 x 32");
+  check_tile<MmaOfWarpsInBlocks<Element, 2, 2>, 64, 64, false>("forward with dropout, 64 x 64");
+  check_tile<MmaOfWarpsInBlocks<Element, 2, 2>, 64, 32, false>("forward with dropout, 64 x 32");
+  check_tile<MmaInParts<4, 2, 32>, 64, 128, true>("backward, 64 x 128");
+  check_tile<MmaInParts<2, 4, 16>, 64, 64, true>("backward, 64 x 64");
+  check_tile<MmaInParts<2, 2, 32>, 64, 64, true>("backward, 64 x 64, 4 warps");
+  check_tile<MmaInParts<2, 2, 16>, 32, 32, true>("backward, 32 x 32");
   return testing::report();
 }

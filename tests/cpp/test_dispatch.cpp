@@ -20,7 +20,7 @@ constexpr int kRows = 160;
 constexpr int kProblems = 1500;
 
 std::mt19937& generator() {
-  static std::mt19937 made(3);
+  static std::mt19937 made(4);
   return made;
 }
 
@@ -35,9 +35,10 @@ std::vector<KernelRow> made_up_rows() {
   for (int i = 0; i < kRows; ++i) names.push_back("row " + std::to_string(i));
   std::vector<KernelRow> rows;
   for (std::string const& name : names) {
-    uint32_t const mods = one_of({score_mods::None, score_mods::None, score_mods::None,
-                                  score_mods::Softcap, score_mods::Alibi, score_mods::Bias,
-                                  score_mods::Softcap | score_mods::Alibi, score_mods::Qv});
+    uint32_t const mods =
+        one_of({score_mods::None, score_mods::None, score_mods::Softcap, score_mods::Alibi,
+                score_mods::Bias, score_mods::Softcap | score_mods::Alibi, score_mods::Every,
+                score_mods::Qv});
     uint32_t const features = mods | one_of<uint32_t>({0, 0, kSink});
     int32_t const head_dim = one_of({64, 128, 256});
     KernelKey const key{one_of({Arch::Sm80, Arch::Sm90}),
@@ -81,7 +82,7 @@ Problem made_up_problem() {
   p.window_left = one_of({kUnbounded, kUnbounded, 100});
   p.window_right = one_of({kUnbounded, 0});
   p.softcap = one_of({0.f, 0.f, 30.f});
-  p.features = one_of<uint32_t>({0, 0, 0, kSink, kBias, kAlibi, kQv});
+  p.features = one_of<uint32_t>({0, 0, 0, kSink, kBias, kAlibi, kBias | kDropout, kQv});
   return p;
 }
 
@@ -89,28 +90,36 @@ bool is_of(LoadedRow const& row, int32_t arch) {
   return arch == kAnyArch || static_cast<int32_t>(row.row->key.arch) == arch;
 }
 
-// Of the rows of one architecture that serve a problem: the smallest head dims, of backward rows
-// the most shared memory, the smallest estimate, the first.
-LoadedRow const* expected_of(std::vector<Candidate> const& all, Arch arch) {
-  using Rank = std::tuple<int32_t, int32_t, int32_t, double>;
+// Of the rows of one architecture that serve a problem: the fewest modifiers that the problem does
+// not ask for, the smallest head dims, of backward rows the most shared memory, the smallest
+// estimate, the first.
+LoadedRow const* expected_of(std::vector<Candidate> const& all, Problem const& problem, Arch arch) {
+  using Rank = std::tuple<int, int32_t, int32_t, int32_t, double>;
+  uint32_t const asked = problem.features | (problem.softcap != 0 ? uint32_t(kSoftcap) : 0);
   LoadedRow const* best = nullptr;
   Rank least;
   for (Candidate const& candidate : all) {
     if (!is_of(*candidate.row, int32_t(arch)) || !candidate.reasons.empty()) continue;
     KernelRow const& row = *candidate.row->row;
     bool const backward = row.key.direction == Direction::Backward;
-    Rank const rank{row.key.head_dim, row.key.head_dim_v, backward ? -row.shared_memory_bytes : 0,
-                    candidate.estimate_us};
+    int unasked = 0;
+    for (uint32_t const mod :
+         {score_mods::Softcap, score_mods::Alibi, score_mods::Bias, score_mods::Dropout}) {
+      unasked += (row.key.score_mods & ~asked & mod) != 0;
+    }
+    check(unasked == 0 || row.key.score_mods == score_mods::Every, "a row that demands nothing");
+    Rank const rank{unasked, row.key.head_dim, row.key.head_dim_v,
+                    backward ? -row.shared_memory_bytes : 0, candidate.estimate_us};
     if (best == nullptr || rank < least) std::tie(best, least) = std::tie(candidate.row, rank);
   }
   return best;
 }
 
 // Of the rows chosen of each architecture the one with the smallest estimate, the first of equals.
-LoadedRow const* expected_of_any(std::vector<Candidate> const& all) {
+LoadedRow const* expected_of_any(std::vector<Candidate> const& all, Problem const& problem) {
   Candidate const* best = nullptr;
   for (Candidate const& candidate : all) {
-    if (candidate.row != expected_of(all, candidate.row->row->key.arch)) continue;
+    if (candidate.row != expected_of(all, problem, candidate.row->row->key.arch)) continue;
     if (best == nullptr || candidate.estimate_us < best->estimate_us) best = &candidate;
   }
   return best == nullptr ? nullptr : best->row;
@@ -129,11 +138,12 @@ std::string found(Problem const& problem, int32_t arch, DeviceInfo const& device
 // How many problems a row of `arch` serves.
 int check_choice(Problem const& problem, int32_t arch, DeviceInfo const& device) {
   std::vector<Candidate> const all = candidates(problem, &device);
-  LoadedRow const* const expected =
-      arch == kAnyArch ? expected_of_any(all) : expected_of(all, static_cast<Arch>(arch));
+  LoadedRow const* const expected = arch == kAnyArch
+                                        ? expected_of_any(all, problem)
+                                        : expected_of(all, problem, static_cast<Arch>(arch));
   check_equal(found(problem, arch, device), name_of(expected), "the row that is found");
   for (Candidate const& candidate : all) {
-    bool const chosen = candidate.row == expected_of(all, candidate.row->row->key.arch);
+    bool const chosen = candidate.row == expected_of(all, problem, candidate.row->row->key.arch);
     if (candidate.chosen != chosen) check_equal(candidate.chosen, chosen, candidate.row->row->name);
   }
   return expected != nullptr;

@@ -49,16 +49,7 @@ struct AlibiTerm {
   // magnitude of an operand for nothing.
   template <class Element, class Params, class Tile>
   CUTE_DEVICE static void add(Params const&, Tile const& tile, OfRows<Tile::kRows> const& rows) {
-    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
-    CUTE_UNROLL
-    for (int row = 0; row < Tile::kRows; ++row) {
-      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
-      CUTE_UNROLL
-      for (int col = 0; col < Tile::kCols; ++col) {
-        float const distance = fabsf(to_first - float(tile.keys_behind_first(row, col)));
-        tile.scores(row, col) = fmaf(-rows.slopes[row], distance, tile.scores(row, col));
-      }
-    }
+    add_slopes(tile, [&](int row) { return rows.slopes[row]; });
   }
 
   // What a step of the backward needs to know of the head of its queries.
@@ -68,6 +59,15 @@ struct AlibiTerm {
   template <class Params>
   CUTE_DEVICE static OfHead of_head(Params const& params, int32_t batch, int32_t head) {
     return {alibi_slope(params, batch, head)};
+  }
+
+  // Adds its terms to scores of one head, in the backward of rows that have another term too.
+  //   unit  of the scores
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add_of_head(Params const&, Tile const& tile, OfHead const& head,
+                                      float unit) {
+    float const slope = head.slope / unit;
+    add_slopes(tile, [&](int) { return slope; });
   }
 
   // What it adds, in base 2, to the exponents of a thread's scores in one step of the backward.
@@ -94,6 +94,22 @@ struct AlibiTerm {
       };
     }
   };
+
+ private:
+  //   slope_of(row)  in the unit of scores
+  template <class Tile, class SlopeOf>
+  CUTE_DEVICE static void add_slopes(Tile const& tile, SlopeOf const& slope_of) {
+    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+    CUTE_UNROLL
+    for (int row = 0; row < Tile::kRows; ++row) {
+      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; ++col) {
+        float const distance = fabsf(to_first - float(tile.keys_behind_first(row, col)));
+        tile.scores(row, col) = fmaf(-slope_of(row), distance, tile.scores(row, col));
+      }
+    }
+  }
 };
 
 }  // namespace cute_attention

@@ -13,16 +13,24 @@ namespace cute_attention {
 // computed from what the map left, and P would take its register too early: so begin() applies the
 // map, and finish() computes P and dS together, without another register for each score. Terms are
 // added in the exponent of P, or by add_terms().
-template <uint32_t kScoreMods>
+//
+// With a map and a bias (kModifiesCopies) neither place will do for the bias: what a mask hides may
+// have any, NaN too, and the derivative needs what the map left. Then a kernel adds the terms to a
+// copy of a few scores, in registers that it uses again for the next few, masks the copy, and has
+// factor() compute P from it.
+//   kElsewhere  modifiers that the kernel applies by itself
+template <uint32_t kScoreMods, uint32_t kElsewhere = score_mods::None>
 struct BackwardScores {
-  using Modifiers = ScoreModifiers<kScoreMods>;
+  using Modifiers = ScoreModifiers<kScoreMods, kElsewhere>;
   using Terms = typename Modifiers::Terms;
   // Whether the kernel masks scores before begin(). Else it masks mapped scores after begin().
   static constexpr bool kMasksFirst = !Modifiers::kHasMap;
   // How the terms are added: in the exponent of P, or to the scores before they are masked.
   static constexpr bool kTermsInExponent = Terms::kInExponent;
   static constexpr bool kTermsInScores = Modifiers::kHasTerm && !kTermsInExponent;
-  static_assert(kMasksFirst || !kTermsInScores,
+  static constexpr bool kModifiesCopies =
+      Modifiers::kHasMap && (kScoreMods & score_mods::Bias) != 0;
+  static_assert(kMasksFirst || !kTermsInScores || kModifiesCopies,
                 "the derivative of a map is computed from what the map left");
   Modifiers modifiers;
   float scale_log2;
@@ -42,19 +50,20 @@ struct BackwardScores {
     }
   }
 
-  // Adds the terms to the scores of a step before they are masked, with kTermsInScores.
+  // Adds the terms to scores of a step before they are masked, with kTermsInScores.
   //   Element  of q
   //   tile     the scores (score_tile.h)
   template <class Element, class Params, class Tile>
   CUTE_DEVICE static void add_terms(Params const& params, typename Terms::OfHead const& head,
                                     Tile const& tile) {
-    Terms::template add_of_head<Element>(params, tile, head);
+    Terms::template add_of_head<Element>(params, tile, head, Modifiers::exponent_scale(params));
   }
 
   // The terms in the exponents of a step, whose scores tile() describes (score_tile.h); of_query()
   // returns those of a query, for begin() and finish().
-  template <class Tile>
-  CUTE_DEVICE static auto terms(typename Terms::OfHead const& head, Tile const& tile) {
+  //   head  has what of_head() returns
+  template <class OfHead, class Tile>
+  CUTE_DEVICE static auto terms(OfHead const& head, Tile const& tile) {
     if constexpr (kTermsInExponent) {
       return typename Terms::template OfStep<decltype(tile())>(tile(), head);
     } else {
@@ -105,8 +114,17 @@ struct BackwardScores {
     } else {
       float const mapped = score;
       score = probability(mapped, lse_log2, terms, i);
-      return score * Modifiers::derivative(mapped);
+      return score * modifiers.derivative(mapped);
     }
+  }
+
+  // The same with kModifiesCopies.
+  //   score     as begin() left it; becomes P
+  //   modified  its copy, with terms and masked
+  CUTE_DEVICE float factor(float& score, float modified, float lse_log2) const {
+    float const mapped = score;
+    score = exp2f(modified * scale_log2 - lse_log2);
+    return score * modifiers.derivative(mapped);
   }
 
   // When dP + delta is there.

@@ -73,11 +73,12 @@ struct BiasTerm {
     return {bias_of_head(params, batch, head)};
   }
 
-  // Adds the bias to the scores of a step of the backward.
+  // Adds the bias to scores of one head, in the backward.
+  //   unit  of the scores
   template <class Element, class Params, class Tile>
   CUTE_HOST_DEVICE static void add_of_head(Params const& params, Tile const& tile,
-                                           OfHead const& head) {
-    add_to<Element>(params, tile, 1.f / params.scale, [&](int) { return head.data; });
+                                           OfHead const& head, float unit) {
+    add_to<Element>(params, tile, 1.f / unit, [&](int) { return head.data; });
   }
 
  private:

@@ -13,6 +13,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/core/dropout.h"
+#include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/score_tile.h"
 #include "cute_attention/params.h"
 
@@ -96,6 +97,31 @@ CUTE_DEVICE void replace_dropped(Values&& values, Others const& otherwise,
     CUTE_UNROLL
     for (int i = 0; i < 8; ++i) {
       values(i, n) = kept.keeps(i) ? values(i, n) : otherwise(i, n);
+    }
+  }
+}
+
+// Takes delta for dP + delta of dropped scores, and multiplies all by keep_scale().
+//   tile   dP + delta in the place of its scores, an accumulator of S
+//   words  (M)  the random words of the tile's queries, and delta (M)
+template <class Tile>
+CUTE_DEVICE void drop_gradients(Tile const& tile, DropoutOptions const& dropout,
+                                uint32_t const* words, float const* delta) {
+  KeepTest const test(uint32_t(dropout.drop_count));
+  float const scale = keep_scale(dropout);
+  CUTE_UNROLL
+  for (int row = 0; row < Tile::kRows; row += 2) {
+    int const first = int(cute::get<0>(tile.coords(row, 0)));
+    DropoutRow const progression{words[first], words[first + 8] | 1u};
+    float const of_row[2] = {delta[first], delta[first + 8]};
+    CUTE_UNROLL
+    for (int k = 0; k < Tile::kCols / 4; ++k) {
+      auto const kept = kept_block(tile, test, progression, k);
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        float& grad_p = tile.scores(row + i / 2 % 2, 4 * k + i / 4 * 2 + i % 2);
+        grad_p = scale * (kept.keeps(i) ? grad_p : of_row[i / 2 % 2]);
+      }
     }
   }
 }

@@ -6,7 +6,7 @@
 //
 //   a map   replaces a score by a function of it (softcap). It knows its derivative.
 //   a term  adds a number that depends on where the score stands, and not on the score (ALiBi,
-//           bias). Its derivative is 1.
+//           bias). Its derivative is 1. A list with several terms adds their sum.
 //
 // Scores stay in a unit of their own: a score s is unit * y, where y is what the kernel holds, and
 // the softmax folds the unit into its exponent. q.k has the unit `scale`. So a list that changes
@@ -15,6 +15,9 @@
 // The maps of a list stand before its terms. The backward computes the derivative of a map from
 // what the map left. So a term that is cheap to compute is added in the exponent of P and not to
 // the score, for which no second register is needed then.
+//
+// The modifiers of a row that serves calls without them too (serves_subsets() of config.h) do
+// nothing in such a call: a branch that all threads take alike.
 //
 // Scores are masked after they are modified. A score of -infinity that comes from the data is not
 // hidden: its softcap is finite.
@@ -26,6 +29,7 @@
 #include "cute_attention/config.h"
 #include "cute_attention/core/alibi.h"
 #include "cute_attention/core/bias.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/softcap.h"
 
 namespace cute_attention {
@@ -38,9 +42,132 @@ struct NoTerms {
   template <class Element, class Params, class Tile, class Rows>
   CUTE_DEVICE static void add(Params const&, Tile const&, Rows const&) {}
   struct OfHead {};
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add_of_head(Params const&, Tile const&, OfHead const&, float) {}
   struct OfStep {
     CUTE_DEVICE NoTerms of_query(int) const { return {}; }
   };
+};
+
+// The sum of two terms, of which the second may be such a sum.
+template <class First, class Second>
+struct SumOfTerms {
+  static constexpr bool kInExponent = false;
+
+  template <int kRows>
+  struct OfRows {
+    typename First::template OfRows<kRows> first;
+    typename Second::template OfRows<kRows> second;
+
+    template <class Params, class Head>
+    CUTE_DEVICE void load(Params const& params, int32_t batch, Head const& head, float unit) {
+      first.load(params, batch, head, unit);
+      second.load(params, batch, head, unit);
+    }
+  };
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add(Params const& params, Tile const& tile,
+                              OfRows<Tile::kRows> const& rows) {
+    First::template add<Element>(params, tile, rows.first);
+    Second::template add<Element>(params, tile, rows.second);
+  }
+
+  struct OfHead : First::OfHead, Second::OfHead {};
+  template <class Params>
+  CUTE_DEVICE static OfHead of_head(Params const& params, int32_t batch, int32_t head) {
+    return {First::of_head(params, batch, head), Second::of_head(params, batch, head)};
+  }
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add_of_head(Params const& params, Tile const& tile, OfHead const& head,
+                                      float unit) {
+    First::template add_of_head<Element>(params, tile, head, unit);
+    Second::template add_of_head<Element>(params, tile, head, unit);
+  }
+};
+
+// A map of a row that serves calls without it too.
+template <class Map>
+struct OptionalMap {
+  static constexpr uint32_t kBit = Map::kBit;
+  static constexpr bool kIsMap = true;
+  Map chosen;
+  bool is_there;
+
+  template <class Params>
+  CUTE_DEVICE static bool is_in(Params const& params) {
+    return call_has<score_mods::Every, kBit>(params);
+  }
+  template <class Params>
+  CUTE_DEVICE OptionalMap(Params const& params, float unit)
+      : chosen(params, unit), is_there(is_in(params)) {}
+
+  template <class Params>
+  CUTE_DEVICE static float unit_after(Params const& params, float unit) {
+    return is_in(params) ? Map::unit_after(params, unit) : unit;
+  }
+  template <class Scores>
+  CUTE_DEVICE bool all_near(Scores const& scores) const {
+    return !is_there || chosen.all_near(scores);
+  }
+  template <int kGroup, class Scores>
+  CUTE_DEVICE void map(Scores&& scores, bool near) const {
+    if (is_there) {
+      chosen.template map<kGroup>(scores, near);
+    }
+  }
+  CUTE_DEVICE float derivative(float mapped) const {
+    return is_there ? chosen.derivative(mapped) : 1.f;
+  }
+};
+
+// A term of a row that serves calls without it too.
+template <class Term>
+struct OptionalTerm {
+  static constexpr uint32_t kBit = Term::kBit;
+  static constexpr bool kIsMap = false;
+  static constexpr bool kInExponent = false;
+
+  template <class Params>
+  CUTE_HOST_DEVICE OptionalTerm(Params const&, float) {}
+
+  template <class Params>
+  CUTE_HOST_DEVICE static bool is_in(Params const& params) {
+    return call_has<score_mods::Every, kBit>(params);
+  }
+  template <class Params>
+  CUTE_HOST_DEVICE static float unit_after(Params const&, float unit) {
+    return unit;
+  }
+
+  template <int kRows>
+  struct OfRows : Term::template OfRows<kRows> {
+    template <class Params, class Head>
+    CUTE_DEVICE void load(Params const& params, int32_t batch, Head const& head, float unit) {
+      if (is_in(params)) {
+        Term::template OfRows<kRows>::load(params, batch, head, unit);
+      }
+    }
+  };
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add(Params const& params, Tile const& tile,
+                              OfRows<Tile::kRows> const& rows) {
+    if (is_in(params)) {
+      Term::template add<Element>(params, tile, rows);
+    }
+  }
+
+  using OfHead = typename Term::OfHead;
+  template <class Params>
+  CUTE_DEVICE static OfHead of_head(Params const& params, int32_t batch, int32_t head) {
+    return is_in(params) ? Term::of_head(params, batch, head) : OfHead{};
+  }
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add_of_head(Params const& params, Tile const& tile, OfHead const& head,
+                                      float unit) {
+    if (is_in(params)) {
+      Term::template add_of_head<Element>(params, tile, head, unit);
+    }
+  }
 };
 
 // Modifiers, applied in this order. Here: none.
@@ -74,8 +201,9 @@ struct ModifierList<First, Others...> {
   static_assert(First::kIsMap || !Rest::kHasMap, "maps stand before terms");
   static_assert(!First::kIsMap || !Rest::kHasMap,
                 "a second map would overwrite what the derivative of the first is computed from");
-  static_assert(First::kIsMap || !Rest::kHasTerm, "a list with two terms has to add them up");
-  using Terms = std::conditional_t<First::kIsMap, typename Rest::Terms, First>;
+  using Terms = std::conditional_t<
+      First::kIsMap, typename Rest::Terms,
+      std::conditional_t<Rest::kHasTerm, SumOfTerms<First, typename Rest::Terms>, First>>;
   First first;
   Rest rest;
 
@@ -112,11 +240,11 @@ struct ModifierList<First, Others...> {
   }
 
   // d(modified score) / d(scale * q.k), from `mapped`, the score after all maps of the list.
-  CUTE_DEVICE static float derivative(float mapped) {
+  CUTE_DEVICE float derivative(float mapped) const {
     if constexpr (First::kIsMap) {
-      return First::derivative(mapped) * Rest::derivative(mapped);
+      return first.derivative(mapped) * rest.derivative(mapped);
     } else {
-      return Rest::derivative(mapped);
+      return rest.derivative(mapped);
     }
   }
 };
@@ -133,15 +261,20 @@ struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
   using List = typename ChosenModifiers<kSet, Extended, Others...>::List;
 };
 
-// The modifiers of a row, from its set of score_mods, in the order of docs/design.md.
-template <uint32_t kScoreMods>
-struct ScoreModifiers
-    : ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List {
-  static_assert((kScoreMods & ~(SoftcapMap::kBit | AlibiTerm::kBit | BiasTerm::kBit |
-                                score_mods::Dropout | score_mods::Qv)) == 0,
-                "modifiers that are listed, and dropout and qv, which modify no score");
-  using List =
-      typename ChosenModifiers<kScoreMods, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List;
+// All modifiers, in the order of docs/design.md: those of `kSet`.
+template <uint32_t kSet, bool kOptional>
+using ListOfModifiers = std::conditional_t<
+    kOptional,
+    typename ChosenModifiers<kSet, ModifierList<>, OptionalMap<SoftcapMap>, OptionalTerm<AlibiTerm>,
+                             OptionalTerm<BiasTerm>>::List,
+    typename ChosenModifiers<kSet, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List>;
+
+// The modifiers of a row, from its set of score_mods.
+//   kElsewhere  those of the set that the kernel applies by itself
+template <uint32_t kScoreMods, uint32_t kElsewhere = score_mods::None>
+struct ScoreModifiers : ListOfModifiers<kScoreMods & ~kElsewhere, serves_subsets(kScoreMods)> {
+  static_assert((kScoreMods & ~(score_mods::Every | score_mods::Qv)) == 0, "members of score_mods");
+  using List = ListOfModifiers<kScoreMods & ~kElsewhere, serves_subsets(kScoreMods)>;
 
   template <class Params>
   CUTE_DEVICE explicit ScoreModifiers(Params const& params) : List(params, params.scale) {}

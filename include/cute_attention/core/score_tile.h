@@ -83,4 +83,23 @@ CUTE_DEVICE auto make_score_tile_of_transpose(TiledMma const& mma, int thread, A
                                                                packing, m_begin, n_begin};
 }
 
+// Copies of scores of a tile, in a few registers: those of the thread's rows and columns from
+// (row, col) on, kRows x kCols.
+//   copies  in the order of the accumulator
+template <int kRows, int kCols, class Tile, class Copies>
+CUTE_DEVICE auto copies_of_scores(Tile const& tile, int row, int col, Copies& copies) {
+  using namespace cute;
+  auto const part = make_tile(Layout<Int<kRows>>{}, Layout<Int<kCols>>{});
+  Tensor rS = make_tensor(copies.data(), composition(tile.scores.layout(), part));  // (ROWS, COLS)
+  Tensor rC = make_tensor(tile.coords.data() + tile.coords.layout()(row, col),
+                          composition(tile.coords.layout(), part));  // (ROWS, COLS)
+  CUTE_STATIC_ASSERT_V(cosize(rS.layout()) == size(copies), "they lie side by side");
+  CUTE_UNROLL
+  for (int i = 0; i < kRows * kCols; ++i) {
+    rS(i % kRows, i / kRows) = tile.scores(row + i % kRows, col + i / kRows);
+  }
+  return ScoreTile<Tile::kTileM, Tile::kTileN, decltype(rS), decltype(rC)>{
+      rS, rC, tile.sequence, tile.packing, tile.m_begin, tile.n_begin};
+}
+
 }  // namespace cute_attention

@@ -16,20 +16,13 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
-#include "cute_attention/core/grad_tile.h"
-#include "cute_attention/core/kept_block.h"
-#include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/m_tiles.h"
-#include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/core/pending_sums.h"
-#include "cute_attention/core/query_packing.h"
-#include "cute_attention/sm80/backward_bias.h"
 #include "cute_attention/sm80/backward_load.h"
 #include "cute_attention/sm80/backward_operand.h"
+#include "cute_attention/sm80/backward_places.h"
 #include "cute_attention/sm80/backward_store.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/gemm.h"
@@ -37,8 +30,9 @@
 namespace cute_attention::sm80 {
 
 template <class Row>
-struct BackwardKernel {
+struct BackwardKernel : BackwardPlaces<Row> {
   using Traits = BackwardTraits<Row>;
+  using Places = BackwardPlaces<Row>;
   using Operands = BackwardOperands<Traits>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
@@ -48,21 +42,20 @@ struct BackwardKernel {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr int kStages = Traits::kStages;
-  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
 
-  using Step = BackwardStep<Element>;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using typename Places::Scores;
+  using typename Places::Step;
   using Sums = KeyGradientSums<Traits, Traits::kThreads>;
 
-  BackwardParams const& params;
-  SharedMemory& shared;
-  GradTile const tile;
-  int32_t const parts;  // of a block of keys
-  Sequence const sequence;
-  int const n_begin;  // first key of the block
-  MTiles const tiles;
-  StepRange const range;
-  int const thread;
+  using Places::n_begin;
+  using Places::params;
+  using Places::parts;
+  using Places::range;
+  using Places::sequence;
+  using Places::shared;
+  using Places::thread;
+  using Places::tile;
   int const warp_column;  // of this warp, in the grid of kWarpsN x kWarpsM warps
   Scores const scores;
 
@@ -73,15 +66,7 @@ struct BackwardKernel {
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
                              GradTile const& tile, int32_t parts)
-      : params(params),
-        shared(shared),
-        tile(tile),
-        parts(parts),
-        sequence(load_sequence(params, tile.batch)),
-        n_begin(tile.n_block * kTileN),
-        tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
-        range(steps_of_part(tiles, tile, params.heads / params.heads_kv, parts)),
-        thread(int(threadIdx.x)),
+      : Places(params, shared, tile, parts),
         warp_column(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
         scores(params),
         addresses(shared, uint32_t(threadIdx.x)),
@@ -131,7 +116,7 @@ struct BackwardKernel {
   template <class GradK, class GradV>
   CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
-    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles, range);
+    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, Places::tiles, range);
     // warp_uniform() is not needed for its value, which is uniform already. Without it ptxas keeps
     // addresses that depend on the stage in registers of their own, and
     // spills at head dim 128.
@@ -141,7 +126,7 @@ struct BackwardKernel {
                                        Shape<Int<kTileM>, Int<kHeadDim>>{});
     load.keys(tile, n_begin);
     load.queries(step, 0);
-    load_bias(step);
+    Places::load_bias(step);
     if constexpr (kStages == 2) {
       await_loads();
     }
@@ -169,7 +154,7 @@ struct BackwardKernel {
         __syncthreads();  // all threads are done with P
       }
       if (t + 1 < count) {
-        load_bias(next);
+        Places::load_bias(next);
       }
       grad_queries(step, tdQrdQ);
       step = next;
@@ -232,7 +217,7 @@ struct BackwardKernel {
     }
     load_next();
     if constexpr (Scores::kMasksFirst) {
-      mask(step, tSrS);
+      Places::mask_all(step, tSrS);
     }
     Tensor tSsLse = row_numbers(shared.lse[stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
@@ -240,7 +225,7 @@ struct BackwardKernel {
     CUTE_STATIC_ASSERT_V(size<0>(rS) == size<0>(sLse));
     CUTE_STATIC_ASSERT_V(size<1>(rS) == size<1>(sLse));
     bool const near = scores.all_near(rS);
-    auto const terms = terms_of(step, tSrS);
+    auto const terms = Places::terms_of(step, tSrS);
     constexpr int kQueries = decltype(size<1>(rS))::value;
     constexpr int kBlocks = kHeadDimV / 16;
     product.add_to(tdPrdP, [&](int k) {
@@ -252,16 +237,8 @@ struct BackwardKernel {
         scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
       }
     });
-    if constexpr (!Scores::kMasksFirst) {
-      mask(step, tSrS);
-    }
-  }
-
-  // Starts the copies of the bias of a step, where P of the last step was.
-  CUTE_DEVICE void load_bias(Step const& step) {
-    if constexpr (Scores::kTermsInScores) {
-      BackwardBias<Traits>::load(params, sequence, tile.batch, step, n_begin, shared.p,
-                                 opaque(thread));
+    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
+      Places::mask_all(step, tSrS);
     }
   }
 
@@ -269,49 +246,14 @@ struct BackwardKernel {
   //   tSrS  (MMA, MMA_N, MMA_M)
   template <class ScoresT>
   CUTE_DEVICE void add_terms(Step const& step, ScoresT& tSrS) {
-    if constexpr (Scores::kTermsInScores) {
-      if (has_bias_tiles(params, sequence)) {
+    if constexpr (Scores::kTermsInScores && !Scores::kModifiesCopies) {
+      Places::add_bias(step, tSrS, [] {
         if constexpr (kStages == 2) {
-          await_loads();  // the bias is there
+          await_loads();
         }
-        BackwardBias<Traits>::add(params, shared.p, opaque(thread), tSrS);
-      } else {
-        QueryPacking const packing = unpacked_queries();
-        Scores::template add_terms<Element>(params, Scores::of_head(params, tile.batch, step.head),
-                                            score_tile(step, tSrS, packing));
-      }
+      });
       if constexpr (kStages == 1) {
         __syncthreads();  // all threads have read the bias, whose place P takes
-      }
-    }
-  }
-
-  //   tSrS  (MMA, MMA_N, MMA_M)
-  template <class ScoresT>
-  CUTE_DEVICE auto score_tile(Step const& step, ScoresT& tSrS, QueryPacking const& packing) const {
-    return make_score_tile_of_transpose<kTileM, kTileN>(typename Traits::TiledMmaS{},
-                                                        opaque(thread), tSrS, sequence, packing,
-                                                        step.m_block * kTileM, n_begin);
-  }
-
-  // The terms of the modifiers for a step, for scores.begin() and scores.finish().
-  template <class ScoresT>
-  CUTE_DEVICE auto terms_of(Step const& step, ScoresT& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    return Scores::terms(Scores::of_head(params, tile.batch, step.head),
-                         [&] { return score_tile(step, tSrS, packing); });
-  }
-
-  // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
-  //   tSrS  (MMA, MMA_N, MMA_M)
-  template <class ScoresT>
-  CUTE_DEVICE void mask(Step const& step, ScoresT& tSrS) const {
-    if (tiles.masked(step.m_block)) {
-      QueryPacking const packing = unpacked_queries();
-      auto const tile = score_tile(step, tSrS, packing);
-      mask_scores_by_side(tile);
-      if ((step.m_block + 1) * kTileM > sequence.seqlen_q) {
-        mask_missing_queries(tile);
       }
     }
   }
@@ -347,6 +289,9 @@ struct BackwardKernel {
     Tensor tSsLse = row_numbers(shared.lse[stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse =                                    // (MMA, MMA_N, MMA_M / 2)
         make_tensor(tSsLse.data(), as_a_operand(tSsLse.layout()));
+    Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
+    Tensor sDelta =                                       // (MMA, MMA_N, MMA_M / 2)
+        make_tensor(tdPsDelta.data(), as_a_operand(tdPsDelta.layout()));
     auto const thread_mma_s = typename Traits::TiledMmaS{}.get_slice(thread);
     Tensor tPsP = thread_mma_s.partition_C(sP);           // (MMA, MMA_N, MMA_M)
     Tensor tdSsdS = thread_mma_s.partition_C(sdS);        // (MMA, MMA_N, MMA_M)
@@ -356,35 +301,37 @@ struct BackwardKernel {
     CUTE_STATIC_ASSERT_V(size<2>(tdVrP) * _2{} == size<2>(tPsP));
     CUTE_STATIC_ASSERT_V(size<2>(tdKrdS) * _2{} == size<2>(tdSsdS));
     CUTE_STATIC_ASSERT_V(size<2>(tdVrP) == size<2>(sLse));
-    auto const terms = terms_of(step, tPrP);
+    auto const terms = Places::terms_of(step, tPrP);
     auto const finish_block = [&](int k) {
       Tensor p = operand_rows(tdVrP(_, _, k));    // (KEYS, QUERIES)
       Tensor ds = operand_rows(tdKrdS(_, _, k));  // (KEYS, QUERIES)
       Tensor lse = operand_rows(sLse(_, _, k));   // (KEYS, QUERIES)
       CUTE_STATIC_ASSERT_V(size<0>(p) == size<0>(ds));
       CUTE_STATIC_ASSERT_V(size<1>(p) == size<1>(lse));
-      if constexpr (kDrops) {
-        Tensor tdPsDelta = row_numbers(shared.delta[stage]);  // (MMA, MMA_N, MMA_M)
-        Tensor sDelta =                                       // (MMA, MMA_N, MMA_M / 2)
-            make_tensor(tdPsDelta.data(), as_a_operand(tdPsDelta.layout()));
-        replace_dropped(tdKrdS(_, _, k), sDelta(_, _, k),
-                        [&](int n) { return kept_block_of(step, stage, n, k, tPrP); });
-      }
-      CUTE_UNROLL
-      for (int query = 0; query < size<1>(p); ++query) {
-        scores.finish(p(_, query), ds(_, query), lse(0, query),
-                      terms.of_query(k * size<1>(p) + query));
+      Places::drop_gradients(step, stage, k, tPrP, tdKrdS(_, _, k), sDelta(_, _, k));
+      if constexpr (Scores::kModifiesCopies) {
+        auto copies = make_tensor<float>(  // (MMA, MMA_N, 2)
+            make_shape(shape<0>(tPrP), shape<1>(tPrP), _2{}));
+        Places::modify_copies(step, k, tPrP, copies);
+        Tensor modified = operand_rows(  // (KEYS, QUERIES)
+            make_tensor(copies.data(), as_a_operand(copies.layout()))(_, _, _0{}));
+        CUTE_STATIC_ASSERT_V(shape(modified) == shape(p));
+        CUTE_UNROLL
+        for (int i = 0; i < size(p); ++i) {
+          ds(i) *= scores.factor(p(i), modified(i), lse(0, i / size<0>(p)));
+        }
+      } else {
+        CUTE_UNROLL
+        for (int query = 0; query < size<1>(p); ++query) {
+          scores.finish(p(_, query), ds(_, query), lse(0, query),
+                        terms.of_query(k * size<1>(p) + query));
+        }
       }
       Tensor ds16 = tdKrdS16(_, _, k);                         // (MMA, MMA_N)
       auto p16 = make_tensor<Element>(shape(tdVrP(_, _, k)));  // (MMA, MMA_N)
       round_into(tdKrdS(_, _, k), ds16);
       round_into(tdVrP(_, _, k), p16);
-      if constexpr (kDrops) {
-        CUTE_UNROLL
-        for (int n = 0; n < size<1>(p16); ++n) {
-          kept_block_of(step, stage, n, k, tPrP).drop(p16(_, n));
-        }
-      }
+      Places::drop_probabilities(step, stage, k, tPrP, p16);
       store_operand_block(ds16, tdSsdS, k);
       if constexpr (Traits::kWarpsM > 1) {
         store_operand_block(p16, tPsP, k);
@@ -395,15 +342,6 @@ struct BackwardKernel {
     gemm_register_a(
         mma, [&](int k) { return tdKrdS16(_, _, k); }, addresses.part_of_q(stage, warp_column),
         tdKrdK);
-  }
-
-  // Which scores of block `k` of queries and `n` of keys are kept.
-  template <class ScoresT>
-  CUTE_DEVICE auto kept_block_of(Step const& step, int stage, int n, int k, ScoresT& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    return kept_block_of_transpose(score_tile(step, tSrS, packing),
-                                   KeepTest(uint32_t(params.dropout.drop_count)),
-                                   shared.dropout[stage].words, n, k);
   }
 
   // dV += P^T dO and dK += dS^T Q with the parts of P^T and dS^T that the other warps with the same

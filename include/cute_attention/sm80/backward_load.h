@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cute_attention/core/backward_steps.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/sm80/backward_traits.h"
 #include "cute_attention/sm80/copy.h"
@@ -78,7 +79,8 @@ struct BackwardLoad {
     }
     if constexpr (has_dropout(Traits::kKey.score_mods)) {
       auto& dropout = shared.dropout[stage];
-      if (thread < dropout.kWriters) {
+      if (thread < dropout.kWriters &&
+          call_has<Traits::kKey.score_mods, score_mods::Dropout>(params)) {
         dropout.write(params, batch, step.head, step.m_block * kTileM, thread);
       }
     }

@@ -125,7 +125,12 @@ struct BackwardTraits {
     float lse[kStages][kTileM];
     float delta[kStages][kTileM];
   };
-  struct SharedMemory : Tiles, DropoutStages<has_dropout(kKey.score_mods), kTileM, kStages> {};
+  // With a map and a bias, the bias is read while P is written (backward_bias.h).
+  static constexpr uint32_t kMapAndBias = score_mods::Softcap | score_mods::Bias;
+  static constexpr bool kHasBiasBuffer = (kKey.score_mods & kMapAndBias) == kMapAndBias;
+  struct SharedMemory : Tiles,
+                        DropoutStages<has_dropout(kKey.score_mods), kTileM, kStages>,
+                        BiasBuffer<kHasBiasBuffer, Element, kTileM * kTileN> {};
   static constexpr int kSmemBytesGradQ = int(sizeof(Element)) * kTileM * kHeadDim;
 
   static_assert(kTileN % 32 == 0 && divides_tile(kConfig, kKey, kTileN / kWarpsN),
@@ -135,6 +140,7 @@ struct BackwardTraits {
   static_assert(kSwizzleCols<kHeadDim> == kSwizzleCols<kHeadDimV>, "K and V share addresses");
   static_assert(kThreads >= 2 * kTileM, "each thread copies one LSE or delta");
   static_assert(kStages == 1 || kStages == 2, "buffers of Q and dO");
+  static_assert(!kHasBiasBuffer || kStages == 1, "the bias of a step is there when Q is");
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
   CUTE_STATIC_ASSERT_V(cute::size(TiledMmaS{}) == cute::Int<kThreads>{}, "threads of S^T, dP^T");
   CUTE_STATIC_ASSERT_V(cute::size(TiledMmaKV{}) == cute::Int<kThreads>{}, "threads of dK, dV");

@@ -9,6 +9,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/core/bias.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/warp.h"
 #include "cute_attention/sm80/smem_operand.h"
 #include "cute_attention/sm80/swizzled_layout.h"
@@ -26,10 +27,11 @@ CUTE_HOST_DEVICE bool has_vectors(BiasTensor const& bias) {
 // Whether tiles of the bias of a sequence go through shared memory. A packed sequence that is
 // longer than params.seqlen_q or seqlen_k says has scores without a bias, which become NaN
 // (core/bias.h).
-template <class Params>
+//   kScoreMods  of the row
+template <uint32_t kScoreMods, class Params>
 CUTE_DEVICE bool has_bias_tiles(Params const& params, Sequence const& sequence) {
-  return has_vectors(params.bias) && sequence.seqlen_q <= params.seqlen_q &&
-         sequence.seqlen_k <= params.seqlen_k;
+  return call_has<kScoreMods, score_mods::Bias>(params) && has_vectors(params.bias) &&
+         sequence.seqlen_q <= params.seqlen_q && sequence.seqlen_k <= params.seqlen_k;
 }
 
 // Copies up to 16 bytes from global to shared memory, and writes zeros behind them. PTX ISA,
@@ -95,23 +97,22 @@ struct BiasTile {
     auto const places = offsets<TiledMma, kTransposed>(_0{});  // ((2, 2), MMA_ROWS, MMA_COLS)
     CUTE_STATIC_ASSERT_V(size<1>(places) == size<1>(tCrC));
     CUTE_STATIC_ASSERT_V(size<2>(places) == size<2>(tCrC));
-    static_assert(decltype(size<2>(places))::value % 2 == 0,
-                  "ldmatrix reads two blocks of columns");
     CUTE_UNROLL
     for (int block = 0; block < size<2>(places); block += 2) {
-      CUTE_UNROLL
-      for (int row = 0; row < size<1>(places); ++row) {
-        uint32_t pairs[4];
-        ldmatrix<kTransposed>(block_address(first, places(_0{}, row, block)), pairs[0], pairs[1],
-                              pairs[2], pairs[3]);
-        CUTE_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          float const number = element(pairs[i / 2], i % 2);
-          float& score = tCrC(make_coord(i % 2, i / 2 % 2), row, block + i / 4);
-          score = fmaf(number, per_unit, score);
-        }
-      }
+      add_blocks<kTransposed>(first, places, block, tCrC, block, per_unit);
     }
+  }
+
+  // Adds the part of the tile beside two blocks of columns, from `block` on, to a copy of the
+  // scores that an accumulator has there.
+  //   copies  (MMA, MMA_M, 2), or (MMA, MMA_N, 2)
+  template <class TiledMma, bool kTransposed, class Copies>
+  CUTE_DEVICE void add_to_copies(int block, Copies& copies, float per_unit, int thread) const {
+    auto const places = offsets<TiledMma, kTransposed>(cute::_0{});  // ((2, 2), MMA_ROWS, MMA_COLS)
+    CUTE_STATIC_ASSERT_V(cute::size<1>(places) == cute::size<1>(copies));
+    CUTE_STATIC_ASSERT_V(cute::size<2>(copies) == cute::_2{});
+    add_blocks<kTransposed>(first_address<TiledMma, kTransposed>(thread), places, block, copies, 0,
+                            per_unit);
   }
 
   // Where in the tile, before the swizzle, the numbers of a thread's scores lie.
@@ -152,6 +153,30 @@ struct BiasTile {
   }
 
  private:
+  // Adds the numbers of two blocks of columns, from `block` on, to the columns of `tCrC` from `to`
+  // on.
+  //   first   address of the thread's first blocks
+  //   places  offsets() of thread 0
+  template <bool kTransposed, class Places, class Scores>
+  CUTE_DEVICE static void add_blocks(uint32_t first, Places const& places, int block, Scores& tCrC,
+                                     int to, float per_unit) {
+    using namespace cute;
+    static_assert(decltype(size<2>(places))::value % 2 == 0,
+                  "ldmatrix reads two blocks of columns");
+    CUTE_UNROLL
+    for (int row = 0; row < size<1>(places); ++row) {
+      uint32_t pairs[4];
+      ldmatrix<kTransposed>(block_address(first, places(_0{}, row, block)), pairs[0], pairs[1],
+                            pairs[2], pairs[3]);
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        float const number = element(pairs[i / 2], i % 2);
+        float& score = tCrC(make_coord(i % 2, i / 2 % 2), row, to + i / 4);
+        score = fmaf(number, per_unit, score);
+      }
+    }
+  }
+
   // Number `i` of a pair.
   CUTE_DEVICE static float element(uint32_t pair, int i) {
     return float(Element::bitcast(uint16_t(pair >> (16 * i))));

@@ -6,7 +6,7 @@
 //   cp.async   Q K(n)  | V(n)                | K(n-1)   | V(n-1) ...
 //   MMA                | S = Q K^T | softmax | O += P V | S = Q K^T ...
 //
-// A bias has one buffer, too, and is copied with K.
+// A bias has one buffer, too, and is copied with K (forward_bias.h).
 //
 // On an NVIDIA H200 an MMA occupies its quarter of a multiprocessor for 6 clocks, and every other
 // instruction for about one clock, also where it stands between MMAs. So the kernel is written to
@@ -15,8 +15,6 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
-#include "cute_attention/core/keep_scale.h"
-#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/load_sequence.h"
@@ -28,6 +26,8 @@
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/copy_schedule.h"
+#include "cute_attention/sm80/forward_bias.h"
+#include "cute_attention/sm80/forward_dropout.h"
 #include "cute_attention/sm80/forward_operand.h"
 #include "cute_attention/sm80/forward_split.h"
 #include "cute_attention/sm80/forward_traits.h"
@@ -42,7 +42,9 @@ struct ForwardKernel {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using Modifiers = ScoreModifiers<kScoreMods>;
+  using OtherModifiers = ScoreModifiers<kScoreMods, score_mods::Bias>;  // than the bias
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
@@ -55,15 +57,7 @@ struct ForwardKernel {
   using WalkV = TileWalk<typename Traits::GmemCopyV, typename Traits::SmemLayoutV, Traits::kStages,
                          Study::kCopies>;
   static constexpr bool kSharesKeys = Traits::kSharesKeys;
-  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
-  static_assert(
-      !kDrops || !Traits::kPInSharedMemory,
-      "a warp has both keys of a class (core/dropout.h), and drops them from its operand");
-
-  static constexpr int kBlocksM = kTileM / Traits::kWarpsM / 16;  // of 16 rows of a warp
-  struct DropoutRows {
-    DropoutRow of_block[kDrops ? kBlocksM : 1];
-  };
+  using Dropout = ForwardDropout<Traits>;
 
   ForwardParams const& params;
   SharedMemory& shared;
@@ -78,7 +72,7 @@ struct ForwardKernel {
         shared(shared),
         work(work),
         head_kv(work.head / (params.heads / params.heads_kv)),
-        sequence(load_sequence_of<reads_cache(Row::kKey.score_mods)>(params, work.batch)),
+        sequence(load_sequence_of<reads_cache(kScoreMods)>(params, work.batch)),
         m_begin(work.m_block * kTileM),
         thread(int(threadIdx.x)) {}
 
@@ -140,11 +134,7 @@ struct ForwardKernel {
       terms.load(
           params, work.batch, [&](int) { return work.head; }, Modifiers::exponent_scale(params));
     }
-
-    DropoutRows dropout_rows;  // (MMA_M)
-    if constexpr (kDrops) {
-      load_dropout_rows(mma, dropout_rows);
-    }
+    Dropout const dropout(params, work, m_begin, thread);
 
     // Each starts the copy of the next tile.
     int next_k = tiles.end - 1, next_v = next_k;
@@ -167,10 +157,10 @@ struct ForwardKernel {
       take_probabilities(mma, modifiers, terms, n_block, masked, tSrS, tOrO, softmax, factors);
       auto& tPrP = tSrS;  // (MMA, MMA_M, MMA_N): the scores have become probabilities in place
       if constexpr (Traits::kPInSharedMemory) {
-        place_of_p.store(convert<Element>(tPrP));
+        place_of_p.store(kept_probabilities(mma, dropout, n_block, tPrP));
       }
       Schedule::at_output(last, more, keys, values);  // P of all warps is there too
-      multiply_values(mma, p, v, dropout_rows, n_block, tPrP, tOrO);
+      multiply_values(mma, p, v, dropout, n_block, tPrP, tOrO);
       if constexpr (Traits::kStages == 2) {  // the next tile lies in the other buffers
         k.base ^= Traits::kBytesK;
         v.base ^= Traits::kBytesV;
@@ -207,29 +197,24 @@ struct ForwardKernel {
     }
   }
 
-  // Starts the copies of a tile of the bias; load_k() then completes the group.
   CUTE_DEVICE void load_bias(int n_block) {
     if constexpr (Traits::kHasBias) {
-      if (has_bias_tiles(params, sequence)) {
-        typename Traits::Bias(shared.bias.data())
-            .template load<Traits::kThreads>(
-                bias_of_head(params, opaque(work.batch), opaque(work.head)), params.bias.row_stride,
-                sequence, opaque(m_begin), n_block * kTileN, opaque(thread));
-      }
+      ForwardBias<Traits>::load(params, work, sequence, m_begin, n_block * kTileN, shared.bias,
+                                thread);
     }
   }
 
   // Adds the terms of the modifiers to the scores of a tile.
   //   score_tile()  describes the scores (score_tile.h)
   //   tSrS          (MMA, MMA_M, MMA_N)
-  template <class TiledMma, class ScoreTileOf, class Terms, class Scores>
-  CUTE_DEVICE void add_terms(TiledMma const&, ScoreTileOf const& score_tile, Terms const& terms,
-                             Scores& tSrS) {
+  template <class ScoreTileOf, class Terms, class Scores>
+  CUTE_DEVICE void add_terms(ScoreTileOf const& score_tile, Terms const& terms, Scores& tSrS) {
     if constexpr (Traits::kHasBias) {
-      if (has_bias_tiles(params, sequence)) {
-        typename Traits::Bias(shared.bias.data())
-            .template add<TiledMma, false>(tSrS, 1.f / Modifiers::exponent_scale(params),
-                                           opaque(thread));
+      if (has_bias_tiles<kScoreMods>(params, sequence)) {
+        ForwardBias<Traits>::add(Modifiers::exponent_scale(params), shared.bias, thread, tSrS);
+        if constexpr (OtherModifiers::kHasTerm) {
+          OtherModifiers::Terms::template add<Element>(params, score_tile(), terms.first);
+        }
         return;
       }
     }
@@ -282,7 +267,7 @@ struct ForwardKernel {
     };
     modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(
         modifiers, rS, masked, [&] { mask_scores(score_tile()); },
-        [&] { add_terms(mma, score_tile, terms, tSrS); });
+        [&] { add_terms(score_tile, terms, tSrS); });
     if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
       scale_rows(rO, factors);
     }
@@ -303,63 +288,38 @@ struct ForwardKernel {
     };
   }
 
+  // P in 16 bits, (MMA, MMA_M, MMA_N), with zeros where it is dropped.
+  //   tPrP  (MMA, MMA_M, MMA_N)
+  template <class TiledMma, class Probabilities>
+  CUTE_DEVICE auto kept_probabilities(TiledMma const& mma, Dropout const& dropout, int n_block,
+                                      Probabilities& tPrP) const {
+    auto rP = convert<Element>(tPrP);  // (MMA, MMA_M, MMA_N)
+    QueryPacking const packing = unpacked_queries();
+    dropout.drop(params, rP, [&] {
+      return make_score_tile<kTileM, kTileN>(mma, opaque(thread), tPrP, sequence, packing, m_begin,
+                                             n_block * kTileN);
+    });
+    return rP;
+  }
+
   // O += P V.
   //   p     (M, N)  the operand, where P is in shared memory
   //   v     (DV, N)
   //   tPrP  (MMA, MMA_M, MMA_N)    tOrO  (MMA, MMA_M, MMA_DV)
   template <class TiledMma, class OperandP, class OperandV, class Probabilities, class Output>
   CUTE_DEVICE void multiply_values(TiledMma const& mma, OperandP const& p, OperandV const& v,
-                                   DropoutRows const& dropout_rows, int n_block,
-                                   Probabilities& tPrP, Output& tOrO) const {
+                                   Dropout const& dropout, int n_block, Probabilities& tPrP,
+                                   Output& tOrO) const {
     using namespace cute;
     if constexpr (Traits::kPInSharedMemory) {
       gemm_smem<Study::kFragmentsAhead>(mma, p, v, tOrO);
     } else {
-      Tensor rP = convert<Element>(tPrP);                               // (MMA, MMA_M, MMA_N)
+      Tensor rP = kept_probabilities(mma, dropout, n_block, tPrP);      // (MMA, MMA_M, MMA_N)
       Tensor tOrP = make_tensor(rP.data(), as_a_operand(rP.layout()));  // (MMA, MMA_M, MMA_N / 2)
       CUTE_STATIC_ASSERT_V(size<1>(tOrP) == size<1>(tOrO));
       CUTE_STATIC_ASSERT_V(size<2>(tOrP) * _2{} == size<2>(rP));
-      if constexpr (kDrops) {
-        drop(mma, dropout_rows, n_block, tPrP, tOrP);
-      }
       gemm_register_a<Study::kFragmentsAhead>(
           mma, [&](int k_block) { return tOrP(_, _, k_block); }, v, tOrO);
-    }
-  }
-
-  // The random words of the thread's queries: one pair for each block of 16 rows.
-  template <class TiledMma>
-  CUTE_DEVICE void load_dropout_rows(TiledMma const& mma, DropoutRows& rows) const {
-    using namespace cute;
-    Tensor tScS = mma.get_slice(thread).partition_C(  // (MMA, MMA_M, MMA_N)
-        make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
-    Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
-    CUTE_STATIC_ASSERT_V(size<0>(cS) == Int<2 * kBlocksM>{});
-    CUTE_UNROLL
-    for (int m = 0; m < kBlocksM; ++m) {
-      rows.of_block[m] =
-          dropout_row(*params.dropout.seed, uint32_t(work.batch * params.heads + work.head),
-                      uint32_t(m_begin + int(get<0>(cS(2 * m, 0)))));
-    }
-  }
-
-  // Clears dropped probabilities.
-  //   tPrP  (MMA, MMA_M, MMA_N)      whose places decide
-  //   tOrP  (MMA, MMA_M, MMA_N / 2)  the operand
-  template <class TiledMma, class Probabilities, class Operand>
-  CUTE_DEVICE void drop(TiledMma const& mma, DropoutRows const& dropout_rows, int n_block,
-                        Probabilities& tPrP, Operand& tOrP) const {
-    using namespace cute;
-    QueryPacking const packing = unpacked_queries();
-    auto const tile = make_score_tile<kTileM, kTileN>(mma, opaque(thread), tPrP, sequence, packing,
-                                                      m_begin, n_block * kTileN);
-    KeepTest const test(uint32_t(params.dropout.drop_count));
-    CUTE_UNROLL
-    for (int k = 0; k < size<2>(tOrP); ++k) {
-      CUTE_UNROLL
-      for (int m = 0; m < kBlocksM; ++m) {
-        kept_block(tile, test, dropout_rows.of_block[m], k).drop(tOrP(_, m, k));
-      }
     }
   }
 
@@ -373,12 +333,7 @@ struct ForwardKernel {
     CUTE_STATIC_ASSERT_V(size<0>(rO) == size(lse));
     auto factors = softmax.finish(lse, combine_rows(mma));  // (ROWS)
     join_sinks(params, [&](int) { return work.head; }, factors, lse);
-    if constexpr (kDrops) {
-      CUTE_UNROLL
-      for (int row = 0; row < size(factors); ++row) {
-        factors(row) *= keep_scale(params.dropout);
-      }
-    }
+    Dropout::scale(params, factors);
     scale_rows(rO, factors);
 
     Tensor rO16 = convert<Element>(tOrO);                           // (MMA, MMA_M, MMA_DV)

@@ -37,6 +37,16 @@ using MmaOfWarps = decltype(cute::make_tiled_mma(
     cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>>{},
     cute::Tile<cute::Int<16 * kWarpsM>, cute::Int<16 * kWarpsN>, cute::_16>{}));
 
+// The same where several warps have the same rows, and each has blocks of 16 adjacent columns.
+template <class Element, int kWarpsM, int kWarpsN>
+using MmaOfWarpsInBlocks = decltype(cute::make_tiled_mma(
+    cute::MMA_Atom<MmaAtom<Element>>{},
+    cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>>{},
+    cute::Tile<cute::Int<16 * kWarpsM>,
+               cute::Layout<cute::Shape<cute::_8, cute::Int<kWarpsN>, cute::_2>,
+                            cute::Stride<cute::_1, cute::_16, cute::_8>>,
+               cute::_16>{}));
+
 // One 16-byte vector of 16-bit elements: the unit of cp.async, of ldmatrix rows and of every
 // swizzle here.
 constexpr int kVector = 8;
@@ -106,7 +116,10 @@ struct ForwardTraits {
 
   static constexpr int kWarpsM = kConfig.warps < kTileM / 32 ? kConfig.warps : kTileM / 32;
   static constexpr int kWarpsN = kConfig.warps / kWarpsM;
-  using TiledMma = MmaOfWarps<Element, kWarpsM, kWarpsN>;
+  // With dropout a thread needs both keys of a class, which lie 8 apart (core/kept_block.h).
+  using TiledMma = std::conditional_t<kWarpsN == 1 || !has_dropout(kKey.score_mods),
+                                      MmaOfWarps<Element, kWarpsM, kWarpsN>,
+                                      MmaOfWarpsInBlocks<Element, kWarpsM, kWarpsN>>;
 
   // Whether several warps have the same queries, and divide the keys of a tile and the columns of O
   // among themselves.

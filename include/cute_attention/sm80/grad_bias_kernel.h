@@ -21,36 +21,31 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/grad_bias_tiles.h"
 #include "cute_attention/core/grad_tile.h"
-#include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/work_tile.h"
 #include "cute_attention/sm80/bias_tile.h"
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/gemm.h"
+#include "cute_attention/sm80/grad_bias_scores.h"
 #include "cute_attention/sm80/grad_bias_store.h"
 #include "cute_attention/sm80/grad_bias_traits.h"
 
 namespace cute_attention::sm80 {
 
 //   kSums  whether tiles of the gradient are sums of tiles of scores
-template <class Row, int kMaxBytes, bool kSums>
-struct GradBiasKernel {
-  using Traits = GradBiasTraits<Row, kMaxBytes>;
-  using Element = typename Traits::Element;
-  using SharedMemory = typename Traits::SharedMemory;
+template <class Traits, bool kSums>
+struct GradBiasKernel : GradBiasScores<Traits> {
+  using Numbers = GradBiasScores<Traits>;
+  using typename Numbers::Bias;
+  using typename Numbers::Element;
+  using typename Numbers::FragmentS;
+  using typename Numbers::SharedMemory;
   using Store = GradBiasStore<Traits>;
-  using Bias = BiasTile<Element, typename Traits::SmemLayoutBias, kSwizzleCols<Traits::kTileN>>;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
-  using FragmentS = decltype(cute::partition_fragment_C(
-      typename Traits::TiledMma{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
-  static_assert(Scores::kTermsInScores, "the bias is added to scores");
-  static_assert(!has_dropout(Row::kKey.score_mods), "no probability is dropped");
+  static constexpr uint32_t kScoreMods = Traits::kKey.score_mods;
 
   // A tile of scores, and how many visits are left, this one included.
   struct Visit {
@@ -63,19 +58,14 @@ struct GradBiasKernel {
     bool keys;
   };
 
-  BackwardParams const& params;
+  using Numbers::params;
+  using Numbers::shared;
+  using Numbers::thread;
   GradBiasSchedule const& schedule;
-  SharedMemory& shared;
-  int const thread;
-  Scores const scores;
 
   CUTE_DEVICE GradBiasKernel(BackwardParams const& params, GradBiasSchedule const& schedule,
                              SharedMemory& shared)
-      : params(params),
-        schedule(schedule),
-        shared(shared),
-        thread(int(threadIdx.x)),
-        scores(params) {}
+      : Numbers(params, shared), schedule(schedule) {}
 
   CUTE_DEVICE void run() {
     GradBiasWork const work = make_work();
@@ -106,14 +96,11 @@ struct GradBiasKernel {
     return {opaque(block.batch), opaque(block.head), opaque(block.m_block), opaque(block.n_block)};
   }
 
-  CUTE_DEVICE Sequence sequence_of(ScoreBlock const& block) const {
-    return load_sequence(params, block.batch);
-  }
-
   // Whether a query of the tile sees one of its keys. If not, and if it is a tile of the gradient,
   // writes zeros there.
   CUTE_DEVICE bool is_visible(ScoreBlock const& block) const {
-    KvTiles const tiles = kv_tiles(sequence_of(block), block.m_block * kTileM, kTileM, kTileN);
+    KvTiles const tiles =
+        kv_tiles(Numbers::sequence_of(block), block.m_block * kTileM, kTileM, kTileN);
     bool const visible = tiles.begin <= block.n_block && block.n_block < tiles.end;
     if (!kSums && !visible) {
       FragmentS zeros;  // (MMA, MMA_M, MMA_N)
@@ -173,12 +160,13 @@ struct GradBiasKernel {
       if (more) {
         load_scores(here(visit.block), next);
       }
-      take_probabilities(here(now), tSrS);
+      Numbers::take_probabilities(here(now), tSrS);
 
       FragmentS tdPrdP;  // (MMA, MMA_M, MMA_N): dP + delta
-      start_with(shared.tiles.delta, tdPrdP);
+      Numbers::start_with(shared.tiles.delta, tdPrdP);
       multiply(typename Traits::OperandGradO(shared.tiles.grad_o.data(), opaque(thread)),
                typename Traits::OperandV(shared.tiles.v.data(), opaque(thread)), tdPrdP);
+      Numbers::drop(here(now), tdPrdP);
       await_copies();       // the next Q and K are there; all threads are done with this tile
       auto& tdSrdS = tSrS;  // (MMA, MMA_M, MMA_N)
       CUTE_UNROLL
@@ -215,7 +203,7 @@ struct GradBiasKernel {
 
   // Starts the copies of Q and K of a tile. What lies outside becomes zeros.
   CUTE_DEVICE void load_scores(ScoreBlock const& block, Changes const& changed) {
-    Sequence const sequence = sequence_of(block);
+    Sequence const sequence = Numbers::sequence_of(block);
     if (changed.queries) {
       load_queries<typename Traits::GmemCopyQK, typename Traits::SmemLayoutQ>(
           params.q, params.q_stride, params.head_dim, block, sequence, shared.tiles.q);
@@ -229,18 +217,19 @@ struct GradBiasKernel {
 
   // Starts the copies of dO, V, LSE and delta, and of the bias.
   CUTE_DEVICE void load_gradients(ScoreBlock const& block, Changes const& changed) {
-    Sequence const sequence = sequence_of(block);
+    Sequence const sequence = Numbers::sequence_of(block);
     if (changed.queries) {
       load_queries<typename Traits::GmemCopyV, typename Traits::SmemLayoutGradO>(
           params.grad_o, params.grad_o_stride, params.head_dim_v, block, sequence,
           shared.tiles.grad_o);
       load_numbers(block, sequence);
+      Numbers::write_words(block);
     }
     if (changed.keys) {
       load_keys<typename Traits::GmemCopyV, typename Traits::SmemLayoutV>(
           params.v, params.v_stride, params.head_dim_v, block, sequence, shared.tiles.v);
     }
-    if (has_bias_tiles(params, sequence)) {
+    if (has_bias_tiles<kScoreMods>(params, sequence)) {
       Bias(shared.tiles.bias.data())
           .template load<Traits::kThreads>(bias_of_head(params, block.batch, block.head),
                                            params.bias.row_stride, sequence, block.m_block * kTileM,
@@ -291,66 +280,6 @@ struct GradBiasKernel {
       cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(
           numbers[lse_index(params, sequence, block.batch, block.head, inside ? query : 0)], target,
           inside);
-    }
-  }
-
-  // (ROWS, COLS) of an accumulator of S.
-  CUTE_DEVICE static auto view(FragmentS& tSrS) {
-    return cute::make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));
-  }
-
-  // The row in the tile of each row of an accumulator: (ROWS).
-  CUTE_DEVICE auto tile_rows() const {
-    using namespace cute;
-    Tensor tScS = typename Traits::TiledMma{}
-                      .get_slice(opaque(thread))
-                      .partition_C(make_identity_tensor(
-                          Shape<Int<kTileM>, Int<kTileN>>{}));  // (MMA, MMA_M, MMA_N)
-    return make_tensor(tScS.data(), rows_and_columns(tScS.layout()))(_, _0{});
-  }
-
-  // Gives each number of a tile its row's number.
-  CUTE_DEVICE void start_with(float const (&numbers)[kTileM], FragmentS& fragment) const {
-    auto rS = view(fragment);     // (ROWS, COLS)
-    auto const cS = tile_rows();  // (ROWS)
-    CUTE_UNROLL
-    for (int row = 0; row < cute::size<0>(rS); ++row) {
-      float const number = numbers[int(cute::get<0>(cS(row)))];
-      CUTE_UNROLL
-      for (int col = 0; col < cute::size<1>(rS); ++col) {
-        rS(row, col) = number;
-      }
-    }
-  }
-
-  // Makes scores probabilities.
-  //   tSrS  (MMA, MMA_M, MMA_N)
-  CUTE_DEVICE void take_probabilities(ScoreBlock const& block, FragmentS& tSrS) const {
-    using TiledMma = typename Traits::TiledMma;
-    Sequence const sequence = sequence_of(block);
-    int32_t const m_begin = block.m_block * kTileM;
-    QueryPacking const packing = unpacked_queries();
-    auto const tile = make_score_tile<kTileM, kTileN>(TiledMma{}, opaque(thread), tSrS, sequence,
-                                                      packing, m_begin, block.n_block * kTileN);
-    if (has_bias_tiles(params, sequence)) {
-      Bias(shared.tiles.bias.data())
-          .template add<TiledMma, false>(tSrS, 1.f / params.scale, opaque(thread));
-    } else {
-      Scores::template add_terms<Element>(params, Scores::of_head(params, block.batch, block.head),
-                                          tile);
-    }
-    if (kv_tiles(sequence, m_begin, kTileM, kTileN).masked(block.n_block)) {
-      mask_scores_by_side(tile);
-    }
-    if (m_begin + kTileM > sequence.seqlen_q) {
-      mask_missing_queries(tile);
-    }
-    auto rS = view(tSrS);         // (ROWS, COLS)
-    auto const cS = tile_rows();  // (ROWS)
-    bool const near = scores.all_near(rS);
-    CUTE_UNROLL
-    for (int row = 0; row < cute::size<0>(rS); ++row) {
-      scores.begin(rS(row, cute::_), near, shared.tiles.lse[int(cute::get<0>(cS(row)))], NoTerms{});
     }
   }
 

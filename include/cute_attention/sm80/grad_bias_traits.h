@@ -1,24 +1,38 @@
 // sm80/grad_bias_traits.h: every layout, copy and MMA of the kernel for the gradient of a bias, for
 // one row of the table. This file compiles for the host too.
+//
+// Tiles are as large as the shared memory holds them, but at head dim 32. There a visit of 64 x 64
+// scores copies 24 KB and multiplies for 200 clocks, so it mostly waits: 4 warps compute such a
+// tile, and a multiprocessor has three or four CTAs of them. Windows of 49 or 64 tokens are one
+// tile, of which a larger one would be half empty.
 #pragma once
 
+#include "cute_attention/core/dropout_words.h"
 #include "cute_attention/core/grad_bias_tiles.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/smem_operand.h"
 
 namespace cute_attention::sm80 {
 
-//   kMaxBytes  the shared memory of the row's backward kernel. It runs on the chip that runs the
-//              row, and so does a kernel that takes no more.
-template <class Row, int kMaxBytes>
+// Whether kernels for small heads serve these head dims.
+constexpr int kSmallHeadDim = 32;
+constexpr bool has_small_heads(int head_dim, int head_dim_v) {
+  return head_dim <= kSmallHeadDim && head_dim_v <= kSmallHeadDim;
+}
+
+//   kMaxBytes    the shared memory of the row's backward kernel. It runs on the chip that runs the
+//                row, and so does a kernel that takes no more.
+//   kSmallHeads  whether they are the kernels for small heads
+template <class Row, int kMaxBytes, bool kSmallHeads>
 struct GradBiasTraits {
   static constexpr KernelKey kKey = Row::kKey;
-  static constexpr int kHeadDim = kKey.head_dim;
-  static constexpr int kHeadDimV = kKey.head_dim_v;
+  static constexpr int kHeadDim = kSmallHeads ? kSmallHeadDim : kKey.head_dim;
+  static constexpr int kHeadDimV = kSmallHeads ? kSmallHeadDim : kKey.head_dim_v;
   using Element = ElementOf<kKey.dtype>;
+  static constexpr bool kDrops = has_dropout(kKey.score_mods);
 
   template <int kTileM, int kTileN>
-  struct Tiles {
+  struct Tiles : DropoutWords<kDrops, kTileM> {
     cute::array_aligned<Element, kTileM * kHeadDim, 128> q;
     cute::array_aligned<Element, kTileN * kHeadDim, 128> k;
     cute::array_aligned<Element, kTileM * kHeadDimV, 128> grad_o;
@@ -27,14 +41,18 @@ struct GradBiasTraits {
     float lse[kTileM];
     float delta[kTileM];
   };
-  static constexpr int kTileN = 64;
-  static constexpr int kTileM = int(sizeof(Tiles<128, kTileN>)) <= kMaxBytes ? 128 : 64;
-  static constexpr TileShape kTile = {kTileM, kTileN};
+  template <int kTileM, int kTileN>
+  static constexpr bool kFits = int(sizeof(Tiles<kTileM, kTileN>)) <= kMaxBytes;
+  static constexpr TileShape kTile = kFits<128, 64> && !kSmallHeads ? TileShape{128, 64}
+                                     : kFits<64, 64>                ? TileShape{64, 64}
+                                                                    : TileShape{32, 32};
+  static constexpr int kTileM = kTile.m;
+  static constexpr int kTileN = kTile.n;
 
-  // A warp has kTileM / 4 queries, and 32 keys that lie side by side: of a row of the gradient in
-  // 16 bits, that is two sectors of 32 bytes.
-  static constexpr int kWarpsM = 4;
-  static constexpr int kWarpsN = 2;
+  // A warp has 32 or 16 queries, and 32 keys that lie side by side: of a row of the gradient in 16
+  // bits, that is two sectors of 32 bytes.
+  static constexpr int kWarpsM = kSmallHeads || kTileM == 32 ? 2 : 4;
+  static constexpr int kWarpsN = kTileN / 32;
   static constexpr int kThreads = kWarpsM * kWarpsN * 32;
   using TiledMma = decltype(cute::make_tiled_mma(
       cute::MMA_Atom<MmaAtom<Element>>{},
@@ -74,10 +92,13 @@ struct GradBiasTraits {
   };
   static_assert(int(sizeof(SharedMemory)) <= kMaxBytes, "shared memory of a CTA");
   // How many CTAs the registers of a multiprocessor must hold: two, if its shared memory does. With
-  // sums in registers beside S and dP, 128 registers of a thread do not do.
-  static constexpr int kCtas =
-      2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024 ? 2 : 1;
-  static constexpr int kCtasOfSums = 1;
+  // sums in registers beside S and dP, or with every other feature, 128 registers of a thread do
+  // not do. CTAs for small heads have half the threads; they get 128 registers, 168 or 255.
+  static constexpr bool kTwoFit =
+      2 * (int(sizeof(SharedMemory)) + 1024) <= max_shared_memory(kKey.arch) + 1024;
+  static constexpr bool kEvery = serves_subsets(kKey.score_mods);
+  static constexpr int kCtas = kSmallHeads ? (kEvery ? 3 : 4) : kTwoFit && !kEvery ? 2 : 1;
+  static constexpr int kCtasOfSums = kSmallHeads ? (kEvery ? 2 : 3) : 1;
 };
 
 }  // namespace cute_attention::sm80

@@ -20,6 +20,7 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
@@ -38,7 +39,9 @@ struct BackwardCompute {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using Scores =
+      BackwardScores<kScoreMods, Traits::kBiasTiles ? score_mods::Bias : score_mods::None>;
   using Sums = KeyGradientSums<Traits, Traits::kFinishThreads>;
   using QueryRing = Ring<Traits::kStages>;
   static constexpr int kTileM = Traits::kTileM;
@@ -47,7 +50,7 @@ struct BackwardCompute {
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   // To write dQ takes registers that are not there beside it, S and dP.
   static constexpr bool kGradQFirst = Traits::kGradQFirst && !kWritesGradQ;
-  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
+  static constexpr bool kDrops = has_dropout(kScoreMods);
   // For how many columns of S a thread may load the LSE ahead. Without a limit ptxas loads all of
   // it first, and spills where kGradQFirst leaves few registers.
   static constexpr int kLseAhead = 16;
@@ -255,7 +258,9 @@ struct BackwardCompute {
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
     Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
-    if constexpr (Traits::kBiasTiles) {
+    if constexpr (Scores::kModifiesCopies) {
+      // finish_copies() does it.
+    } else if constexpr (Traits::kBiasTiles) {
       add_bias_tile<BiasOfTranspose, kTileM>(
           arguments.bias, shared.bias_tile(ring.stage), 0, opaque(thread),
           bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
@@ -274,7 +279,7 @@ struct BackwardCompute {
       }
       scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
-    if constexpr (!Scores::kMasksFirst) {
+    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
     if constexpr (kGradQFirst) {
@@ -286,7 +291,9 @@ struct BackwardCompute {
     }
     warpgroup_fence_operand(tdPrdP);
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
-    if constexpr (kDrops) {
+    if constexpr (Scores::kModifiesCopies) {
+      finish_copies(work, ring.stage, tSrS, tdPrdP, tdVrP);
+    } else if constexpr (kDrops) {
       QueryPacking const packing = unpacked_queries();
       auto const& stage = shared.stages[ring.stage];
       auto const tile = score_tile(work, stage.m_block, tSrS, packing);
@@ -336,6 +343,52 @@ struct BackwardCompute {
     ++grads_before;
   }
 
+  // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a
+  // block registers hold a copy of the scores, with terms and masked (backward_scores.h).
+  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
+  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  CUTE_DEVICE void finish_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
+                                 FragmentS& tdPrdP, Operand& tdVrP) {
+    using namespace cute;
+    BackwardParams const& params = arguments.params;
+    auto const& stage = shared.stages[stage_index];
+    QueryPacking const packing = unpacked_queries();
+    auto const tile = score_tile(work, stage.m_block, tSrS, packing);
+    KeepTest const test(uint32_t(params.dropout.drop_count));
+    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);      // (MMA, MMA_N, MMA_M)
+    Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
+    CUTE_UNROLL
+    for (int k = 0; k < size<2>(tdVrP); ++k) {
+      Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
+      auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
+      if constexpr (Traits::kBiasTiles) {
+        if (call_has<kScoreMods, score_mods::Bias>(params)) {
+          float const unit = Scores::Modifiers::exponent_scale(params);
+          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index), 0,
+                                                 opaque(thread),
+                                                 bias_per_unit(params, work.sequence, unit), k, rZ);
+        }
+      }
+      Scores::template add_terms<Element>(params, stage, copies);
+      if (work.tiles.masked(stage.m_block)) {
+        mask_tile(work, stage.m_block, copies);
+      }
+      KeptBlock<Rows::Keys> kept{{~0u, ~0u}};
+      if constexpr (kDrops) {
+        if (call_has<kScoreMods, score_mods::Dropout>(params)) {
+          kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
+        }
+      }
+      CUTE_UNROLL
+      for (int i = 8 * k; i < 8 * k + 8; ++i) {
+        float const grad_p = kept.keeps(i % 8) ? tdPrdP(i) : sDelta(i);
+        tdPrdP(i) = grad_p * scores.factor(tSrS(i), rZ(i % 8), sLse(i));
+      }
+      convert_block(tSrS, k, tdVrP);
+      kept.drop(tdVrP(_, 0, k));
+    }
+  }
+
   CUTE_DEVICE auto score_tile(BackwardWork const& work, int m_block, FragmentS& tSrS,
                               QueryPacking const& packing) const {
     return make_score_tile_of_transpose<kTileM, kTileN>(
@@ -361,11 +414,14 @@ struct BackwardCompute {
   CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) {
     if (work.tiles.masked(m_block)) {
       QueryPacking const packing = unpacked_queries();
-      auto const scores_of_tile = score_tile(work, m_block, tSrS, packing);
-      mask_scores_by_side(scores_of_tile);
-      if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
-        mask_missing_queries(scores_of_tile);
-      }
+      mask_tile(work, m_block, score_tile(work, m_block, tSrS, packing));
+    }
+  }
+  template <class Tile>
+  CUTE_DEVICE static void mask_tile(BackwardWork const& work, int m_block, Tile const& tile) {
+    mask_scores_by_side(tile);
+    if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
+      mask_missing_queries(tile);
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm80/grad_bias_launch.h"
@@ -109,9 +110,10 @@ struct BackwardWithSums {
                            context->device->multiprocessors, sums.parts);
     arguments.next_tile = next_tile(p);
     cudaError_t error = make_backward_maps<Traits>(arguments);
-    bool const bias_from_global = Traits::kBiasTiles && !tma_loads_bias(p);
+    bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
+    bool const bias_from_global = has_bias && !tma_loads_bias(p);
     if constexpr (Traits::kBiasTiles) {
-      if (error == cudaSuccess && !bias_from_global) {
+      if (error == cudaSuccess && has_bias && !bias_from_global) {
         error = make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(&arguments.bias, p,
                                                                          unpacked_queries());
       }

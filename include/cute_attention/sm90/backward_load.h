@@ -6,6 +6,7 @@
 
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
 #include "cute_attention/sm90/backward_traits.h"
@@ -21,6 +22,7 @@ struct BackwardLoad {
   using Step = BackwardStep<Element>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
+  static constexpr uint32_t kScoreMods = Traits::kKey.score_mods;
 
   BackwardArguments const& arguments;
   SharedMemory& shared;
@@ -162,21 +164,26 @@ struct BackwardLoad {
     auto& stage = shared.stages[ring.stage];
     if (leader) {
       if constexpr (Traits::kBiasTiles) {
-        load_bias_tile<kTileM, kTileN>(
-            arguments.bias, {work->tile.batch, step.head, 0, m_begin, work->tile.n_block * kTileN},
-            shared.bias_tile(ring.stage), full);
-      } else {
+        if (call_has<kScoreMods, score_mods::Bias>(arguments.params)) {
+          load_bias_tile<kTileM, kTileN>(
+              arguments.bias,
+              {work->tile.batch, step.head, 0, m_begin, work->tile.n_block * kTileN},
+              shared.bias_tile(ring.stage), full);
+        }
+      }
+      if constexpr (!Traits::kBiasTiles || (kScoreMods & score_mods::Alibi) != 0) {
         using OfHead = typename std::remove_reference_t<decltype(stage)>::OfHead;
-        static_cast<OfHead&>(stage) = BackwardScores<Traits::kKey.score_mods>::of_head(
-            arguments.params, work->tile.batch, step.head);
+        static_cast<OfHead&>(stage) =
+            BackwardScores<kScoreMods>::of_head(arguments.params, work->tile.batch, step.head);
       }
       stage.m_block = step.m_block;
       if constexpr (Traits::kHasSums) {
         shared.step_tiles[tile_slot(ring)] = {step.head, step.m_block};
       }
     }
-    if constexpr (has_dropout(Traits::kKey.score_mods)) {
-      if (int const lane = lane_of_warp(); lane < stage.kWriters) {
+    if constexpr (has_dropout(kScoreMods)) {
+      int const lane = lane_of_warp();
+      if (lane < stage.kWriters && call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
         stage.write(arguments.params, work->tile.batch, step.head, m_begin, lane);
       }
       __syncwarp();  // all lanes have written, before the leader tells of it

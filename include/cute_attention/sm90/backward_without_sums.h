@@ -8,6 +8,7 @@
 
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
@@ -123,7 +124,8 @@ struct BackwardWithoutSums {
         make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN, context->device->l2_bytes / 2,
                            multiprocessors, sums.parts);
     arguments.next_tile = counters(p);
-    arguments.bias_is_aligned = tma_loads_bias(p);
+    arguments.bias_is_aligned =
+        call_has<Row::kKey.score_mods, score_mods::Bias>(p) && tma_loads_bias(p);
     cudaError_t error = make_backward_maps<TraitsKv>(arguments);
     if (error != cudaSuccess) {
       return error;

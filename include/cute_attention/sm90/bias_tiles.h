@@ -21,14 +21,21 @@ namespace cute_attention::sm90 {
 
 // A row whose kernel reads the bias as core/bias.h does, from global memory: for calls whose bias
 // TMA cannot load (bias_map.h).
-// Beside the addresses of its loads a consumer has no registers for the tiles of three warpgroups.
+// Beside the addresses of its loads a consumer has no registers for the tiles of three warpgroups,
+// and with every other feature in the forward none for scores of more than 64 keys, or 32 where the
+// output has more than 128 columns.
 template <class Row>
 struct BiasFromGlobal : Row {
   static constexpr int kMostRows = 2 * kWarpgroupM;
   static constexpr int kMostWarps = 3 * kWarpgroupWarps;
-  static constexpr KernelConfig kConfig = {min_of(Row::kConfig.tile_m, kMostRows),
-                                           Row::kConfig.tile_n, Row::kConfig.stages,
-                                           min_of(Row::kConfig.warps, kMostWarps)};
+  static constexpr bool kHasFewKeys =
+      serves_subsets(Row::kKey.score_mods) && Row::kKey.direction == Direction::Forward;
+  static constexpr int kMostKeys = !kHasFewKeys                 ? Row::kConfig.tile_n
+                                   : Row::kKey.head_dim_v > 128 ? 32
+                                                                : 64;
+  static constexpr KernelConfig kConfig = {
+      min_of(Row::kConfig.tile_m, kMostRows), min_of(Row::kConfig.tile_n, kMostKeys),
+      Row::kConfig.stages, min_of(Row::kConfig.warps, kMostWarps)};
 };
 
 // Whether the kernel of a row reads the bias from tiles.
@@ -140,38 +147,52 @@ CUTE_DEVICE float2 unpack(uint32_t pair) {
 
 // Adds two numbers to those scores of an accumulator that pair `pair` of them is.
 template <class Element, class Accumulator>
-CUTE_DEVICE void add_pair(uint32_t numbers, float per_unit, Accumulator& tSrS, int pair) {
+CUTE_DEVICE void add_pair(uint32_t numbers, float per_unit, Accumulator&& tSrS, int pair) {
   float2 const two = unpack<Element>(numbers);
   tSrS(2 * pair) = fmaf(two.x, per_unit, tSrS(2 * pair));
   tSrS(2 * pair + 1) = fmaf(two.y, per_unit, tSrS(2 * pair + 1));
 }
 
-// Adds a tile of the bias to scores.
+// Numbers that ldmatrix gives a thread.
+constexpr int kBiasNumbers = 8;
+
+// Adds those numbers of a tile of the bias that are of the scores of a step of `Vectors`.
 //   Vectors    BiasOfScores or BiasOfTranspose
 //   kRows      of the tile
 //   first_row  the row of scores of row 0 of `Vectors`
 //   thread     of those whose accumulators make up the tile's keys; opaque()
-//   tSrS       (MMA, MMA_M, MMA_N)  S, or (MMA, MMA_N, MMA_M) S^T
+//   scores     (8)
+template <class Vectors, int kRows, class Element, class Scores>
+CUTE_DEVICE void add_bias_step(BiasTiles const& bias, Element const* tile, int first_row,
+                               int thread, float per_unit, int step, Scores&& scores) {
+  using namespace cute;
+  CUTE_STATIC_ASSERT_V(size(scores) == Int<kBiasNumbers>{});
+  uint32_t const row = bias.row(first_row + Vectors::row(thread, step));
+  auto const& vector = *reinterpret_cast<uint128_t const*>(
+      tile + bias_offset<kRows>(row, Vectors::vector(thread, step)));
+  Tensor words = make_tensor<uint32_t>(Int<4>{});  // (4)
+  if constexpr (std::is_same_v<Vectors, BiasOfScores>) {
+    SM75_U32x4_LDSM_N::copy(vector, words(0), words(1), words(2), words(3));
+  } else {
+    SM75_U16x8_LDSM_T::copy(vector, words(0), words(1), words(2), words(3));
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < size(words); ++i) {
+    add_pair<Element>(words(i), per_unit, scores, i);
+  }
+}
+
+// Adds a tile of the bias to scores; arguments as above.
+//   tSrS  (MMA, MMA_M, MMA_N)  S, or (MMA, MMA_N, MMA_M) S^T
 template <class Vectors, int kRows, class Element, class Accumulator>
 CUTE_DEVICE void add_bias_tile(BiasTiles const& bias, Element const* tile, int first_row,
                                int thread, float per_unit, Accumulator& tSrS) {
   using namespace cute;
-  constexpr int kNumbers = 8;  // that ldmatrix gives a thread
   CUTE_UNROLL
-  for (int step = 0; step < size(tSrS) / kNumbers; ++step) {
-    uint32_t const row = bias.row(first_row + Vectors::row(thread, step));
-    auto const& vector = *reinterpret_cast<uint128_t const*>(
-        tile + bias_offset<kRows>(row, Vectors::vector(thread, step)));
-    Tensor words = make_tensor<uint32_t>(Int<4>{});  // (4)
-    if constexpr (std::is_same_v<Vectors, BiasOfScores>) {
-      SM75_U32x4_LDSM_N::copy(vector, words(0), words(1), words(2), words(3));
-    } else {
-      SM75_U16x8_LDSM_T::copy(vector, words(0), words(1), words(2), words(3));
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < size(words); ++i) {
-      add_pair<Element>(words(i), per_unit, tSrS, size(words) * step + i);
-    }
+  for (int step = 0; step < size(tSrS) / kBiasNumbers; ++step) {
+    add_bias_step<Vectors, kRows>(
+        bias, tile, first_row, thread, per_unit, step,
+        make_tensor(tSrS.data() + kBiasNumbers * step, Int<kBiasNumbers>{}));
   }
 }
 

@@ -61,15 +61,16 @@ struct BiasWords {
   }
 
   // Adds them to scores.
-  //   tSrS  (MMA, MMA_M, MMA_N)  S, or (MMA, MMA_N, MMA_M) S^T
+  //   tSrS  (MMA, MMA_M, MMA_N)  S, or (MMA, MMA_N, MMA_M) S^T; or those from word `first` on
   template <class Element, class Accumulator>
-  CUTE_DEVICE void add(float per_unit, Accumulator& tSrS) {
+  CUTE_DEVICE void add(float per_unit, Accumulator& tSrS, int first = 0) {
     CUTE_UNROLL
-    for (int word = 0; word < kCount; ++word) {
+    for (int i = 0; i < cute::size(tSrS) / 2; ++i) {
+      uint32_t& word = words[first + i];
       if constexpr (Words::kTransposes) {
-        cute::SM75_U32x1_MOVM_T::copy(words[word], words[word]);
+        cute::SM75_U32x1_MOVM_T::copy(word, word);
       }
-      add_pair<Element>(words[word], per_unit, tSrS, word);
+      add_pair<Element>(word, per_unit, tSrS, i);
     }
   }
 };

@@ -290,9 +290,7 @@ struct ForwardCompute {
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
     convert_into(scores.accumulator, tOrP);
-    if constexpr (Scores::kDrops) {
-      scores.kept(tile, n_block).drop(tOrP);
-    }
+    scores.drop(tile, n_block, tOrP);
     wait_for_values();
   }
 
@@ -318,9 +316,7 @@ struct ForwardCompute {
     cute::warpgroup_wait<0>();
     release_output(v);
     convert_into(scores.accumulator, tOrP);
-    if constexpr (Scores::kDrops) {
-      scores.kept(tile, n_block).drop(tOrP);
-    }
+    scores.drop(tile, n_block, tOrP);
     if (__builtin_expect(rescale, false)) {
       auto rO = output();
       scale_rows(rO, factors);

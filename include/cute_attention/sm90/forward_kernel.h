@@ -45,7 +45,8 @@ struct ForwardKernel {
       cute::prefetch_tma_descriptor(&arguments.map_q);
       cute::prefetch_tma_descriptor(&arguments.map_k);
       cute::prefetch_tma_descriptor(&arguments.map_v);
-      if constexpr (Traits::kBiasTiles) {
+      if (Traits::kBiasTiles &&
+          call_has<Traits::kKey.score_mods, score_mods::Bias>(arguments.params)) {
         cute::prefetch_tma_descriptor(&arguments.bias.map);
       }
       init_barriers(shared);

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/combine_splits.h"
 #include "cute_attention/core/split_arrivals.h"
 #include "cute_attention/core/split_steps.h"
@@ -43,7 +44,8 @@ struct ForwardLaunch {
   // A LaunchFunction; `params` is a ForwardParams with at least one query.
   static int32_t launch(void const* params, LaunchContext const* context) {
     if constexpr (Traits::kBiasTiles) {
-      if (!tma_loads_bias(*static_cast<ForwardParams const*>(params))) {
+      auto const& call = *static_cast<ForwardParams const*>(params);
+      if (call_has<Row::kKey.score_mods, score_mods::Bias>(call) && !tma_loads_bias(call)) {
         return ForwardLaunch<BiasFromGlobal<Row>>::launch(params, context);
       }
     }
@@ -97,8 +99,8 @@ struct ForwardLaunch {
   // With dropout the two rows of a thread must be queries of one class (core/dropout.h), which rows
   // of several heads are not.
   static QueryPacking packing_of(ForwardParams const& params) {
-    return make_query_packing(params, Traits::kTileM,
-                              has_dropout(Row::kKey.score_mods) ? 1 : kWarpgroupM);
+    bool const drops = call_has<Row::kKey.score_mods, score_mods::Dropout>(params);
+    return make_query_packing(params, Traits::kTileM, drops ? 1 : kWarpgroupM);
   }
 
   // A schedule of tiles that hold the heads of the packing, and whose keys are divided.
@@ -168,9 +170,10 @@ struct ForwardLaunch {
                                    : error;
     }
     if constexpr (Traits::kBiasTiles) {
-      error = error == cudaSuccess ? make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(
-                                         &arguments.bias, params, packing)
-                                   : error;
+      if (error == cudaSuccess && call_has<Row::kKey.score_mods, score_mods::Bias>(params)) {
+        error = make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(&arguments.bias, params,
+                                                                         packing);
+      }
     }
     return error;
   }

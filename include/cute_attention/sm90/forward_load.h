@@ -2,6 +2,7 @@
 // buffers.
 #pragma once
 
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/sm90/forward_traits.h"
 #include "cute_attention/sm90/tile_load.h"
 
@@ -62,7 +63,7 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
     PageRow const page = this->look_up(tile, n_block);
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
     if constexpr (Traits::kBiasTiles) {
-      if (leader) {
+      if (leader && call_has<Traits::kKey.score_mods, score_mods::Bias>(arguments.params)) {
         TileOrigin origin = from.bias;
         origin.col = n_block * kTileN;
         load_bias_tile<Traits::kTileM, kTileN>(

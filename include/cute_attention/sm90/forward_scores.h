@@ -18,18 +18,18 @@ struct ForwardScores {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kTileN = Traits::kTileN;
-  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
-  // Whether modifiers add terms here. Else add_bias() has added the only one.
-  static constexpr bool kAddsTerms =
-      ScoreModifiers<Row::kKey.score_mods>::kHasTerm && !Traits::kBiasTiles;
-  static_assert(!Traits::kBiasTiles || !ScoreModifiers<Row::kKey.score_mods>::kHasMap,
-                "the bias is added after maps");
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  static constexpr bool kDrops = has_dropout(kScoreMods);
+  using Modifiers = ScoreModifiers<kScoreMods>;
+  // Those that come with masks. With a tile of the bias, add_bias() has applied the others.
+  using LaterModifiers =
+      ScoreModifiers<kScoreMods, Traits::kBiasTiles ? score_mods::Softcap | score_mods::Bias
+                                                    : score_mods::None>;
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
   using Softmax = OnlineSoftmax<2, Traits::kMostLag>;
   using Rows = typename Softmax::Rows;
-  using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
   static constexpr int kMapGroup = Traits::kHeadDimV > 128 || Traits::kTileM > 128 ? 1 : 4;
 
@@ -39,7 +39,7 @@ struct ForwardScores {
 
   FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() turn into P in place
   Softmax softmax;
-  typename Modifiers::Terms::template OfRows<2> terms;
+  typename LaterModifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
 
   CUTE_DEVICE ForwardScores(ForwardArguments const& arguments, int warpgroup, int thread)
@@ -51,27 +51,35 @@ struct ForwardScores {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
 
-  // Adds a tile of the bias to S, which is there.
+  // Applies the map to S, which is there, and adds a tile of the bias. Hidden scores are in no
+  // group with others yet: each is mapped by itself.
   //   numbers  (M, N) of the CTA's tile
   CUTE_DEVICE void add_bias(ForwardTile const& tile, Element const* numbers) {
     ForwardParams const& params = arguments.params;
-    add_bias_tile<BiasOfScores, Traits::kTileM>(
-        arguments.bias, numbers, m_offset(), opaque(thread),
-        bias_per_unit(params, tile.sequence, Modifiers::exponent_scale(params)), accumulator);
+    auto rS = view();
+    Modifiers const modifiers(params);
+    modifiers.template map<1>(rS, modifiers.all_near(rS));
+    if (call_has<kScoreMods, score_mods::Bias>(params)) {
+      add_bias_tile<BiasOfScores, Traits::kTileM>(
+          arguments.bias, numbers, m_offset(), opaque(thread),
+          bias_per_unit(params, tile.sequence, Modifiers::exponent_scale(params)), accumulator);
+    }
   }
 
   // Turns S of the first KV tile of a walk into P. `full`: every query sees every key of it.
   CUTE_DEVICE void first(ForwardTile const& tile, int32_t n_block, bool full) {
-    if constexpr (kAddsTerms) {
+    if constexpr (LaterModifiers::kHasTerm) {
       terms.load(arguments.params, tile.work.batch,
                  heads_of_thread(arguments, tile, m_offset(), thread),
                  Modifiers::exponent_scale(arguments.params));
     }
     if constexpr (kDrops) {
       ForwardParams const& params = arguments.params;
-      dropout_row = cute_attention::dropout_row(
-          *params.dropout.seed, uint32_t(tile.work.batch * params.heads + tile.work.head),
-          uint32_t(tile.m_begin + m_offset() + row_of_thread(thread)));
+      if (call_has<kScoreMods, score_mods::Dropout>(params)) {
+        dropout_row = cute_attention::dropout_row(
+            *params.dropout.seed, uint32_t(tile.work.batch * params.heads + tile.work.head),
+            uint32_t(tile.m_begin + m_offset() + row_of_thread(thread)));
+      }
     }
     modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
@@ -88,9 +96,15 @@ struct ForwardScores {
     return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone());
   }
 
-  // Which scores of a KV tile are kept.
-  CUTE_DEVICE auto kept(ForwardTile const& tile, int32_t n_block) {
-    return kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row);
+  // Clears the dropped probabilities of a KV tile.
+  //   tOrP  (MMA, MMA_M, MMA_N / 16)  P in 16 bits
+  template <class Operand>
+  CUTE_DEVICE void drop(ForwardTile const& tile, int32_t n_block, Operand& tOrP) {
+    if constexpr (kDrops) {
+      if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
+        kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row).drop(tOrP);
+      }
+    }
   }
 
   // For OnlineSoftmax: no other warp has keys of this warp's queries, so there is nothing to
@@ -108,13 +122,11 @@ struct ForwardScores {
   CUTE_DEVICE void modify_and_mask(ForwardTile const& tile, int32_t n_block, bool masked) {
     auto rS = view();
     cute_attention::modify_and_mask<kMapGroup>(
-        Modifiers(arguments.params), rS, masked,
+        LaterModifiers(arguments.params), rS, masked,
         [&] { mask_scores_by_side(score_tile(tile, n_block)); },
         [&] {
-          if constexpr (kAddsTerms) {
-            Modifiers::Terms::template add<Element>(arguments.params, score_tile(tile, n_block),
-                                                    terms);
-          }
+          LaterModifiers::Terms::template add<Element>(arguments.params, score_tile(tile, n_block),
+                                                       terms);
         });
   }
 

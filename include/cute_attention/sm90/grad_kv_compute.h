@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
@@ -33,8 +34,13 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   using Base::shared;
   using Base::steps;
   using Base::thread;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using Scores = BackwardScores<kScoreMods>;
+  // With the terms that stand beside words of the bias.
+  using OtherScores = BackwardScores<kScoreMods, score_mods::Bias>;
   using FragmentV = typename Base::template Fragment<typename Traits::MmaV, Traits::kHeadDimV>;
+
+  using Bias = BiasWords<WordsOfTranspose, cute::size(FragmentS{}) / 2, Traits::kTileN>;
 
   Scores const scores;
   FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
@@ -56,7 +62,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     Base::template start_scores<typename Traits::MmaS, typename Traits::SmemLayoutK,
                                 typename Traits::SmemLayoutQ>(shared.k, shared.q, ring.stage, tSrS);
-    BiasWords<WordsOfTranspose, size(FragmentS{}) / 2, Traits::kTileN> bias;
+    Bias bias;
     if constexpr (Scores::kTermsInScores) {
       auto const& stage = shared.stages[ring.stage];
       bias.load(arguments.params, arguments.bias_is_aligned, stage.data,
@@ -71,7 +77,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     Tensor tSsLse = row_numbers<Traits>(thread, shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
     Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
-    if constexpr (Scores::kTermsInScores) {
+    if constexpr (Scores::kTermsInScores && !Scores::kModifiesCopies) {
       if (bias.are_there) {
         bias.template add<Element>(
             bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
@@ -88,14 +94,31 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     for (int query = 0; query < size<1>(rS); ++query) {
       scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
-    if constexpr (!Scores::kMasksFirst) {
+    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
       mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
+    auto const take_factors = [&](FragmentS& factors) {
+      if constexpr (Scores::kModifiesCopies) {
+        take_copies(work, ring.stage, bias, tSrS, factors);
+      } else {
+        Tensor rF =  // (KEYS, QUERIES)
+            make_tensor(factors.data(), rows_and_columns(factors.layout()));
+        CUTE_UNROLL
+        for (int query = 0; query < size<1>(rS); ++query) {
+          CUTE_UNROLL
+          for (int key = 0; key < size<0>(rS); ++key) {
+            rF(key, query) =
+                scores.factor(rS(key, query), sLse(0, query), terms.of_query(query), key);
+          }
+        }
+      }
+    };
     if constexpr (kDrops) {
       auto const kept = kept_of(work, shared.stages[ring.stage], tSrS);
-      // Without a map a factor is P, never negative: its sign says that its score is dropped.
-      static_assert(Scores::kMasksFirst, "a derivative may be rounded to less than 0");
-      write_factors(rS, sLse, terms, [&](FragmentS& factors) {
+      // A factor is P times a derivative, neither of them negative: its sign says that its score is
+      // dropped.
+      write_factors([&](FragmentS& factors) {
+        take_factors(factors);
         CUTE_UNROLL
         for (int i = 0; i < size(factors); ++i) {
           factors(i) = kept.keeps(i) ? factors(i) : -factors(i);
@@ -106,7 +129,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
       convert_into(tSrS, tdVrP);
       kept.drop(tdVrP);
     } else {
-      write_factors(rS, sLse, terms, [](FragmentS&) {});
+      write_factors(take_factors);
       release_queries(ring.stage);
       Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
       convert_into(tSrS, tdVrP);
@@ -144,25 +167,45 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     arrive_by_warp(shared.query_empty[stage]);
   }
 
-  // Makes scores probabilities, and hands what dP + delta is multiplied with to the other
-  // warpgroup.
-  //   rS, sLse       (KEYS, QUERIES)
-  //   mark(factors)  changes factors (MMA, MMA_N, MMA_M) before they are handed over
-  template <class Probabilities, class Lse, class Terms, class Mark>
-  CUTE_DEVICE void write_factors(Probabilities& rS, Lse const& sLse, Terms const& terms,
-                                 Mark const& mark) {
+  // With kModifiesCopies (backward_scores.h): makes mapped scores probabilities, of one block of 16
+  // queries after the other.
+  //   tSrS, factors  (MMA, MMA_N, MMA_M)  the latter becomes what dP + delta is multiplied with
+  CUTE_DEVICE void take_copies(BackwardWork const& work, uint32_t stage_index, Bias& bias,
+                               FragmentS& tSrS, FragmentS& factors) const {
     using namespace cute;
-    auto const ring = buffer_of<Traits::kStagesFactor>(steps);
-    FragmentS tSrF;                                                         // (MMA, MMA_N, MMA_M)
-    Tensor rF = make_tensor(tSrF.data(), rows_and_columns(tSrF.layout()));  // (KEYS, QUERIES)
+    BackwardParams const& params = arguments.params;
+    auto const& stage = shared.stages[stage_index];
+    QueryPacking const packing = unpacked_queries();
+    auto const tile = score_tile(work, stage.m_block, tSrS, packing);
+    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);  // (MMA, MMA_N, MMA_M)
+    float const unit = Scores::Modifiers::exponent_scale(params);
     CUTE_UNROLL
-    for (int query = 0; query < size<1>(rS); ++query) {
+    for (int k = 0; k < size(tSrS) / 8; ++k) {
+      Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
+      auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
+      if (bias.are_there) {
+        bias.template add<Element>(bias_per_unit(params, work.sequence, unit), rZ, 4 * k);
+        OtherScores::template add_terms<Element>(params, stage, copies);
+      } else {
+        Scores::template add_terms<Element>(params, stage, copies);
+      }
+      if (work.tiles.masked(stage.m_block)) {
+        mask_tile(work, stage.m_block, copies);
+      }
       CUTE_UNROLL
-      for (int key = 0; key < size<0>(rS); ++key) {
-        rF(key, query) = scores.factor(rS(key, query), sLse(0, query), terms.of_query(query), key);
+      for (int i = 8 * k; i < 8 * k + 8; ++i) {
+        factors(i) = scores.factor(tSrS(i), rZ(i % 8), sLse(i));
       }
     }
-    mark(tSrF);
+  }
+
+  // Hands what dP + delta is multiplied with to the other warpgroup.
+  //   take(factors)  computes them (MMA, MMA_N, MMA_M), and makes scores probabilities
+  template <class Take>
+  CUTE_DEVICE void write_factors(Take const& take) {
+    auto const ring = buffer_of<Traits::kStagesFactor>(steps);
+    FragmentS tSrF;  // (MMA, MMA_N, MMA_M)
+    take(tSrF);
     Barrier::wait(&shared.factor_empty[ring.stage], ring.parity ^ 1);
     CUTE_UNROLL
     for (int v = 0; v < Base::kFactorVectors; ++v) {
@@ -191,6 +234,10 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   template <class Stage>
   CUTE_DEVICE auto kept_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
     QueryPacking const packing = unpacked_queries();
+    if (!call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
+      return KeptBlocks<Rows::Keys, cute::size(FragmentS{})>(
+          [](int) { return KeptBlock<Rows::Keys>{{~0u, ~0u}}; });
+    }
     return kept_blocks_of_transpose(score_tile(work, stage.m_block, tSrS, packing),
                                     arguments.params.dropout, stage.words);
   }
@@ -206,11 +253,14 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) const {
     if (work.tiles.masked(m_block)) {
       QueryPacking const packing = unpacked_queries();
-      auto const tile = score_tile(work, m_block, tSrS, packing);
-      mask_scores_by_side(tile);
-      if ((m_block + 1) * Traits::kTileM > work.sequence.seqlen_q) {
-        mask_missing_queries(tile);
-      }
+      mask_tile(work, m_block, score_tile(work, m_block, tSrS, packing));
+    }
+  }
+  template <class Tile>
+  CUTE_DEVICE static void mask_tile(BackwardWork const& work, int m_block, Tile const& tile) {
+    mask_scores_by_side(tile);
+    if ((m_block + 1) * Traits::kTileM > work.sequence.seqlen_q) {
+      mask_missing_queries(tile);
     }
   }
 };

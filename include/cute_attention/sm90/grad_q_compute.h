@@ -10,6 +10,7 @@
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
@@ -28,11 +29,14 @@ struct GradQCompute {
   using Traits = GradQTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  using Scores = BackwardScores<Row::kKey.score_mods>;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using Scores = BackwardScores<kScoreMods>;
+  // With the terms that stand beside words of the bias.
+  using OtherScores = BackwardScores<kScoreMods, score_mods::Bias>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr bool kDrops = has_dropout(Row::kKey.score_mods);
+  static constexpr bool kDrops = has_dropout(kScoreMods);
 
   template <class Mma, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
@@ -40,6 +44,7 @@ struct GradQCompute {
   using FragmentS = Fragment<typename Traits::MmaS, kTileN>;
   using FragmentQ = Fragment<typename Traits::MmaQ, kHeadDim>;
   using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
+  using Bias = BiasWords<WordsOfScores, cute::size(FragmentS{}) / 2, kTileN>;
 
   BackwardArguments const& arguments;
   SharedMemory& shared;
@@ -113,9 +118,11 @@ struct GradQCompute {
       delta[row] = inside ? params.delta[first + query] : 0.f;
     }
     if constexpr (kDrops) {
-      dropout_row = cute_attention::dropout_row(
-          *params.dropout.seed, uint32_t(work.tile.batch * params.heads + work.tile.head),
-          uint32_t(first_query(work) + row_of_thread(thread)));
+      if (call_has<kScoreMods, score_mods::Dropout>(params)) {
+        dropout_row = cute_attention::dropout_row(
+            *params.dropout.seed, uint32_t(work.tile.batch * params.heads + work.tile.head),
+            uint32_t(first_query(work) + row_of_thread(thread)));
+      }
     }
   }
 
@@ -154,7 +161,7 @@ struct GradQCompute {
     Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity);
     start_scores<typename Traits::MmaS, typename Traits::SmemLayoutQ, typename Traits::SmemLayoutK>(
         shared.q, shared.k, ring_k.stage, tSrS);
-    BiasWords<WordsOfScores, size(FragmentS{}) / 2, kTileN> bias;
+    Bias bias;
     if constexpr (Scores::kTermsInScores) {
       bias.load(arguments.params, arguments.bias_is_aligned, head_terms(work).data,
                 first_query(work), n_block * kTileN, opaque(thread));
@@ -168,7 +175,7 @@ struct GradQCompute {
                  typename Traits::SmemLayoutV>(shared.grad_o, shared.v, ring_v.stage, tdPrdP);
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
-    if constexpr (Scores::kTermsInScores) {
+    if constexpr (Scores::kTermsInScores && !Scores::kModifiesCopies) {
       if (bias.are_there) {
         bias.template add<Element>(
             bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
@@ -187,19 +194,23 @@ struct GradQCompute {
     for (int row = 0; row < 2; ++row) {
       scores.begin(rS(row, _), near, lse[row], terms.of_query(row));
     }
-    if constexpr (!Scores::kMasksFirst) {
+    if constexpr (Scores::kModifiesCopies) {
+      take_factors(work, n_block, bias, tSrS);
+    } else if constexpr (!Scores::kMasksFirst) {
       mask(work, n_block, tSrS);
     }
     warpgroup_wait<0>();  // dP
     warpgroup_fence_operand(tdPrdP);
     arrive_by_warp(shared.value_empty[ring_v.stage]);
     if constexpr (kDrops) {
-      QueryPacking const packing = unpacked_queries();
-      auto const kept = kept_blocks(score_tile(work, n_block, tSrS, packing),
-                                    arguments.params.dropout, dropout_row);
-      CUTE_UNROLL
-      for (int i = 0; i < size(tdPrdP); ++i) {
-        tdPrdP(i) = kept.keeps(i) ? tdPrdP(i) : 0.f;
+      if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
+        QueryPacking const packing = unpacked_queries();
+        auto const kept = kept_blocks(score_tile(work, n_block, tSrS, packing),
+                                      arguments.params.dropout, dropout_row);
+        CUTE_UNROLL
+        for (int i = 0; i < size(tdPrdP); ++i) {
+          tdPrdP(i) = kept.keeps(i) ? tdPrdP(i) : 0.f;
+        }
       }
     }
     CUTE_UNROLL
@@ -208,10 +219,49 @@ struct GradQCompute {
       for (int col = 0; col < size<1>(rdP); ++col) {
         rdP(row, col) += delta[row];
       }
-      scores.finish(rS(row, _), rdP(row, _), lse[row], terms.of_query(row));
+      if constexpr (Scores::kModifiesCopies) {
+        CUTE_UNROLL
+        for (int col = 0; col < size<1>(rdP); ++col) {
+          rdP(row, col) *= rS(row, col);
+        }
+      } else {
+        scores.finish(rS(row, _), rdP(row, _), lse[row], terms.of_query(row));
+      }
     }
     convert_into(tdPrdP, tdQrdS);
     start_grad_q(tdQrdS, ring_k.stage);
+  }
+
+  // With kModifiesCopies (backward_scores.h): makes mapped scores what dP + delta is multiplied
+  // with, of one block of 16 keys after the other. Nobody needs P here.
+  //   tSrS  (MMA, MMA_M, MMA_N)
+  CUTE_DEVICE void take_factors(GradQWork const& work, int32_t n_block, Bias& bias,
+                                FragmentS& tSrS) const {
+    using namespace cute;
+    BackwardParams const& params = arguments.params;
+    QueryPacking const packing = unpacked_queries();
+    auto const tile = score_tile(work, n_block, tSrS, packing);
+    float const unit = Scores::Modifiers::exponent_scale(params);
+    CUTE_UNROLL
+    for (int k = 0; k < size(tSrS) / 8; ++k) {
+      Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
+      auto const copies = copies_of_scores<2, 4>(tile, 0, 4 * k, rZ);
+      if (bias.are_there) {
+        bias.template add<Element>(bias_per_unit(params, work.sequence, unit), rZ, 4 * k);
+        OtherScores::template add_terms<Element>(
+            params, OtherScores::of_head(params, work.tile.batch, work.tile.head), copies);
+      } else {
+        Scores::template add_terms<Element>(params, head_terms(work), copies);
+      }
+      if (work.kv.masked(n_block)) {
+        mask_scores_by_side(copies);
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        float probability = tSrS(8 * k + i);
+        tSrS(8 * k + i) = scores.factor(probability, rZ(i), lse[i / 2 % 2]);
+      }
+    }
   }
 
   CUTE_DEVICE auto head_terms(GradQWork const& work) const {

@@ -29,8 +29,10 @@ DEFAULT = (
     "softcap+dropout",
     "softcap+alibi+sink+dropout",
 )
-# Shown with the reason why it is not measured: it takes the memory of all scores.
-LEFT_OUT = ("bias",)
+# A name for all of them together, a bias too.
+EVERY = "every"
+# Shown with the reason why they are not measured: a bias takes the memory of all scores.
+LEFT_OUT = ("bias", "+".join(FEATURES))
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,12 @@ def check_names(names: Sequence[str]) -> list[str]:
     is unknown."""
     checked = []
     for name in names:
-        parts = name.split("+")
+        parts = FEATURES if name == EVERY else name.split("+")
         unknown = [part for part in parts if part not in FEATURES]
         if unknown or len(set(parts)) < len(parts):
             raise ValueError(
                 f"--features has {name!r}, expected some of {', '.join(FEATURES)}, "
-                f"and combinations such as {DEFAULT[-1]}"
+                f"combinations such as {DEFAULT[-1]}, and {EVERY}"
             )
         checked.append("+".join(part for part in FEATURES if part in parts))
     return list(dict.fromkeys(checked))

@@ -122,30 +122,35 @@ def chip_of(device: torch.device) -> tuple[int, int]:
 
 
 def best_rows(problem: Problem, family: str, shared_memory: int) -> list[TableRow]:
-    """The rows of the tables, of a family, with the smallest head dims that serve a problem, in the
-    order in which they are tried: where a chip has less shared memory than the family's largest,
-    those with small tiles first, since the others may have no room."""
-    serving = [row for row in rows.table() if row.arch == family and _may_serve(row, problem)]
-    least = min(((row.head_dim, row.head_dim_v) for row in serving), default=None)
-    best = [row for row in serving if (row.head_dim, row.head_dim_v) == least]
+    """The rows of the tables, of a family, that serve a problem and are nearest to it. In the order
+    in which they are tried: where a chip has less shared memory than the family's largest, those
+    with small tiles first, since the others may have no room."""
+    distances = {
+        row: distance
+        for row in rows.table()
+        if row.arch == family and (distance := _distance(row, problem)) is not None
+    }
+    least = min(distances.values(), default=None)
+    best = [row for row, distance in distances.items() if distance == least]
     if shared_memory < _LARGEST_SHARED_MEMORY[family]:
         best.sort(key=lambda row: row.tile_m * row.tile_n * row.stages)
     return best
 
 
-def _may_serve(row: TableRow, problem: Problem) -> bool:
-    """Whether a row serves a problem, but for the shared memory, which only the compiled row
-    knows."""
-    return (
+def _distance(row: TableRow, problem: Problem) -> tuple[int, int, int] | None:
+    """How far a row is from a problem, as `distance` of src/dispatch.cpp has it; None where it does
+    not serve it, but for the shared memory, which only the compiled row knows."""
+    unasked = row.unasked([*_score_mods(problem)])
+    serves = (
         (row.direction, row.dtype) == (problem.direction, problem.dtype)
         and row.head_dim >= problem.head_dim
         and row.head_dim_v >= problem.head_dim_v
-        and {*row.score_mods} == {*_score_mods(problem)}
     )
+    return (unasked, row.head_dim, row.head_dim_v) if serves and unasked is not None else None
 
 
 def _score_mods(problem: Problem) -> Iterator[str]:
-    """What a row must do to scores, which no other row does; "nonpositive scale" is in no row."""
+    """What a row must do to scores; "nonpositive scale" is in no row."""
     if problem.softcap:
         yield "softcap"
     for bit, word in FEATURES.items():

@@ -33,11 +33,6 @@ def _refused_combination(row: TableRow) -> str:
                 f"loads is 'late' and stages is {row.stages}: a copy that starts when its tile is "
                 "needed leaves no use for a second buffer, expected stages=1"
             )
-        if study.probabilities == "shared" and "dropout" in row.score_mods:
-            return (
-                "probabilities is 'shared' and score_mods has 'dropout': probabilities are dropped "
-                "from the operand in registers"
-            )
     if "qv" in row.score_mods and (study.swizzle != TABLES.swizzle or study.turns != TABLES.turns):
         return (
             "swizzle or turns is another than that of the tables and score_mods has 'qv', whose "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,12 @@ _ARCHITECTURES = {
     "sm80": "Ampere and newer (compute capability >= 8.0)",
     "sm90": "Hopper (compute capability 9.0)",
 }
+
+
+# All members of score_mods, in the order in which they are applied; those of a row that serves calls
+# with any of them come first.
+EVERY = ("softcap", "alibi", "bias", "dropout")
+MODIFIERS = (*EVERY, "qv")
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,19 @@ class TableRow(Columns):
         if self.head_dim_v != self.head_dim:
             head_dims += f"x{self.head_dim_v}"
         parts = [self.arch, _PASSES[self.direction], self.dtype, head_dims]
-        return "_".join([*parts, *self.score_mods])
+        return "_".join([*parts, *(("every",) if self.serves_subsets() else self.score_mods)])
+
+    def serves_subsets(self) -> bool:
+        """Whether a call may lack features of `score_mods`, each of them: `serves_subsets` of
+        config.h."""
+        return self.score_mods == EVERY
+
+    def unasked(self, asked: Collection[str]) -> int | None:
+        """How many features of `score_mods` a call does not ask for. None where the row does not
+        serve the call: it lacks one, or has one in its kernels that the call lacks."""
+        unasked = len({*self.score_mods} - {*asked})
+        serves = {*asked} <= {*self.score_mods} and (not unasked or self.serves_subsets())
+        return unasked if serves else None
 
     def line(self) -> str:
         """The row as a table has it.
@@ -126,14 +144,12 @@ def table() -> tuple[TableRow, ...]:
     return tuple(row for file in files for row in parse(file.read_text()))
 
 
-_MODIFIERS = ("softcap", "alibi", "bias", "dropout", "qv")
-
-
 def support_matrix(rows: Iterable[TableRow]) -> str:
     """What the rows serve, as a Markdown table."""
-    lines: dict[tuple[str, str, int, int, tuple[str, ...]], list[str]] = {}
+    lines: dict[tuple[str, str, int, int, tuple[str, ...], str], list[str]] = {}
     for row in rows:
-        key = (row.arch, row.direction, row.head_dim, row.head_dim_v, row.score_mods)
+        has = "any" if row.serves_subsets() else "yes"
+        key = (row.arch, row.direction, row.head_dim, row.head_dim_v, row.score_mods, has)
         dtypes = lines.setdefault(key, [])
         if row.dtype not in dtypes:
             dtypes.append(row.dtype)
@@ -142,8 +158,8 @@ def support_matrix(rows: Iterable[TableRow]) -> str:
         "| softcap | ALiBi | bias | dropout | qv |\n"
     )
     text += "|---|---|---|---|---|---|---|---|---|\n"
-    for (arch, direction, head_dim, head_dim_v, score_mods), dtypes in lines.items():
-        served = ("yes" if name in score_mods else "no" for name in _MODIFIERS)
+    for (arch, direction, head_dim, head_dim_v, score_mods, has), dtypes in lines.items():
+        served = (has if name in score_mods else "no" for name in MODIFIERS)
         text += (
             f"| {_ARCHITECTURES[arch]} | {direction} | {head_dim}, {head_dim_v} "
             f"| {', '.join(dtypes)} | {' | '.join(served)} |\n"

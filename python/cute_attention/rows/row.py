@@ -48,7 +48,8 @@ class Row:
         head_dim: the largest that the kernel serves, a multiple of 8.
         head_dim_v: the same of v and the output; head_dim where it is left out.
         score_mods: what the kernel does to scores: "softcap", "alibi", "bias", "dropout", "qv" or
-            several of them. It serves only calls that ask for all of these and for no other.
+            several of them. It serves only calls that ask for all of these and for no other; with
+            all but "qv", calls that ask for any of them.
         tile_m: queries of a tile; backward, of a step.
         tile_n: keys of a tile; backward, of a CTA.
         stages: buffers of K and V in shared memory; backward, of Q and dO.
@@ -231,11 +232,10 @@ def _path(function: str, name: str, path: str | os.PathLike[str] | None) -> Path
 
 def _modifiers(given: str | Iterable[str]) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else tuple(given)
-    known = tuple(dict.fromkeys(name for row in rows.table() for name in row.score_mods))
     for name in names:
-        if name not in known:
-            raise ValueError(f"Row: score_mods has {name!r}, expected some of {known}")
-    return tuple(name for name in known if name in names)
+        if name not in rows.MODIFIERS:
+            raise ValueError(f"Row: score_mods has {name!r}, expected some of {rows.MODIFIERS}")
+    return tuple(name for name in rows.MODIFIERS if name in names)
 
 
 def _check_column(name: str, value: object) -> None:
