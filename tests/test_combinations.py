@@ -20,7 +20,7 @@ from test_dispatch import PREAMBLE, VERSION
 ROOT = Path(__file__).resolve().parents[1]
 STAND_IN = ROOT / "tests" / "cpp" / "table_stand_in.cpp"
 BITS = {"bias": 1, "alibi": 2, "dropout": 8}  # of Feature; softcap is a number of its own
-SUBSETS = [subset for count in range(5) for subset in itertools.combinations(rows.MODIFIERS, count)]
+SUBSETS = [subset for count in range(5) for subset in itertools.combinations(rows.EVERY, count)]
 HEAD_DIMS = (40, 64, 96, 128, 192, 256)
 DIRECTIONS = ("forward", "backward")
 ARCHS = ("sm80", "sm90")

@@ -24,7 +24,7 @@ from tolerances import assert_as_accurate, assert_close, assert_same_bits, error
 pytestmark = pytest.mark.gpu
 
 HEAD_DIMS = (40, 64, 128, 256)  # the first runs on a row of 64, and is filled up on the chip
-SUBSETS = [subset for count in range(5) for subset in itertools.combinations(rows.MODIFIERS, count)]
+SUBSETS = [subset for count in range(5) for subset in itertools.combinations(rows.EVERY, count)]
 BATCH, QUERIES, KEYS = 2, 150, 203
 CALLS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {  # heads and KV heads, and options
     "causal, grouped heads": ((6, 2), {"causal": True}),
@@ -294,7 +294,7 @@ def test_dispatch_takes_the_row_of_every_combination_last(arch: str) -> None:
                 and not row.name.endswith("_99kb")
                 for row in ALL
             )
-            assert name.endswith("_every") != (exact and subset != rows.MODIFIERS), subset
+            assert name.endswith("_every") != (exact and subset != rows.EVERY), subset
 
 
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
