@@ -293,7 +293,6 @@ struct ForwardCompute {
     if constexpr (Scores::kDrops) {
       scores.kept(tile, n_block).drop(tOrP);
     }
-    wait_for_values();
   }
 
   // Visits one KV tile: starts S(n_block) and O(n_block + 1), for which P is there, and turns S
@@ -301,6 +300,7 @@ struct ForwardCompute {
   template <bool kMasked>
   CUTE_DEVICE void step(int32_t n_block, bool last) {
     Ring const v = ring_v();
+    wait_for_values();
     wait_for_keys();
     take_turn();
     start_scores();
@@ -310,20 +310,19 @@ struct ForwardCompute {
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     add_bias(tile);
     release_scores(last);
-    typename Softmax::Rows factors;
-    bool const rescale = scores.template next<kMasked>(tile, n_block, factors);
-    cute::warpgroup_fence_operand(scores.accumulator);
-    wait_for_values();  // here, where it keeps the compiler from moving the wait for O above the
-                        // exponentials
+    bool const rises = scores.template exponents<kMasked>(tile, n_block);
     cute::warpgroup_wait<0>();
     release_output(v);
+    if (__builtin_expect(rises, false)) {
+      typename Softmax::Rows factors;
+      scores.raise(factors);
+      auto rO = output();
+      scale_rows(rO, factors);
+    }
+    scores.exponentiate();
     convert_into(scores.accumulator, tOrP);
     if constexpr (Scores::kDrops) {
       scores.kept(tile, n_block).drop(tOrP);
-    }
-    if (__builtin_expect(rescale, false)) {
-      auto rO = output();
-      scale_rows(rO, factors);
     }
   }
 
@@ -331,6 +330,7 @@ struct ForwardCompute {
   // compute S.
   CUTE_DEVICE void change_tile(ForwardTile const& next) {
     Ring const v = ring_v();
+    wait_for_values();
     skip_hidden_keys(next);
     take_turn();
     start_output(v);
@@ -350,6 +350,7 @@ struct ForwardCompute {
 
   CUTE_DEVICE void last_output() {
     Ring const v = ring_v();
+    wait_for_values();
     take_turn();
     start_output(v);
     pass_turn();
@@ -369,11 +370,11 @@ struct ForwardCompute {
   // tensor cores compute the last one, it takes no time of its own.
   CUTE_DEVICE Ending end_softmax() {
     if (has_splits(arguments.params)) {
-      return {scores.softmax.sums(Scores::alone()), scores.softmax.bases()};
+      return {scores.softmax.sums(), scores.softmax.bases()};
     }
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     Ending ending;
-    ending.factors = scores.softmax.finish(ending.lse, Scores::alone());
+    ending.factors = scores.softmax.finish(ending.lse);
     join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread),
                ending.factors, ending.lse);
     if constexpr (Scores::kDrops) {

@@ -4,7 +4,7 @@
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
-#include "cute_attention/core/online_softmax.h"
+#include "cute_attention/core/lagging_softmax.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/sm90/forward_store.h"
@@ -27,7 +27,7 @@ struct ForwardScores {
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
-  using Softmax = OnlineSoftmax<2, Traits::kMostLag>;
+  using Softmax = LaggingSoftmax<2, Traits::kMostLag>;
   using Rows = typename Softmax::Rows;
   using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
@@ -75,28 +75,29 @@ struct ForwardScores {
     }
     modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
-    Rows factors;
-    softmax.template take<true, Traits::kSumChains>(view(), factors, alone());
+    softmax.exponents(view());
+    Rows factors;  // of no output
+    softmax.raise(view(), factors);
+    softmax.template exponentiate<Traits::kSumChains>(view());
   }
 
-  // Turns S of a later KV tile into P. Returns whether O must be multiplied by `factors`; all
-  // threads of the warp get the same answer. Without kMasked every query sees every key of the
-  // tile.
+  // Turns S of a later KV tile into exponents. Returns whether raise() has to follow; all threads of
+  // the warp get the same answer. Without kMasked every query sees every key of the tile.
   template <bool kMasked>
-  CUTE_DEVICE bool next(ForwardTile const& tile, int32_t n_block, Rows& factors) {
+  CUTE_DEVICE bool exponents(ForwardTile const& tile, int32_t n_block) {
     modify_and_mask(tile, n_block, kMasked);
-    return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone());
+    return softmax.exponents(view());
   }
+
+  // O must be multiplied by the `factors` that it gives.
+  CUTE_DEVICE void raise(Rows& factors) { softmax.raise(view(), factors); }
+
+  // Turns exponents into P.
+  CUTE_DEVICE void exponentiate() { softmax.template exponentiate<Traits::kSumChains>(view()); }
 
   // Which scores of a KV tile are kept.
   CUTE_DEVICE auto kept(ForwardTile const& tile, int32_t n_block) {
     return kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row);
-  }
-
-  // For OnlineSoftmax: no other warp has keys of this warp's queries, so there is nothing to
-  // combine.
-  CUTE_DEVICE static auto alone() {
-    return [](Rows&, auto const&) {};
   }
 
  private:
