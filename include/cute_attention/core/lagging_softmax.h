@@ -49,16 +49,13 @@ struct LaggingSoftmax {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       limits[row] = kUnseen;
+      peaks[row] = 0;
     }
   }
 
-  // Turns the scores (ROWS, COLS) of a tile into exponents. Returns whether raise() has to be called
-  // before exponentiate(); the warp agrees.
-  //
-  // The bits of floats from 0 on have the order of integers, and those of negative ones are below
-  // them. One instruction finds the largest of three.
+  // Turns the scores (ROWS, COLS) of a tile into exponents.
   template <class Scores>
-  CUTE_HOST_DEVICE bool exponents(Scores&& scores) {
+  CUTE_HOST_DEVICE void exponents(Scores&& scores) const {
     using namespace cute;
     CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
     CUTE_UNROLL
@@ -68,10 +65,34 @@ struct LaggingSoftmax {
         scores(row, col) = scores(row, col) * scale_log2 - base(row);
       }
     }
+  }
+
+  // The probabilities (ROWS, COLS) of exponents (ROWS, COLS), and this thread's sums of them.
+  // Returns whether they cannot be used because raise() has to come first; the warp agrees.
+  //   kChains  sums of a row that are independent until the end
+  template <int kChains, class Exponents, class Probabilities>
+  CUTE_HOST_DEVICE bool exponentiate(Exponents const& exponents, Probabilities&& probabilities,
+                                     Rows& sums) {
+    using namespace cute;
+    Rows chains[kChains];
+    CUTE_UNROLL
+    for (int col = 0; col < size<1>(exponents); ++col) {
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        float const value = exp2f(exponents(row, col));
+        chains[col % kChains](row) = col < kChains ? value : chains[col % kChains](row) + value;
+        probabilities(row, col) = value;
+      }
+    }
     bool exceeds = false;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      peaks[row] = peak(scores, row);
+      sums(row) = chains[0](row);
+      CUTE_UNROLL
+      for (int chain = 1; chain < kChains; ++chain) {
+        sums(row) += chains[chain](row);
+      }
+      peaks[row] = peak(exponents, row);
       exceeds |= peaks[row] > limits[row];
     }
     return Warp::any(exceeds);
@@ -85,10 +106,10 @@ struct LaggingSoftmax {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       float const largest = reduce_row_threads<Warp>(column_maximum<4>(exponents, row), MaxOp{});
+      bool const seen = limits[row] != kUnseen;
       float const exceeds =
           reduce_row_threads<Warp>(peaks[row] > limits[row] ? 1.f : 0.f, MaxOp{});
-      bool const grows = exceeds != 0.f && largest != -INFINITY;
-      bool const seen = limits[row] != kUnseen;
+      bool const grows = (!seen || exceeds != 0.f) && largest != -INFINITY;
       float const raised = grows ? base(row) + largest : base(row);
       float const rise = raised - base(row);
       base(row) = raised;
@@ -102,28 +123,18 @@ struct LaggingSoftmax {
     }
   }
 
-  // Turns exponents (ROWS, COLS) into probabilities, and adds them up.
-  //   kChains  sums of a row that are independent until the end
-  template <int kChains, class Scores>
-  CUTE_HOST_DEVICE void exponentiate(Scores&& exponents) {
-    using namespace cute;
-    Rows sums[kChains];
-    CUTE_UNROLL
-    for (int col = 0; col < size<1>(exponents); ++col) {
-      CUTE_UNROLL
-      for (int row = 0; row < kRows; ++row) {
-        float const value = exp2f(exponents(row, col));
-        sums[col % kChains](row) = col < kChains ? value : sums[col % kChains](row) + value;
-        exponents(row, col) = value;
-      }
-    }
+  // Adds the sums of a tile. 
+  CUTE_HOST_DEVICE void add(Rows const& sums) {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      CUTE_UNROLL
-      for (int chain = 1; chain < kChains; ++chain) {
-        sums[0](row) += sums[chain](row);
-      }
-      row_sum(row) += sums[0](row);
+      row_sum(row) += sums(row);
+    }
+  }
+
+  // The limits of the next tile's exponents, from the sums so far.
+  CUTE_HOST_DEVICE void set_limits() {
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
       float const lag =
           kMostLag == 0 ? 0.f : fminf(fmaxf(log2f(row_sum(row)), 0.f), float(kMostLag));
       limits[row] = limits[row] == kUnseen ? kUnseen : bits(lag);

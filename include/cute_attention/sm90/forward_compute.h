@@ -289,10 +289,22 @@ struct ForwardCompute {
     add_bias(tile);
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
-    convert_into(scores.accumulator, tOrP);
+    typename Softmax::Rows sums, factors;  // there is no output yet to be multiplied
+    scores.raise(factors);
+    scores.exponentiate(tOrP, sums);
+    scores.softmax.add(sums);
     if constexpr (Scores::kDrops) {
       scores.kept(tile, n_block).drop(tOrP);
     }
+  }
+
+  // Raises bases, and computes P again.
+  CUTE_DEVICE void raise(typename Softmax::Rows& sums) {
+    typename Softmax::Rows factors;
+    scores.raise(factors);
+    auto rO = output();
+    scale_rows(rO, factors);
+    scores.exponentiate(tOrP, sums);
   }
 
   // Visits one KV tile: starts S(n_block) and O(n_block + 1), for which P is there, and turns S
@@ -300,27 +312,25 @@ struct ForwardCompute {
   template <bool kMasked>
   CUTE_DEVICE void step(int32_t n_block, bool last) {
     Ring const v = ring_v();
-    wait_for_values();
     wait_for_keys();
     take_turn();
     start_scores();
+    wait_for_values();
     start_output(v);
     pass_turn();
+    scores.softmax.set_limits();
     cute::warpgroup_wait<1>();
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     add_bias(tile);
     release_scores(last);
-    bool const rises = scores.template exponents<kMasked>(tile, n_block);
+    scores.template exponents<kMasked>(tile, n_block);
     cute::warpgroup_wait<0>();
     release_output(v);
-    if (__builtin_expect(rises, false)) {
-      typename Softmax::Rows factors;
-      scores.raise(factors);
-      auto rO = output();
-      scale_rows(rO, factors);
+    typename Softmax::Rows sums;
+    if (__builtin_expect(scores.exponentiate(tOrP, sums), false)) {
+      raise(sums);
     }
-    scores.exponentiate();
-    convert_into(scores.accumulator, tOrP);
+    scores.softmax.add(sums);
     if constexpr (Scores::kDrops) {
       scores.kept(tile, n_block).drop(tOrP);
     }

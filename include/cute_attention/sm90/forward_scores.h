@@ -76,24 +76,29 @@ struct ForwardScores {
     modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
     softmax.exponents(view());
-    Rows factors;  // of no output
-    softmax.raise(view(), factors);
-    softmax.template exponentiate<Traits::kSumChains>(view());
   }
 
-  // Turns S of a later KV tile into exponents. Returns whether raise() has to follow; all threads of
-  // the warp get the same answer. Without kMasked every query sees every key of the tile.
+  // Turns S of a later KV tile into exponents. Without kMasked every query sees every key of the
+  // tile.
   template <bool kMasked>
-  CUTE_DEVICE bool exponents(ForwardTile const& tile, int32_t n_block) {
+  CUTE_DEVICE void exponents(ForwardTile const& tile, int32_t n_block) {
     modify_and_mask(tile, n_block, kMasked);
-    return softmax.exponents(view());
+    softmax.exponents(view());
+  }
+
+  // Gives P of exponents.
+  template <class FragmentP>
+  CUTE_DEVICE bool exponentiate(FragmentP& tOrP, Rows& sums) {
+    FragmentS probabilities;
+    bool const exceeds = softmax.template exponentiate<Traits::kSumChains>(
+        view(),
+        cute::make_tensor(probabilities.data(), rows_and_columns(probabilities.layout())), sums);
+    convert_into(probabilities, tOrP);
+    return exceeds;
   }
 
   // O must be multiplied by the `factors` that it gives.
   CUTE_DEVICE void raise(Rows& factors) { softmax.raise(view(), factors); }
-
-  // Turns exponents into P.
-  CUTE_DEVICE void exponentiate() { softmax.template exponentiate<Traits::kSumChains>(view()); }
 
   // Which scores of a KV tile are kept.
   CUTE_DEVICE auto kept(ForwardTile const& tile, int32_t n_block) {
