@@ -289,22 +289,10 @@ struct ForwardCompute {
     add_bias(tile);
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
-    typename Softmax::Rows sums, factors;  // there is no output yet to be multiplied
-    scores.raise(factors);
-    scores.exponentiate(tOrP, sums);
-    scores.softmax.add(sums);
+    scores.template exponentiate<true>(tOrP, [](auto const&) {});  // there is no output yet
     if constexpr (Scores::kDrops) {
       scores.kept(tile, n_block).drop(tOrP);
     }
-  }
-
-  // Raises bases, and computes P again.
-  CUTE_DEVICE void raise(typename Softmax::Rows& sums) {
-    typename Softmax::Rows factors;
-    scores.raise(factors);
-    auto rO = output();
-    scale_rows(rO, factors);
-    scores.exponentiate(tOrP, sums);
   }
 
   // Visits one KV tile: starts S(n_block) and O(n_block + 1), for which P is there, and turns S
@@ -318,19 +306,17 @@ struct ForwardCompute {
     wait_for_values();
     start_output(v);
     pass_turn();
-    scores.softmax.set_limits();
     cute::warpgroup_wait<1>();
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     add_bias(tile);
     release_scores(last);
-    scores.template exponents<kMasked>(tile, n_block);
+    scores.template next<kMasked>(tile, n_block);
     cute::warpgroup_wait<0>();
     release_output(v);
-    typename Softmax::Rows sums;
-    if (__builtin_expect(scores.exponentiate(tOrP, sums), false)) {
-      raise(sums);
-    }
-    scores.softmax.add(sums);
+    scores.template exponentiate<false>(tOrP, [this](auto const& factors) {
+      auto rO = output();
+      scale_rows(rO, factors);
+    });
     if constexpr (Scores::kDrops) {
       scores.kept(tile, n_block).drop(tOrP);
     }
@@ -380,11 +366,11 @@ struct ForwardCompute {
   // tensor cores compute the last one, it takes no time of its own.
   CUTE_DEVICE Ending end_softmax() {
     if (has_splits(arguments.params)) {
-      return {scores.softmax.sums(), scores.softmax.bases()};
+      return {scores.softmax.sums(Scores::alone()), scores.softmax.bases()};
     }
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     Ending ending;
-    ending.factors = scores.softmax.finish(ending.lse);
+    ending.factors = scores.softmax.finish(ending.lse, Scores::alone());
     join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread),
                ending.factors, ending.lse);
     if constexpr (Scores::kDrops) {

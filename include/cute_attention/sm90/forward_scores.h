@@ -4,7 +4,7 @@
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
-#include "cute_attention/core/lagging_softmax.h"
+#include "cute_attention/core/speculative_softmax.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/sm90/forward_store.h"
@@ -27,7 +27,7 @@ struct ForwardScores {
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
-  using Softmax = LaggingSoftmax<2, Traits::kMostLag>;
+  using Softmax = SpeculativeSoftmax<2, Traits::kMostLag>;
   using Rows = typename Softmax::Rows;
   using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
@@ -39,6 +39,7 @@ struct ForwardScores {
 
   FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() turn into P in place
   Softmax softmax;
+  bool careful = false;  // whether the last KV tile raised references: then the next one may, too
   typename Modifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
 
@@ -75,37 +76,65 @@ struct ForwardScores {
     }
     modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
-    softmax.exponents(view());
+    careful = true;
   }
 
-  // Turns S of a later KV tile into exponents. Without kMasked every query sees every key of the
-  // tile.
+  // Modifies and masks S of a later KV tile. Without kMasked every query sees every key of it.
   template <bool kMasked>
-  CUTE_DEVICE void exponents(ForwardTile const& tile, int32_t n_block) {
+  CUTE_DEVICE void next(ForwardTile const& tile, int32_t n_block) {
     modify_and_mask(tile, n_block, kMasked);
-    softmax.exponents(view());
   }
 
-  // Gives P of exponents.
-  template <class FragmentP>
-  CUTE_DEVICE bool exponentiate(FragmentP& tOrP, Rows& sums) {
-    FragmentS probabilities;
-    bool const exceeds = softmax.template exponentiate<Traits::kSumChains>(
-        view(),
-        cute::make_tensor(probabilities.data(), rows_and_columns(probabilities.layout())), sums);
-    convert_into(probabilities, tOrP);
-    return exceeds;
+  // Gives P of the scores. Where references rise, it calls scale_output(factors) before.
+  //   kFirst  no reference is known
+  template <bool kFirst, class FragmentP, class ScaleOutput>
+  CUTE_DEVICE void exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
+    Rows bases = softmax.bases(), sums;
+    bool settled = kFirst || (__builtin_expect(careful, false) && softmax.would_fail(view(), bases));
+    if (__builtin_expect(settled, kFirst)) {
+      settle(bases, scale_output);
+    }
+    bool const exceeds = attempt(bases, tOrP, sums);
+    if constexpr (!kFirst) {
+      if (__builtin_expect(exceeds && !settled, false)) {
+        settle(bases, scale_output);
+        attempt(bases, tOrP, sums);
+        settled = true;
+      }
+    }
+    careful = settled;
+    softmax.add(sums);
   }
-
-  // O must be multiplied by the `factors` that it gives.
-  CUTE_DEVICE void raise(Rows& factors) { softmax.raise(view(), factors); }
 
   // Which scores of a KV tile are kept.
   CUTE_DEVICE auto kept(ForwardTile const& tile, int32_t n_block) {
     return kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row);
   }
 
+  // For OnlineSoftmax: no other warp has keys of this warp's queries, so there is nothing to
+  // combine.
+  CUTE_DEVICE static auto alone() {
+    return [](Rows&, auto const&) {};
+  }
+
  private:
+  template <class ScaleOutput>
+  CUTE_DEVICE void settle(Rows& bases, ScaleOutput const& scale_output) {
+    Rows factors;
+    softmax.settle(view(), bases, factors);
+    scale_output(factors);
+  }
+
+  template <class FragmentP>
+  CUTE_DEVICE bool attempt(Rows const& bases, FragmentP& tOrP, Rows& sums) {
+    FragmentS probabilities;
+    bool const exceeds = softmax.template attempt<Traits::kSumChains>(
+        view(), bases,
+        cute::make_tensor(probabilities.data(), rows_and_columns(probabilities.layout())), sums);
+    convert_into(probabilities, tOrP);
+    return exceeds;
+  }
+
   // (ROWS, COLS)
   CUTE_DEVICE auto view() {
     return cute::make_tensor(accumulator.data(), rows_and_columns(accumulator.layout()));
