@@ -39,7 +39,6 @@ struct ForwardScores {
 
   FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() turn into P in place
   Softmax softmax;
-  bool careful = false;  // whether the last KV tile raised references: then the next one may, too
   typename Modifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
 
@@ -76,7 +75,6 @@ struct ForwardScores {
     }
     modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
-    careful = true;
   }
 
   // Modifies and masks S of a later KV tile. Without kMasked every query sees every key of it.
@@ -85,25 +83,29 @@ struct ForwardScores {
     modify_and_mask(tile, n_block, kMasked);
   }
 
-  // Gives P of the scores. Where references rise, it calls scale_output(factors) before.
-  //   kFirst  no reference is known
-  template <bool kFirst, class FragmentP, class ScaleOutput>
-  CUTE_DEVICE void exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
+  // Turns the scores of a KV tile into P.
+  //   kFirst      no reference is known
+  //   kCareful    looks for references that rise before it computes P
+  //   scale_output(factors)  multiplies O so far; called where references rise
+  // Returns whether the next KV tile should be visited with care; all threads of the warp get the
+  // same answer.
+  template <bool kFirst, bool kCareful, class FragmentP, class ScaleOutput>
+  CUTE_DEVICE bool exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
     Rows bases = softmax.bases(), sums;
-    bool settled = kFirst || (__builtin_expect(careful, false) && softmax.would_fail(view(), bases));
-    if (__builtin_expect(settled, kFirst)) {
+    bool rises = kFirst || (kCareful && softmax.would_fail(view(), bases));
+    if (rises) {
       settle(bases, scale_output);
     }
-    bool const exceeds = attempt(bases, tOrP, sums);
-    if constexpr (!kFirst) {
-      if (__builtin_expect(exceeds && !settled, false)) {
+    bool const fails = attempt(bases, tOrP, sums);
+    if constexpr (!kFirst && !kCareful) {
+      rises = fails;
+      if (__builtin_expect(fails, false)) {
         settle(bases, scale_output);
         attempt(bases, tOrP, sums);
-        settled = true;
       }
     }
-    careful = settled;
     softmax.add(sums);
+    return rises;
   }
 
   // Which scores of a KV tile are kept.
