@@ -85,24 +85,28 @@ struct ForwardScores {
 
   // Turns the scores of a KV tile into P.
   //   kFirst      no reference is known
-  //   kCareful    looks for references that rise before it computes P
-  //   scale_output(factors)  multiplies O so far; called where references rise
+  //   kCareful    settles references before it computes P
+  //   scale_output(factors)  multiplies O so far
   // Returns whether the next KV tile should be visited with care; all threads of the warp get the
   // same answer.
   template <bool kFirst, bool kCareful, class FragmentP, class ScaleOutput>
   CUTE_DEVICE bool exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
-    Rows bases = softmax.bases(), sums;
-    bool rises = kFirst || (kCareful && softmax.would_fail(view(), bases));
-    if (rises) {
-      settle(bases, scale_output);
+    constexpr bool kSettled = kFirst || kCareful;
+    Rows bases, factors, sums;
+    bool rises = false;
+    if constexpr (kSettled) {
+      rises = softmax.template settle<kFirst>(view(), bases, factors);
+      scale_output(factors);
+    } else {
+      bases = softmax.bases();
     }
-    bool const fails = attempt(bases, tOrP, sums);
-    if constexpr (!kFirst && !kCareful) {
-      rises = fails;
-      if (__builtin_expect(fails, false)) {
-        settle(bases, scale_output);
-        attempt(bases, tOrP, sums);
+    if (__builtin_expect(attempt<kSettled>(bases, tOrP, sums), false)) {
+      if constexpr (!kSettled) {
+        rises = softmax.template settle<false>(view(), bases, factors);
+        scale_output(factors);
       }
+      softmax.lower(view(), bases);
+      attempt<true>(bases, tOrP, sums);
     }
     softmax.add(sums);
     return rises;
@@ -120,21 +124,15 @@ struct ForwardScores {
   }
 
  private:
-  template <class ScaleOutput>
-  CUTE_DEVICE void settle(Rows& bases, ScaleOutput const& scale_output) {
-    Rows factors;
-    softmax.settle(view(), bases, factors);
-    scale_output(factors);
-  }
-
-  template <class FragmentP>
+  // P of scores relative to `bases`, and its sums. Returns as SpeculativeSoftmax::attempt().
+  template <bool kSettled, class FragmentP>
   CUTE_DEVICE bool attempt(Rows const& bases, FragmentP& tOrP, Rows& sums) {
     FragmentS probabilities;
-    bool const exceeds = softmax.template attempt<Traits::kSumChains>(
+    bool const fails = softmax.template attempt<kSettled, Traits::kSumChains>(
         view(), bases,
         cute::make_tensor(probabilities.data(), rows_and_columns(probabilities.layout())), sums);
     convert_into(probabilities, tOrP);
-    return exceeds;
+    return fails;
   }
 
   // (ROWS, COLS)
