@@ -47,7 +47,6 @@ struct ForwardCompute {
   FragmentO tOrO;  // (MMA, MMA_M, MMA_DV)
   FragmentP tOrP;  // (MMA, MMA_M, MMA_N / 16)
   Scores scores;
-  bool careful = false;  // whether the next KV tile is likely to raise references
   Ring ring_k{};
   sm90::Ring<Traits::kStagesQ> ring_q{};
   sm90::Ring<kTileSlots> ring_tile{};
@@ -166,13 +165,10 @@ struct ForwardCompute {
       skip_hidden_values();
     }
     for (int32_t n_block = walk.end - 2; n_block >= walk.begin; --n_block) {
-      bool const last = n_block == walk.begin;
       if (walk.masked(n_block)) {
-        step<true, true>(n_block, last);
-      } else if (careful) {
-        step<false, true>(n_block, last);
+        step<true>(n_block, n_block == walk.begin);
       } else {
-        step<false, false>(n_block, last);
+        step<false>(n_block, n_block == walk.begin);
       }
     }
   }
@@ -293,8 +289,7 @@ struct ForwardCompute {
     add_bias(tile);
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
-    scores.template exponentiate<true, false>(tOrP, [](auto const&) {});  // there is no output yet
-    careful = walk.masked(n_block);  // rows that have seen few keys
+    scores.exponentiate(tOrP, [](auto const&) {});  // there is no output yet
     if constexpr (Scores::kDrops) {
       scores.kept(tile, n_block).drop(tOrP);
     }
@@ -302,8 +297,7 @@ struct ForwardCompute {
 
   // Visits one KV tile: starts S(n_block) and O(n_block + 1), for which P is there, and turns S
   // into the next P. kMasked: not every query sees every key of the KV tile.
-  // kCareful: references are likely to rise.
-  template <bool kMasked, bool kCareful>
+  template <bool kMasked>
   CUTE_DEVICE void step(int32_t n_block, bool last) {
     Ring const v = ring_v();
     wait_for_keys();
@@ -319,7 +313,7 @@ struct ForwardCompute {
     scores.template next<kMasked>(tile, n_block);
     cute::warpgroup_wait<0>();
     release_output(v);
-    careful = scores.template exponentiate<false, kCareful>(tOrP, [this](auto const& factors) {
+    scores.exponentiate(tOrP, [this](auto const& factors) {
       auto rO = output();
       scale_rows(rO, factors);
     });

@@ -4,7 +4,7 @@
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
-#include "cute_attention/core/speculative_softmax.h"
+#include "cute_attention/core/straight_softmax.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/sm90/forward_store.h"
@@ -27,7 +27,7 @@ struct ForwardScores {
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
-  using Softmax = SpeculativeSoftmax<2, Traits::kMostLag>;
+  using Softmax = StraightSoftmax<2>;
   using Rows = typename Softmax::Rows;
   using Modifiers = ScoreModifiers<Row::kKey.score_mods>;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
@@ -84,32 +84,18 @@ struct ForwardScores {
   }
 
   // Turns the scores of a KV tile into P.
-  //   kFirst      no reference is known
-  //   kCareful    settles references before it computes P
   //   scale_output(factors)  multiplies O so far
-  // Returns whether the next KV tile should be visited with care; all threads of the warp get the
-  // same answer.
-  template <bool kFirst, bool kCareful, class FragmentP, class ScaleOutput>
-  CUTE_DEVICE bool exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
-    constexpr bool kSettled = kFirst || kCareful;
+  template <class FragmentP, class ScaleOutput>
+  CUTE_DEVICE void exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
     Rows bases, factors, sums;
-    bool rises = false;
-    if constexpr (kSettled) {
-      rises = softmax.template settle<kFirst>(view(), bases, factors);
-      scale_output(factors);
-    } else {
-      bases = softmax.bases();
-    }
-    if (__builtin_expect(attempt<kSettled>(bases, tOrP, sums), false)) {
-      if constexpr (!kSettled) {
-        rises = softmax.template settle<false>(view(), bases, factors);
-        scale_output(factors);
-      }
+    softmax.raise(view(), bases, factors);
+    scale_output(factors);
+    compute_p(bases, tOrP, sums);
+    if (__builtin_expect(softmax.any_unusual(bases), false)) {
       softmax.lower(view(), bases);
-      attempt<true>(bases, tOrP, sums);
+      compute_p(bases, tOrP, sums);
     }
     softmax.add(sums);
-    return rises;
   }
 
   // Which scores of a KV tile are kept.
@@ -124,15 +110,13 @@ struct ForwardScores {
   }
 
  private:
-  // P of scores relative to `bases`, and its sums. Returns as SpeculativeSoftmax::attempt().
-  template <bool kSettled, class FragmentP>
-  CUTE_DEVICE bool attempt(Rows const& bases, FragmentP& tOrP, Rows& sums) {
+  template <class FragmentP>
+  CUTE_DEVICE void compute_p(Rows const& bases, FragmentP& tOrP, Rows& sums) {
     FragmentS probabilities;
-    bool const fails = softmax.template attempt<kSettled, Traits::kSumChains>(
+    softmax.template exponentiate<Traits::kSumChains>(
         view(), bases,
         cute::make_tensor(probabilities.data(), rows_and_columns(probabilities.layout())), sums);
     convert_into(probabilities, tOrP);
-    return fails;
   }
 
   // (ROWS, COLS)
