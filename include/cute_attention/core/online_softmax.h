@@ -119,12 +119,7 @@ struct OnlineSoftmax {
         float const old = reference(row), old_base = base(row);
         reference(row) = grown ? maxima(row) : old;
         base(row) = reference(row) * scale_log2;
-        // The probabilities so far, and those to come, are relative to the row's base; or, where
-        // lower() has changed the scores, to its reference.
-        float const rise = is_usual(old_base) && is_usual(base(row))
-                               ? base(row) - old_base
-                               : (reference(row) - old) * scale_log2;
-        factors(row) = grown ? exp2f(-rise) : 1.f;
+        factors(row) = grown ? exp2f(-rise(row, old, old_base, base(row))) : 1.f;
         row_sum(row) *= factors(row);
       }
     }
@@ -179,8 +174,15 @@ struct OnlineSoftmax {
     return factors;
   }
 
- private:
+ protected:
   CUTE_HOST_DEVICE static bool is_usual(float base) { return fabsf(base) <= kLargest; }
+
+  // By how much, in base 2, a row's reference has risen. The probabilities so far, and those to come,
+  // are relative to the row's base; or, where lower() has changed the scores, to its reference.
+  CUTE_HOST_DEVICE float rise(int row, float old, float old_base, float base) const {
+    return is_usual(old_base) && is_usual(base) ? base - old_base
+                                                : (reference(row) - old) * scale_log2;
+  }
 
   // By how much, in base 2, a row's maximum exceeds its reference. NaN where there is neither.
   CUTE_HOST_DEVICE float growth(float maximum, int row) const {

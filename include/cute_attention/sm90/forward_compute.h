@@ -289,9 +289,8 @@ struct ForwardCompute {
     add_bias(tile);
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
-    convert_into(scores.accumulator, tOrP);
+    scores.exponentiate(tOrP, [](auto const&) {});  // there is no output yet
     scores.drop(tile, n_block, tOrP);
-    wait_for_values();
   }
 
   // Visits one KV tile: starts S(n_block) and O(n_block + 1), for which P is there, and turns S
@@ -302,31 +301,28 @@ struct ForwardCompute {
     wait_for_keys();
     take_turn();
     start_scores();
+    wait_for_values();
     start_output(v);
     pass_turn();
     cute::warpgroup_wait<1>();
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     add_bias(tile);
     release_scores(last);
-    typename Softmax::Rows factors;
-    bool const rescale = scores.template next<kMasked>(tile, n_block, factors);
-    cute::warpgroup_fence_operand(scores.accumulator);
-    wait_for_values();  // here, where it keeps the compiler from moving the wait for O above the
-                        // exponentials
+    scores.template next<kMasked>(tile, n_block);
     cute::warpgroup_wait<0>();
     release_output(v);
-    convert_into(scores.accumulator, tOrP);
-    scores.drop(tile, n_block, tOrP);
-    if (__builtin_expect(rescale, false)) {
+    scores.exponentiate(tOrP, [this](auto const& factors) {
       auto rO = output();
       scale_rows(rO, factors);
-    }
+    });
+    scores.drop(tile, n_block, tOrP);
   }
 
   // Starts the last O of one tile and the first S of the next, and stores O while the tensor cores
   // compute S.
   CUTE_DEVICE void change_tile(ForwardTile const& next) {
     Ring const v = ring_v();
+    wait_for_values();
     skip_hidden_keys(next);
     take_turn();
     start_output(v);
@@ -346,6 +342,7 @@ struct ForwardCompute {
 
   CUTE_DEVICE void last_output() {
     Ring const v = ring_v();
+    wait_for_values();
     take_turn();
     start_output(v);
     pass_turn();

@@ -4,7 +4,7 @@
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
-#include "cute_attention/core/online_softmax.h"
+#include "cute_attention/core/straight_softmax.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/sm90/forward_store.h"
@@ -28,7 +28,7 @@ struct ForwardScores {
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
-  using Softmax = OnlineSoftmax<2, Traits::kMostLag>;
+  using Softmax = StraightSoftmax<2>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
   static constexpr int kMapGroup = Traits::kHeadDimV > 128 || Traits::kTileM > 128 ? 1 : 4;
@@ -83,17 +83,27 @@ struct ForwardScores {
     }
     modify_and_mask(tile, n_block, !full);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
-    Rows factors;
-    softmax.template take<true, Traits::kSumChains>(view(), factors, alone());
   }
 
-  // Turns S of a later KV tile into P. Returns whether O must be multiplied by `factors`; all
-  // threads of the warp get the same answer. Without kMasked every query sees every key of the
-  // tile.
+  // Modifies and masks S of a later KV tile. Without kMasked every query sees every key of it.
   template <bool kMasked>
-  CUTE_DEVICE bool next(ForwardTile const& tile, int32_t n_block, Rows& factors) {
+  CUTE_DEVICE void next(ForwardTile const& tile, int32_t n_block) {
     modify_and_mask(tile, n_block, kMasked);
-    return softmax.template take<kMasked, Traits::kSumChains>(view(), factors, alone());
+  }
+
+  // Turns the scores of a KV tile into P.
+  //   scale_output(factors)  multiplies O so far
+  template <class FragmentP, class ScaleOutput>
+  CUTE_DEVICE void exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
+    Rows bases, factors, sums;
+    softmax.raise(view(), bases, factors);
+    scale_output(factors);
+    compute_p(bases, tOrP, sums);
+    if (__builtin_expect(softmax.any_unusual(bases), false)) {
+      softmax.lower(view(), bases);
+      compute_p(bases, tOrP, sums);
+    }
+    softmax.add(sums);
   }
 
   // Clears the dropped probabilities of a KV tile.
@@ -114,6 +124,15 @@ struct ForwardScores {
   }
 
  private:
+  template <class FragmentP>
+  CUTE_DEVICE void compute_p(Rows const& bases, FragmentP& tOrP, Rows& sums) {
+    FragmentS probabilities;
+    softmax.template exponentiate<Traits::kSumChains>(
+        view(), bases,
+        cute::make_tensor(probabilities.data(), rows_and_columns(probabilities.layout())), sums);
+    convert_into(probabilities, tOrP);
+  }
+
   // (ROWS, COLS)
   CUTE_DEVICE auto view() {
     return cute::make_tensor(accumulator.data(), rows_and_columns(accumulator.layout()));

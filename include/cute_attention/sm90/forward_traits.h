@@ -51,7 +51,7 @@ struct ForwardTraits {
   static constexpr int kMostLag = Study::kReference == Reference::Exact ? 0 : 14;
 
   // Independent sums of a row's probabilities: measured, up to 3 % either way.
-  static constexpr int kSumChains = kConsumers == 3 ? 2 : 1;
+  static constexpr int kSumChains = 1;
 
   // S = Q K^T, both from shared memory; O = P V, P from registers. Each warpgroup owns its rows:
   // softmax needs no other.
