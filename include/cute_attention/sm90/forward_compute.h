@@ -7,9 +7,9 @@
 //   warpgroup 0   S(n-1) O(n) | softmax(n-1)  | S(n-2) O(n-1) | softmax(n-2)  | ...
 //   warpgroup 1               | S(n-1) O(n)   | softmax(n-1)  | S(n-2) O(n-1) | ...
 //
-// A warpgroup starts S of the next KV tile right before O of this one, and modifies and masks S while
-// the tensor cores compute O. At the end of a tile of queries it starts the first S of
-// the next tile of queries instead.
+// A warpgroup starts S of the next KV tile right before O of this one, and modifies and masks S
+// while the tensor cores compute O. At the end of a tile of queries it starts the first S of the
+// next tile of queries instead.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
