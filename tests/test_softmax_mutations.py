@@ -1,4 +1,4 @@
-"""Broken softmaxes are caught: tests/cpp/test_softmax.cpp fails for every mutation of its header.
+"""Broken softmaxes are caught: tests/cpp/test_softmax.cpp fails for every mutation of its headers.
 
 All mutations are compiled into one program, each where the original stands; the environment says
 which of them takes its place.
@@ -18,13 +18,13 @@ from cute_attention.layouts import export
 # Compiles a large program, as the tests of layouts do: not at the same time.
 pytestmark = pytest.mark.xdist_group("layouts")
 
-HEADER = Path("cute_attention") / "core" / "online_softmax.h"
+CORE = Path("cute_attention") / "core"
 SELECTED = "CUTE_ATTENTION_MUTATION"
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A piece of the header and what takes its place; both expressions, or both statements."""
+    """A piece of a header and what takes its place; both expressions, or both statements."""
 
     name: str
     original: str
@@ -34,7 +34,10 @@ class Mutation:
 
 LOOP = "; ++row) {\n"
 LAG = "fminf(fmaxf(log2f(row_sum(row)), 0.f), float(kMostLag))"
-MUTATIONS = [
+FACTOR = "this->reference(row) > old ? exp2f(-rise) : 1.f"
+SUM = "col == 0 ? value : sums(row) + value"
+LAST_SUM = "this->row_sum(row) = sums(row);"
+ONLINE = [
     Mutation("no vote on new references", "Warp::any(grows)", "grows"),
     Mutation("factor not written by take", "1.f", "NAN", ";\n        row_sum"),
     Mutation("row without factor", "kRows", "kRows - 1", LOOP + "        bool const grown ="),
@@ -69,7 +72,29 @@ MUTATIONS = [
     Mutation("reference replaced by less", "grown ? maxima(row) : old", "maxima(row)"),
     Mutation("sums of other warps ignored", "combine(sums, SumOp{});", ";"),
     Mutation("row without keys divided", "sums(row) == 0.f", "false"),
+    Mutation("rise of a base that is none", "is_usual(old_base) && is_usual(base)", "true"),
 ]
+STRAIGHT = [
+    Mutation("straight: row not raised", "kRows", "kRows - 1", LOOP + "      float const old ="),
+    Mutation(
+        "straight: maximum of one thread",
+        "reduce_row_threads<Warp>(column_maximum<2>(scores, row), MaxOp{})",
+        "column_maximum<2>(scores, row)",
+    ),
+    Mutation("straight: reference replaced by less", "fmaxf(old, maximum)", "maximum"),
+    Mutation("straight: reference kept", "fmaxf(old, maximum)", "old"),
+    Mutation("straight: factor forgotten", FACTOR, "1.f"),
+    Mutation("straight: factor where nothing rises", FACTOR, "exp2f(-rise)"),
+    Mutation("straight: sum not scaled", "this->row_sum(row) *= factors(row);", ";"),
+    Mutation("straight: row without P", "kRows", "kRows - 1", LOOP + "        float const value ="),
+    Mutation("straight: sum of one column", SUM, "value"),
+    Mutation("straight: sums of the first attempt kept", SUM, "sums(row) + value"),
+    Mutation("straight: unusual bases not looked for", "Warp::any(unusual)", "false"),
+    Mutation("straight: row not looked at", "kRows", "kRows - 1", LOOP + "      unusual |="),
+    Mutation("straight: sums not added", "this->row_sum(row) += sums(row);", ";"),
+    Mutation("straight: sums of the last tile", "this->row_sum(row) += sums(row);", LAST_SUM),
+]
+MUTATIONS = [*ONLINE, *STRAIGHT]
 
 
 def _choice(original: str, mutants: dict[int, str]) -> str:
@@ -83,10 +108,11 @@ def _choice(original: str, mutants: dict[int, str]) -> str:
     return result
 
 
-def _mutated(text: str) -> str:
-    """The header with a choice between each piece and its mutants."""
+def _mutated(text: str, mutations: list[Mutation]) -> str:
+    """A header with a choice between each piece and its mutants."""
     pieces: dict[tuple[int, str], dict[int, str]] = {}
-    for number, mutation in enumerate(MUTATIONS, 1):
+    for mutation in mutations:
+        number = MUTATIONS.index(mutation) + 1
         whole = mutation.original + mutation.after
         assert text.count(whole) == 1, f"{mutation.name}: the header has not one {whole!r}"
         place = (text.index(whole), mutation.original)
@@ -94,10 +120,7 @@ def _mutated(text: str) -> str:
     for (begin, original), mutants in sorted(pieces.items(), reverse=True):
         end = begin + len(original)
         text = text[:begin] + _choice(original, mutants) + text[end:]
-    selected = (
-        f'#include <cstdlib>\ninline int const mutation = std::atoi(std::getenv("{SELECTED}"));\n'
-    )
-    return text.replace("#pragma once\n", "#pragma once\n" + selected, 1)
+    return text.replace("#pragma once\n", '#pragma once\n#include "mutation.h"\n', 1)
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +128,14 @@ def program(tmp_path_factory) -> Path:
     """The test program of the softmax, with all mutations in it."""
     folder = tmp_path_factory.mktemp("softmax")
     root = export.sources()
-    header = folder / HEADER
-    header.parent.mkdir(parents=True)
-    header.write_text(_mutated((root / "include" / HEADER).read_text()))
+    (folder / "mutation.h").write_text(
+        "#pragma once\n#include <cstdlib>\n"
+        f'inline int const mutation = std::atoi(std::getenv("{SELECTED}"));\n'
+    )
+    (folder / CORE).mkdir(parents=True)
+    for name, mutations in (("online_softmax.h", ONLINE), ("straight_softmax.h", STRAIGHT)):
+        text = (root / "include" / CORE / name).read_text()
+        (folder / CORE / name).write_text(_mutated(text, mutations))
     source = root / "tests" / "cpp" / "test_softmax.cpp"
     flags = ["-std=c++17", "-O1", "-w", "-UNDEBUG", "-fno-strict-aliasing"]
     flags += [f"-I{path}" for path in (folder, root / "include", root / "src")]
@@ -126,7 +154,7 @@ def _run(program: Path, number: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_header_passes(program):
+def test_the_headers_pass(program):
     result = _run(program, 0)
     assert result.returncode == 0, result.stderr
 

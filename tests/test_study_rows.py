@@ -103,7 +103,13 @@ def test_a_column_is_taken_where_kernels_have_it_and_refused_elsewhere(family, n
         ("sm90_fwd_bf16_d64x512_qv", {"swizzle": 64}, "swizzle or turns is another"),
         ("sm90_fwd_bf16_d64x512_qv", {"turns": "off"}, "swizzle or turns is another"),
         ("sm90_fwd_bf16_d128", {"swizzle": 0}, "expected of an sm90 forward kernel 128, 64, 32"),
-        ("sm90_fwd_bf16_d128", {"copies": "plain"}, "theirs for study are swizzle, softmax, turns"),
+        ("sm90_fwd_bf16_d128", {"copies": "plain"}, "theirs for study are swizzle, turns, grid"),
+        (
+            "sm90_fwd_bf16_d128",
+            {"softmax": "exact"},
+            "softmax is 'exact', and sm90 forward kernels have no such column: "
+            "theirs for study are swizzle, turns, grid",
+        ),
         ("sm80_fwd_bf16_d64", {"swizzle": "64"}, "swizzle is '64', expected one of 128, 64, 32, 0"),
         ("sm80_fwd_bf16_d64", {"fragments_ahead": True}, "is True, expected one of 0 to 64"),
         ("sm80_fwd_bf16_d64", {"fragments_ahead": 65}, "is 65, expected one of 0 to 64"),

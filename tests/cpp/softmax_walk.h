@@ -1,5 +1,5 @@
 // softmax_walk.h: walks over tiles of scores, as the kernels do, in an emulated warp. A walk calls
-// the functions of the softmax, rescales the output and adds P V to it in the order of the kernels.
+// the functions of the softmax, scales the output and adds P V to it in the order of the kernels.
 #pragma once
 
 #include <algorithm>
@@ -10,25 +10,17 @@
 #include <vector>
 
 #include "cute_attention/core/online_softmax.h"
+#include "cute_attention/core/straight_softmax.h"
 #include "host_warp.h"
 #include "softmax_problem.h"
 
 namespace cute_attention::testing {
 
-// What a walk computed, and how many of its tiles rescaled the output.
+// What a walk computed, and in how many of its tiles the reference of a row was replaced.
 struct Walked {
   std::vector<RowResult> rows;
   int tiles = 0;
   int rescaled = 0;
-};
-
-// What the walks of different kernels differ in.
-template <class Element_, int kRows_, int kChains_ = 1, int kMostLag_ = 14>
-struct Variant {
-  using Element = Element_;                 // the type that P is rounded to
-  static constexpr int kRows = kRows_;      // rows that a thread holds
-  static constexpr int kChains = kChains_;  // independent sums of a row
-  static constexpr int kMostLag = kMostLag_;
 };
 
 // The emulated warp, with the integer instructions that the softmax needs too.
@@ -37,10 +29,31 @@ struct SoftmaxWarp : HostWarp {
   static int min3(int a, int b, int c) { return std::min(a, std::min(b, c)); }
 };
 
-// When P V of a tile is added to the output.
-enum class Output {
-  AtOnce,  // sm80: before the softmax of the next tile
-  Late,    // sm90: after the softmax of the next tile, and before the output is rescaled for it
+// What the walks of different kernels differ in: the type that P is rounded to, the rows that a
+// thread holds, and the softmax.
+//
+// sm80: P V of a tile is added to the output before the softmax of the next tile, which says
+// whether the output must be multiplied by factors.
+//   kChains_  independent sums of a row
+template <class Element_, int kRows_, int kChains_ = 1, int kMostLag = 14>
+struct Online {
+  using Element = Element_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kChains = kChains_;
+  static constexpr bool kLags = kMostLag > 0;  // whether a maximum may exceed the reference
+  static constexpr bool kStraight = false;
+  using Softmax = OnlineSoftmax<kRows, kMostLag, SoftmaxWarp>;
+};
+
+// sm90: P V of a tile is added to the output after the scores of the next tile are there, and
+// before its softmax, which always multiplies the output by factors.
+template <class Element_>
+struct Straight {
+  using Element = Element_;
+  static constexpr int kRows = 2;
+  static constexpr bool kLags = false;
+  static constexpr bool kStraight = true;
+  using Softmax = StraightSoftmax<kRows, SoftmaxWarp>;
 };
 
 template <class Variant>
@@ -48,23 +61,20 @@ class Walk {
  public:
   static constexpr int kRows = Variant::kRows;
   static constexpr int kWarpRows = 8 * kRows;  // rows that all threads of the warp hold together
-  static constexpr int kChains = Variant::kChains;
 
-  static Walked alone(Problem const& problem, Output when) {
-    return Walk(problem, when, 1, 0).run();
-  }
+  static Walked alone(Problem const& problem) { return Walk(problem, 1, 0).run(); }
 
   // Two warps have the same rows. One of them takes the even tiles and the other, at the same time,
   // the odd ones. They exchange the maxima and the sums of the rows, and their outputs are added.
   // The emulation runs them one after the other, and the first one twice: it needs the sums of the
   // other.
   static Walked shared(Problem const& problem) {
-    Walk even(problem, Output::AtOnce, 2, 0);
-    Walk odd(problem, Output::AtOnce, 2, 1);
+    Walk even(problem, 2, 0);
+    Walk odd(problem, 2, 1);
     even.run();  // only for its sums
     odd.others_sums_ = even.sums_;
     Walked result = odd.run();
-    Walk again(problem, Output::AtOnce, 2, 0);
+    Walk again(problem, 2, 0);
     again.others_sums_ = odd.sums_;
     Walked const half = again.run();
     for (int row = 0; row < kWarpRows; ++row) {
@@ -75,14 +85,14 @@ class Walk {
 
  private:
   using Element = typename Variant::Element;
-  using Softmax = OnlineSoftmax<kRows, Variant::kMostLag, SoftmaxWarp>;
+  using Softmax = typename Variant::Softmax;
   using Rows = typename Softmax::Rows;
   template <int kCols>
   using Tile =
       decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
 
-  Walk(Problem const& problem, Output when, int warps, int warp)
-      : problem_(problem), when_(when), warps_(warps), warp_(warp) {
+  Walk(Problem const& problem, int warps, int warp)
+      : problem_(problem), warps_(warps), warp_(warp) {
     if (problem.rows != kWarpRows) throw std::logic_error("rows of another warp");
     if (problem.tiles % warps != 0) throw std::logic_error("not a tile for each warp");
     walked_.rows.resize(kWarpRows);
@@ -96,7 +106,8 @@ class Walk {
     Walk& walk;
     int const lane;
     Softmax softmax;
-    Tile<kColumns / kThreadsPerRow> scores;  // become probabilities in place
+    Tile<kColumns / kThreadsPerRow> scores;
+    Tile<kColumns / kThreadsPerRow> probabilities;
     Tile<kHeadDim / kThreadsPerRow> output;
     Rows factors;
     int tile = 0;
@@ -109,34 +120,62 @@ class Walk {
     int row(int i) const { return lane / kThreadsPerRow + 8 * i; }
     int column(int i) const { return 2 * (lane % kThreadsPerRow) + i % 2 + 8 * (i / 2); }
 
+    // Everything that the softmax shall write is NaN before, so that what it fails to write does
+    // harm.
     void run() {
-      int before = -1;
       for (tile = walk.warp_; tile < walk.problem_.tiles; tile += walk.warps_) {
-        bool const rescale = make_probabilities();
-        if (walk.when_ == Output::Late && before >= 0) accumulate(before);
-        store_probabilities();
-        if (rescale) scale_rows(output, factors);
-        if (walk.when_ == Output::AtOnce) accumulate(tile);
-        before = tile;
+        cute::fill(factors, NAN);
+        cute::fill(probabilities, NAN);
+        load_scores();
+        if constexpr (Variant::kStraight) {
+          visit_straight();
+        } else {
+          visit_online();
+        }
       }
-      if (walk.when_ == Output::Late) accumulate(before);
+      if constexpr (Variant::kStraight) accumulate(walk.problem_.tiles - 1);
       finish();
     }
 
-    // Turns the scores of a tile into probabilities. The factors are NaN before the call, so that a
-    // factor that the softmax fails to write does harm.
-    bool make_probabilities() {
-      cute::fill(factors, NAN);
+    void load_scores() {
       for (int i = 0; i < kRows; ++i) {
         for (int j = 0; j < kColumns / kThreadsPerRow; ++j) {
           scores(i, j) = walk.problem_.at(tile, row(i), column(j));
         }
       }
+    }
+
+    // A KV tile of sm80.
+    void visit_online() {
+      constexpr int kChains = Variant::kChains;
       bool const rescale = walk.problem_.masked[tile]
                                ? softmax.template take<true, kChains>(scores, factors, combine())
                                : softmax.template take<false, kChains>(scores, factors, combine());
       note(rescale);
-      return rescale;
+      cute::copy(scores, probabilities);
+      store_probabilities();
+      if (rescale) scale_rows(output, factors);
+      accumulate(tile);
+    }
+
+    // A KV tile of sm90.
+    void visit_straight() {
+      Rows bases, sums;
+      cute::fill(bases, NAN);
+      cute::fill(sums, NAN);
+      if (tile > 0) accumulate(tile - 1);
+      softmax.raise(scores, bases, factors);
+      if (tile > 0) scale_rows(output, factors);
+      bool rises = false;
+      for (int i = 0; i < kRows; ++i) rises |= factors(i) != 1.f;
+      note(SoftmaxWarp::any(rises));
+      softmax.exponentiate(scores, bases, probabilities, sums);
+      if (softmax.any_unusual(bases)) {
+        softmax.lower(scores, bases);
+        softmax.exponentiate(scores, bases, probabilities, sums);
+      }
+      softmax.add(sums);
+      store_probabilities();
     }
 
     // Combines a number of each row with that of the other warp: the maxima of its tile, and at the
@@ -158,7 +197,7 @@ class Walk {
     void store_probabilities() {
       for (int i = 0; i < kRows; ++i) {
         for (int j = 0; j < kColumns / kThreadsPerRow; ++j) {
-          walk.probability(tile, row(i), column(j)) = float(Element(scores(i, j)));
+          walk.probability(tile, row(i), column(j)) = float(Element(probabilities(i, j)));
         }
       }
       HostWarp::all(true);  // the softmax never calls all(), so no collective of it can match this
@@ -179,7 +218,11 @@ class Walk {
     void finish() {
       Rows lse;
       cute::fill(lse, NAN);
-      scale_rows(output, softmax.finish(lse, combine()));
+      if constexpr (Variant::kStraight) {
+        scale_rows(output, softmax.finish(lse));
+      } else {
+        scale_rows(output, softmax.finish(lse, combine()));
+      }
       for (int i = 0; i < kRows; ++i) {
         RowResult& result = walk.walked_.rows[row(i)];
         for (int j = 0; j < kHeadDim / kThreadsPerRow; ++j) result.output[column(j)] = output(i, j);
@@ -187,7 +230,8 @@ class Walk {
       }
     }
 
-    // Counts a tile once for the whole warp, and checks that its lanes agree on whether to rescale.
+    // Counts a tile once for the whole warp, and checks that its lanes agree on whether references
+    // were replaced.
     void note(bool rescale) {
       if (lane == 0) {
         ++walk.walked_.tiles;
@@ -227,12 +271,11 @@ class Walk {
   }
 
   Problem const& problem_;
-  Output const when_;
   int const warps_;  // how many warps have the same rows
   int const warp_;   // which of these warps this is
   Walked walked_;
   std::vector<float> values_;
-  std::vector<bool> outcomes_;  // for each tile, whether lane 0 rescaled the output
+  std::vector<bool> outcomes_;  // for each tile, what lane 0 noted
   std::array<float, kWarpRows> sums_{};
   std::array<float, kWarpRows> others_sums_{};
   float probabilities_[2][kWarpRows][kColumns];

@@ -96,19 +96,15 @@ void test_mixtures(std::string const& name, int rows, bool lags, Way const& way)
   // must have stayed, too.
   int const stay = total.tiles - total.rescaled;
   check(total.rescaled > count && (!lags || stay > count / 4),
-        name + ": the output is rescaled in some tiles and not in others");
+        name + ": references are replaced in some tiles and not in others");
   std::printf("%s: %d tiles, %d of them with new references\n", name.c_str(), total.tiles,
               total.rescaled);
 }
 
 template <class V>
-void test_variant(std::string const& name, Output when) {
-  test_mixtures<typename V::Element>(
-      name, 8 * V::kRows, V::kMostLag > 0,
-      [&](Problem const& problem) { return Walk<V>::alone(problem, when); });
+void test_variant(std::string const& name) {
+  test_mixtures<typename V::Element>(name, 8 * V::kRows, V::kLags, &Walk<V>::alone);
 }
-
-using Sm90 = Walk<Variant<bfloat16_t, 2, 2>>;
 
 Problem of_family(Family family, int tiles, float scale, Random& random) {
   Problem problem(16, tiles, scale);
@@ -116,18 +112,20 @@ Problem of_family(Family family, int tiles, float scale, Random& random) {
   return problem;
 }
 
-// Checks a walk over the problem, and that `rescaled` of its tiles rescale the output.
+// Checks a walk over the problem, and that references are replaced in `rescaled` of its tiles.
+template <class V>
 void check_rescaled(Problem const& problem, int rescaled, std::string const& what) {
-  Walked const got = Sm90::alone(problem, Output::Late);
-  check_rows<bfloat16_t>(problem, got, what);
-  check_equal(got.rescaled, rescaled, what + ": tiles that rescale the output");
+  Walked const got = Walk<V>::alone(problem);
+  check_rows<typename V::Element>(problem, got, what);
+  check_equal(got.rescaled, rescaled, what + ": tiles with new references");
 }
 
-// Problems for which one knows how many tiles must rescale the output.
+// Problems for which one knows in how many tiles references must be replaced.
+template <class V>
 void test_number_of_rescaled_tiles() {
   int const tiles = 8;
   Problem const equal(16, tiles, 1.f);
-  check_rescaled(equal, 1, "scores of zero");
+  check_rescaled<V>(equal, 1, "scores of zero");
 
   for (float step : {20.f, 80.f, 300.f}) {
     for (int one_row = 0; one_row < 2; ++one_row) {
@@ -142,8 +140,8 @@ void test_number_of_rescaled_tiles() {
         }
       }
       std::string const name = std::to_string(int(step)) + " a tile";
-      check_rescaled(grows, tiles, "scores that grow by " + name);
-      check_rescaled(falls, 1, "scores that fall by " + name);
+      check_rescaled<V>(grows, tiles, "scores that grow by " + name);
+      check_rescaled<V>(falls, 1, "scores that fall by " + name);
     }
   }
 
@@ -153,17 +151,18 @@ void test_number_of_rescaled_tiles() {
     for (int tile = 0; tile < first; ++tile) {
       std::fill_n(&late.at(tile, 6, 0), kColumns, -INFINITY);
     }
-    check_rescaled(late, first < tiles ? 2 : 1, "a row with late keys");
+    check_rescaled<V>(late, first < tiles ? 2 : 1, "a row with late keys");
     late.masked.assign(tiles, 1);
-    check_rescaled(late, first < tiles ? 2 : 1, "a row with late keys, and masks");
+    check_rescaled<V>(late, first < tiles ? 2 : 1, "a row with late keys, and masks");
   }
 
   Problem large = equal;
   std::fill(large.scores.begin(), large.scores.end(), 1e10f);
-  check_rescaled(large, 1, "scores of 1e10");
+  check_rescaled<V>(large, 1, "scores of 1e10");
 }
 
 // A score that is NaN makes its own row NaN, and changes no bit of another row.
+template <class V>
 void test_nan() {
   Random random(30);
   for (int i = 0; i < (quick ? 40 : 400); ++i) {
@@ -173,10 +172,10 @@ void test_nan() {
       Family const family = Family(random.below(kFamilies - 3));
       fill_row(problem, other, other == row ? Family::Calm : family, random);
     }
-    Walked const before = Sm90::alone(problem, Output::Late);
+    Walked const before = Walk<V>::alone(problem);
     problem.at(random.below(6), row, random.below(kColumns)) = NAN;
-    Walked const after = Sm90::alone(problem, Output::Late);
-    check_rows<bfloat16_t>(problem, after, "a row with NaN");
+    Walked const after = Walk<V>::alone(problem);
+    check_rows<typename V::Element>(problem, after, "a row with NaN");
     int changed = 0;
     for (int other = 0; other < 16; ++other) {
       changed += other != row && !(after.rows[other] == before.rows[other]);
@@ -186,6 +185,7 @@ void test_nan() {
 }
 
 // Rows that belong to no query may hold anything: they change no bit of the rows of queries.
+template <class V>
 void test_no_queries() {
   Random random(31);
   double const garbage[] = {NAN, INFINITY, -INFINITY, 3e38, -3e38, 1e10, 500, 100, 1};
@@ -197,7 +197,7 @@ void test_no_queries() {
       if (i % 2) fill_row(problem, row, Family::Calm, random);
     }
     for (int row = queries; row < 16; ++row) problem.query[row] = 0;
-    Walked const zeros = Sm90::alone(problem, Output::Late);
+    Walked const zeros = Walk<V>::alone(problem);
     for (int tile = 0; tile < problem.tiles; ++tile) {
       for (int row = queries; row < 16; ++row) {
         double const most = random.one_of(garbage);
@@ -206,8 +206,8 @@ void test_no_queries() {
         }
       }
     }
-    Walked const got = Sm90::alone(problem, Output::Late);
-    check_rows<bfloat16_t>(problem, got, "rows beside garbage");
+    Walked const got = Walk<V>::alone(problem);
+    check_rows<typename V::Element>(problem, got, "rows beside garbage");
     int changed = 0;
     for (int row = 0; row < queries; ++row) changed += !(got.rows[row] == zeros.rows[row]);
     check_equal(changed, 0, "queries that garbage changes, at " + std::to_string(i));
@@ -215,6 +215,7 @@ void test_no_queries() {
 }
 
 // The results of a row have the same bits wherever in the warp the row stands.
+template <class V>
 void test_order_of_rows() {
   Random random(32);
   for (int i = 0; i < (quick ? 20 : 200); ++i) {
@@ -236,8 +237,8 @@ void test_order_of_rows() {
         std::copy_n(&problem.at(tile, from[row], 0), kColumns, &moved.at(tile, row, 0));
       }
     }
-    Walked const before = Sm90::alone(problem, Output::Late);
-    Walked const after = Sm90::alone(moved, Output::Late);
+    Walked const before = Walk<V>::alone(problem);
+    Walked const after = Walk<V>::alone(moved);
     int changed = 0;
     for (int row = 0; row < 16; ++row) changed += !(after.rows[row] == before.rows[from[row]]);
     check_equal(changed, 0, "rows that another place changes, at " + std::to_string(i));
@@ -246,6 +247,7 @@ void test_order_of_rows() {
 
 // Scores so large that neighbouring floats are far apart. The softmax must still see their
 // differences.
+template <class V>
 void test_large() {
   Random random(33);
   for (float scale : {1e-3f, 0.125f, 1.f, 10.f}) {
@@ -255,7 +257,7 @@ void test_large() {
         Problem problem = of_family(family, 4, scale, random);
         for (int row = 0; row < 16; row += 3) fill_row(problem, row, Family::Calm, random);
         std::string const name = "large scores, family " + std::to_string(int(family));
-        check_rows<bfloat16_t>(problem, Sm90::alone(problem, Output::Late), name);
+        check_rows<typename V::Element>(problem, Walk<V>::alone(problem), name);
       }
     }
   }
@@ -263,6 +265,7 @@ void test_large() {
 
 // Half of the rows grow in many tiles, so that the output is rescaled again and again. If the
 // factors of the other rows had errors, these would add up.
+template <class V>
 void test_long_growth() {
   Problem problem(16, quick ? 100 : 400, 1.f);
   for (int tile = 0; tile < problem.tiles; ++tile) {
@@ -273,37 +276,44 @@ void test_long_growth() {
       }
     }
   }
-  check_rows<bfloat16_t>(problem, Sm90::alone(problem, Output::Late), "a row that grows and grows");
+  check_rows<typename V::Element>(problem, Walk<V>::alone(problem), "a row that grows and grows");
 }
 
 // Scores that grow as fast as the sum of their row. They do not exceed the reference by more than
 // the sum, so the reference stays until a probability would not fit into 16 bits.
 void test_creeping_growth() {
-  using Fp16 = Walk<Variant<half_t, 2>>;
   Problem problem(16, 16, float(M_LN2));
   for (int tile = 0; tile < problem.tiles; ++tile) {
     std::fill_n(&problem.at(tile, 0, 0), 16 * kColumns, 3.05f * tile - 0.2f * (tile > 0));
   }
-  Walked const got = Fp16::alone(problem, Output::Late);
+  Walked const got = Walk<Online<half_t, 2>>::alone(problem);
   check_rows<half_t>(problem, got, "scores that creep upwards");
   check(got.rescaled > 1 && got.rescaled < got.tiles / 2, "references follow now and then");
+}
+
+// Walks of 16 rows of bf16 whose answers are known, or in which some rows must not see others.
+template <class V>
+void test_known_rows() {
+  test_number_of_rescaled_tiles<V>();
+  test_nan<V>();
+  test_no_queries<V>();
+  test_order_of_rows<V>();
+  test_large<V>();
+  test_long_growth<V>();
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
   quick = count > 1 && std::string(arguments[1]) == "quick";
-  test_variant<Variant<bfloat16_t, 2, 2>>("sm90 bf16", Output::Late);
-  test_variant<Variant<half_t, 2, 1>>("sm90 fp16", Output::Late);
-  test_variant<Variant<half_t, 4, 1>>("sm80 fp16", Output::AtOnce);
-  test_mixtures<half_t>("sm80 fp16, shared keys", 16, false,
-                        Walk<Variant<half_t, 2, 1, 0>>::shared);
-  test_number_of_rescaled_tiles();
-  test_nan();
-  test_no_queries();
-  test_order_of_rows();
-  test_large();
-  test_long_growth();
+  using TwoSums = Online<bfloat16_t, 2, 2>;
+  test_variant<Straight<bfloat16_t>>("sm90 bf16");
+  test_variant<Straight<half_t>>("sm90 fp16");
+  test_variant<TwoSums>("two sums of a row, bf16");
+  test_variant<Online<half_t, 4>>("sm80 fp16");
+  test_mixtures<half_t>("sm80 fp16, shared keys", 16, false, Walk<Online<half_t, 2, 1, 0>>::shared);
+  test_known_rows<Straight<bfloat16_t>>();
+  test_known_rows<TwoSums>();
   test_creeping_growth();
   return report();
 }

@@ -177,8 +177,9 @@ struct OnlineSoftmax {
  protected:
   CUTE_HOST_DEVICE static bool is_usual(float base) { return fabsf(base) <= kLargest; }
 
-  // By how much, in base 2, a row's reference has risen. The probabilities so far, and those to come,
-  // are relative to the row's base; or, where lower() has changed the scores, to its reference.
+  // By how much, in base 2, a row's reference has risen from `old`. The probabilities so far, and
+  // those to come, are relative to the row's base; or, where lower() changes the scores, to its
+  // reference.
   CUTE_HOST_DEVICE float rise(int row, float old, float old_base, float base) const {
     return is_usual(old_base) && is_usual(base) ? base - old_base
                                                 : (reference(row) - old) * scale_log2;

@@ -1,26 +1,33 @@
-// core/straight_softmax.h: the online softmax of online_softmax.h with exact maxima and without a branch,
-// for kernels whose warps have all keys of a row.
+// core/straight_softmax.h: the softmax of online_softmax.h with exact maxima and without a branch
+// before the exponentials, for kernels in which a warp has all keys of its rows.
 //
-// An exponential occupies the MUFU for 8 cycles. The maximum of the next row, the factors of the output,
-// sums and conversions find room beside them if no vote and no branch stands before (on an H200 a vote
-// before the exponentials costs a twentieth of the forward). So every tile has the exact maximum as its
-// reference, and always scales what came before: the time does not depend on the scores. Rows whose base
-// is unusual are found afterwards, and computed again from their scores, which are still there.
+// Nothing can be scheduled across a branch. Without one, the maximum of the second row, the factors
+// of the output, sums and conversions run beside the exponentials, of which a warp starts one every
+// 8 cycles. So each tile raises the references to the exact maxima, and what came before is always
+// multiplied by its factors: the time does not depend on the scores. Rows whose base is no number
+// to compute with are looked for after the exponentials, and their tile is computed again from the
+// scores, which are still there.
+//
+// A tile takes raise(), exponentiate() and add(). In between, where any_unusual(), lower() changes
+// the scores and the bases, and exponentiate() replaces the first probabilities and sums.
 #pragma once
 
 #include "cute_attention/core/online_softmax.h"
 
 namespace cute_attention {
 
-// The softmax of one thread's rows, as OnlineSoftmax.
+// The softmax of one thread's rows. `scale` must be positive, as for OnlineSoftmax.
 template <int kRows, class Warp = DeviceWarp>
-struct StraightSoftmax : OnlineSoftmax<kRows, 0, Warp> {
+struct StraightSoftmax : private OnlineSoftmax<kRows, 0, Warp> {
   using Online = OnlineSoftmax<kRows, 0, Warp>;
-  using typename Online::Rows;
+  using Online::bases;
+  using Online::lower;
   using Online::Online;
+  using typename Online::Rows;
 
-  // Raises the references to the maxima of a tile of scores (ROWS, COLS). Gives the bases (ROWS) of its
-  // exponents, and the factors (ROWS) by which the output so far must be multiplied.
+  // Raises the references to the maxima of a tile of scores (ROWS, COLS), and scales the sums so
+  // far. Gives the bases (ROWS) of the tile's exponents, and the factors (ROWS) by which the output
+  // so far must be multiplied.
   template <class Scores>
   CUTE_HOST_DEVICE void raise(Scores const& scores, Rows& bases, Rows& factors) {
     CUTE_UNROLL
@@ -35,37 +42,27 @@ struct StraightSoftmax : OnlineSoftmax<kRows, 0, Warp> {
     }
   }
 
-  // The probabilities (ROWS, COLS) of scores (ROWS, COLS), and this thread's sums (ROWS) of them.
-  //   kChains  sums of a row that are independent until the end
-  template <int kChains, class Scores, class Probabilities>
+  // Gives the probabilities (ROWS, COLS) of a tile of scores (ROWS, COLS) relative to the bases
+  // (ROWS), and this thread's sums (ROWS) of them.
+  template <class Scores, class Probabilities>
   CUTE_HOST_DEVICE void exponentiate(Scores const& scores, Rows const& bases,
                                      Probabilities&& probabilities, Rows& sums) const {
     using namespace cute;
     CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
     CUTE_STATIC_ASSERT_V(shape(scores) == shape(probabilities));
-    Rows chains[kChains];
     CUTE_UNROLL
     for (int col = 0; col < size<1>(scores); ++col) {
       CUTE_UNROLL
       for (int row = 0; row < kRows; ++row) {
         float const value = exp2f(scores(row, col) * this->scale_log2 - bases(row));
-        float& sum = chains[col % kChains](row);
-        sum = col < kChains ? value : sum + value;
+        sums(row) = col == 0 ? value : sums(row) + value;
         probabilities(row, col) = value;
-      }
-    }
-    CUTE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      sums(row) = chains[0](row);
-      CUTE_UNROLL
-      for (int chain = 1; chain < kChains; ++chain) {
-        sums(row) += chains[chain](row);
       }
     }
   }
 
-  // Whether a base (ROWS) of the warp is unusual. Then probabilities relative to it cannot be used, but
-  // those of the scores that lower() leaves.
+  // Whether a row of the warp has a base (ROWS) that is no number to compute with, so that its
+  // probabilities cannot be used. All threads of the warp get the same answer.
   CUTE_HOST_DEVICE static bool any_unusual(Rows const& bases) {
     bool unusual = false;
     CUTE_UNROLL
@@ -74,7 +71,6 @@ struct StraightSoftmax : OnlineSoftmax<kRows, 0, Warp> {
     }
     return Warp::any(unusual);
   }
-  using Online::lower;
 
   // Adds the sums (ROWS) of a tile.
   CUTE_HOST_DEVICE void add(Rows const& sums) {
@@ -82,6 +78,17 @@ struct StraightSoftmax : OnlineSoftmax<kRows, 0, Warp> {
     for (int row = 0; row < kRows; ++row) {
       this->row_sum(row) += sums(row);
     }
+  }
+
+  // After the last tile, as those of OnlineSoftmax: no other warp has keys of these rows.
+  CUTE_HOST_DEVICE Rows sums() const { return Online::sums(nothing_to_combine()); }
+  CUTE_HOST_DEVICE Rows finish(Rows& lse) const {
+    return Online::finish(lse, nothing_to_combine());
+  }
+
+ private:
+  CUTE_HOST_DEVICE static auto nothing_to_combine() {
+    return [](Rows&, auto const&) {};
   }
 };
 

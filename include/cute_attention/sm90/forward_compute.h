@@ -7,9 +7,9 @@
 //   warpgroup 0   S(n-1) O(n) | softmax(n-1)  | S(n-2) O(n-1) | softmax(n-2)  | ...
 //   warpgroup 1               | S(n-1) O(n)   | softmax(n-1)  | S(n-2) O(n-1) | ...
 //
-// A warpgroup starts S of the next KV tile before O of this one, so that O is still being computed
-// during the first half of its softmax. At the end of a tile of queries it starts the first S of
-// the next tile of queries instead.
+// A warpgroup starts S of the next KV tile right before O of this one, and modifies and masks S
+// while the tensor cores compute O. At the end of a tile of queries it starts the first S of the
+// next tile of queries instead.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -362,11 +362,11 @@ struct ForwardCompute {
   // tensor cores compute the last one, it takes no time of its own.
   CUTE_DEVICE Ending end_softmax() {
     if (has_splits(arguments.params)) {
-      return {scores.softmax.sums(Scores::alone()), scores.softmax.bases()};
+      return {scores.softmax.sums(), scores.softmax.bases()};
     }
     ForwardTile const& tile = shared.tiles[ring_tile.stage];
     Ending ending;
-    ending.factors = scores.softmax.finish(ending.lse, Scores::alone());
+    ending.factors = scores.softmax.finish(ending.lse);
     join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset(), thread),
                ending.factors, ending.lse);
     if constexpr (Scores::kDrops) {

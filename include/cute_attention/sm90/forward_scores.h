@@ -4,9 +4,9 @@
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
-#include "cute_attention/core/straight_softmax.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
+#include "cute_attention/core/straight_softmax.h"
 #include "cute_attention/sm90/forward_store.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
@@ -37,7 +37,7 @@ struct ForwardScores {
   int const warpgroup;  // of the consumers
   int const thread;     // of the warpgroup
 
-  FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() turn into P in place
+  FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() modify and mask
   Softmax softmax;
   typename LaterModifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
@@ -66,7 +66,8 @@ struct ForwardScores {
     }
   }
 
-  // Turns S of the first KV tile of a walk into P. `full`: every query sees every key of it.
+  // Modifies and masks S of the first KV tile of a walk, and begins its softmax. `full`: every
+  // query sees every key of it.
   CUTE_DEVICE void first(ForwardTile const& tile, int32_t n_block, bool full) {
     if constexpr (LaterModifiers::kHasTerm) {
       terms.load(arguments.params, tile.work.batch,
@@ -91,8 +92,8 @@ struct ForwardScores {
     modify_and_mask(tile, n_block, kMasked);
   }
 
-  // Turns the scores of a KV tile into P.
-  //   scale_output(factors)  multiplies O so far
+  // Turns S of a KV tile, modified and masked, into P. Changes S only where that is computed again.
+  //   scale_output(factors)  multiplies the rows of O so far by factors (ROWS)
   template <class FragmentP, class ScaleOutput>
   CUTE_DEVICE void exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
     Rows bases, factors, sums;
@@ -117,26 +118,20 @@ struct ForwardScores {
     }
   }
 
-  // For OnlineSoftmax: no other warp has keys of this warp's queries, so there is nothing to
-  // combine.
-  CUTE_DEVICE static auto alone() {
-    return [](Rows&, auto const&) {};
-  }
-
  private:
+  // Computes P relative to the bases (ROWS), and this thread's sums (ROWS) of it before it is
+  // rounded. S stays as it is.
   template <class FragmentP>
   CUTE_DEVICE void compute_p(Rows const& bases, FragmentP& tOrP, Rows& sums) {
     FragmentS probabilities;
-    softmax.template exponentiate<Traits::kSumChains>(
-        view(), bases,
-        cute::make_tensor(probabilities.data(), rows_and_columns(probabilities.layout())), sums);
+    softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
     convert_into(probabilities, tOrP);
   }
 
-  // (ROWS, COLS)
-  CUTE_DEVICE auto view() {
-    return cute::make_tensor(accumulator.data(), rows_and_columns(accumulator.layout()));
+  CUTE_DEVICE static auto rows_of(FragmentS& fragment) {
+    return cute::make_tensor(fragment.data(), rows_and_columns(fragment.layout()));  // (ROWS, COLS)
   }
+  CUTE_DEVICE auto view() { return rows_of(accumulator); }  // (ROWS, COLS)
 
   CUTE_DEVICE void modify_and_mask(ForwardTile const& tile, int32_t n_block, bool masked) {
     auto rS = view();

@@ -47,12 +47,6 @@ struct ForwardTraits {
       kConsumers > 1 &&
       (Study::kTurns == Turns::Taken || (Study::kTurns == Turns::WhereTheyPay && kHeadDim <= 128));
 
-  // By how much, in base 2, a score may exceed the reference of its row.
-  static constexpr int kMostLag = Study::kReference == Reference::Exact ? 0 : 14;
-
-  // Independent sums of a row's probabilities: measured, up to 3 % either way.
-  static constexpr int kSumChains = 1;
-
   // S = Q K^T, both from shared memory; O = P V, P from registers. Each warpgroup owns its rows:
   // softmax needs no other.
   using MmaQK = decltype(cute::make_tiled_mma(

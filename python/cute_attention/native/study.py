@@ -77,7 +77,7 @@ COLUMNS: Mapping[str, Column] = {
         "Reference",
         {"optimistic": "Optimistic", "exact": "Exact"},
         {"exact": "exact"},
-        *(SM80_FORWARD, SM90_FORWARD),
+        SM80_FORWARD,
     ),
     "probabilities": _choice(
         "PathOfP",
