@@ -21,8 +21,8 @@ _ARCHITECTURES = {
 }
 
 
-# All members of score_mods, in the order in which they are applied; first those of a row that serves
-# calls with any of them.
+# All members of score_mods, in the order in which they are applied. The first are those of a row
+# that serves calls with any of them.
 EVERY = ("softcap", "alibi", "bias", "dropout")
 MODIFIERS = (*EVERY, "qv")
 
