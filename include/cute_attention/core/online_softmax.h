@@ -38,6 +38,12 @@ struct SumOp {
   CUTE_HOST_DEVICE float operator()(float a, float b) const { return a + b; }
 };
 
+// For OnlineSoftmax in a warp that has all keys of its rows.
+struct NothingToCombine {
+  template <class Rows, class Op>
+  CUTE_HOST_DEVICE void operator()(Rows&, Op const&) const {}
+};
+
 // Combines the values of the threads that share a row; all of them get the result.
 template <class Warp, class Op>
 CUTE_HOST_DEVICE float reduce_row_threads(float value, Op const& op) {
@@ -98,8 +104,8 @@ struct OnlineSoftmax {
   //                      same rows; only with the exact maximum
   //   kMasked            whether some scores may be hidden
   //   kChains            sums of a row that are independent until the end
-  template <bool kMasked, int kChains, class Scores, class Combine>
-  CUTE_HOST_DEVICE bool take(Scores&& scores, Rows& factors, Combine&& combine) {
+  template <bool kMasked, int kChains, class Scores, class Combine = NothingToCombine>
+  CUTE_HOST_DEVICE bool take(Scores&& scores, Rows& factors, Combine const& combine = {}) {
     using namespace cute;
     CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
     Rows maxima, base;
@@ -138,8 +144,8 @@ struct OnlineSoftmax {
   // After the last tile: the sums (ROWS) of exp2(scale_log2 * score - base), and the bases (ROWS)
   // that they and the output are relative to. A row without keys has the sum 0.
   // combine(rows, op) as for take().
-  template <class Combine>
-  CUTE_HOST_DEVICE Rows sums(Combine&& combine) const {
+  template <class Combine = NothingToCombine>
+  CUTE_HOST_DEVICE Rows sums(Combine const& combine = {}) const {
     Rows sums;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
@@ -160,8 +166,8 @@ struct OnlineSoftmax {
   // After the last tile. Returns the factors (ROWS) that normalise the output, and gives the LSE
   // (ROWS) in natural logarithm. A row without keys has factor 0 and LSE -infinity.
   // combine(rows, op) as for take().
-  template <class Combine>
-  CUTE_HOST_DEVICE Rows finish(Rows& lse, Combine&& combine) const {
+  template <class Combine = NothingToCombine>
+  CUTE_HOST_DEVICE Rows finish(Rows& lse, Combine const& combine = {}) const {
     Rows const sums = this->sums(combine);
     Rows factors;
     CUTE_UNROLL

@@ -21,8 +21,10 @@ template <int kRows, class Warp = DeviceWarp>
 struct StraightSoftmax : private OnlineSoftmax<kRows, 0, Warp> {
   using Online = OnlineSoftmax<kRows, 0, Warp>;
   using Online::bases;
+  using Online::finish;
   using Online::lower;
   using Online::Online;
+  using Online::sums;
   using typename Online::Rows;
 
   // Raises the references to the maxima of a tile of scores (ROWS, COLS), and scales the sums so
@@ -78,17 +80,6 @@ struct StraightSoftmax : private OnlineSoftmax<kRows, 0, Warp> {
     for (int row = 0; row < kRows; ++row) {
       this->row_sum(row) += sums(row);
     }
-  }
-
-  // After the last tile, as those of OnlineSoftmax: no other warp has keys of these rows.
-  CUTE_HOST_DEVICE Rows sums() const { return Online::sums(nothing_to_combine()); }
-  CUTE_HOST_DEVICE Rows finish(Rows& lse) const {
-    return Online::finish(lse, nothing_to_combine());
-  }
-
- private:
-  CUTE_HOST_DEVICE static auto nothing_to_combine() {
-    return [](Rows&, auto const&) {};
   }
 };
 

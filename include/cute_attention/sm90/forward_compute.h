@@ -271,6 +271,18 @@ struct ForwardCompute {
     release_values(ring_v);
   }
 
+  // Waits for the O that the V of `ring_v` is part of, and releases this V.
+  CUTE_DEVICE void end_output(Ring const& ring_v) {
+    if constexpr (!Scores::kStraight) {
+      // The compiler would move the wait for O above the exponentials. It leaves them before this
+      // one, for the next V.
+      cute::warpgroup_fence_operand(scores.accumulator);
+      wait_for_values();
+    }
+    cute::warpgroup_wait<0>();
+    release_output(ring_v);
+  }
+
   CUTE_DEVICE void release_values(Ring const& ring_v) { release(shared.value_empty[ring_v.stage]); }
 
   // O of this thread, (ROWS, COLS).
@@ -289,7 +301,8 @@ struct ForwardCompute {
     add_bias(tile);
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
-    scores.exponentiate(tOrP, [](auto const&) {});  // there is no output yet
+    scores.template exponentiate<true>(  // there is no output yet
+        tOrP, [] {}, [](auto const&) {});
     scores.drop(tile, n_block, tOrP);
   }
 
@@ -309,12 +322,12 @@ struct ForwardCompute {
     add_bias(tile);
     release_scores(last);
     scores.template next<kMasked>(tile, n_block);
-    cute::warpgroup_wait<0>();
-    release_output(v);
-    scores.exponentiate(tOrP, [this](auto const& factors) {
-      auto rO = output();
-      scale_rows(rO, factors);
-    });
+    scores.template exponentiate<kMasked>(
+        tOrP, [&] { end_output(v); },
+        [&](auto const& factors) {
+          auto rO = output();
+          scale_rows(rO, factors);
+        });
     scores.drop(tile, n_block, tOrP);
   }
 

@@ -28,7 +28,11 @@ struct ForwardScores {
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
-  using Softmax = StraightSoftmax<2>;
+  // Where warpgroups take turns, O has ended when a warpgroup begins its softmax, which is what the
+  // other one waits for: it is as short as can be. Where they do not, O is long, and the softmax
+  // runs beside it in place.
+  static constexpr bool kStraight = Traits::kTakeTurns;
+  using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
   static constexpr int kMapGroup = Traits::kHeadDimV > 128 || Traits::kTileM > 128 ? 1 : 4;
@@ -92,19 +96,33 @@ struct ForwardScores {
     modify_and_mask(tile, n_block, kMasked);
   }
 
-  // Turns S of a KV tile, modified and masked, into P. Changes S only where that is computed again.
+  // Turns S of a KV tile, modified and masked, into P.
+  //   kMasked                without it every query sees every key of the tile
+  //   end_output()           waits for the O that reads the P before this one
   //   scale_output(factors)  multiplies the rows of O so far by factors (ROWS)
-  template <class FragmentP, class ScaleOutput>
-  CUTE_DEVICE void exponentiate(FragmentP& tOrP, ScaleOutput const& scale_output) {
-    Rows bases, factors, sums;
-    softmax.raise(view(), bases, factors);
-    scale_output(factors);
-    compute_p(bases, tOrP, sums);
-    if (__builtin_expect(softmax.any_unusual(bases), false)) {
-      softmax.lower(view(), bases);
+  template <bool kMasked, class FragmentP, class EndOutput, class ScaleOutput>
+  CUTE_DEVICE void exponentiate(FragmentP& tOrP, EndOutput const& end_output,
+                                ScaleOutput const& scale_output) {
+    Rows factors;
+    if constexpr (kStraight) {
+      end_output();
+      Rows bases, sums;
+      softmax.raise(view(), bases, factors);
+      scale_output(factors);
       compute_p(bases, tOrP, sums);
+      if (__builtin_expect(softmax.any_unusual(bases), false)) {
+        softmax.lower(view(), bases);
+        compute_p(bases, tOrP, sums);
+      }
+      softmax.add(sums);
+    } else {
+      bool const rescale = softmax.template take<kMasked, 1>(view(), factors);
+      end_output();
+      convert_into(accumulator, tOrP);
+      if (__builtin_expect(rescale, false)) {
+        scale_output(factors);
+      }
     }
-    softmax.add(sums);
   }
 
   // Clears the dropped probabilities of a KV tile.

@@ -141,23 +141,18 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
           n_block * kTileN));
     }
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
-    bool const rescale = softmax.template take<kMayBeHidden, 1>(rS, factors, alone());
+    bool const rescale = softmax.template take<kMayBeHidden, 1>(rS, factors);
     convert_into(tSrS, tOrP);
     return rescale;
-  }
-
-  // For OnlineSoftmax: no other warp has keys of this warp's queries.
-  CUTE_DEVICE static auto alone() {
-    return [](Rows&, auto const&) {};
   }
 
   // Ends the softmax of the tile's rows, and joins their sinks, while the tensor cores compute O.
   CUTE_DEVICE Ending end_softmax(ForwardTile const& tile) {
     if (has_splits(arguments.params)) {
-      return {softmax.sums(alone()), softmax.bases()};
+      return {softmax.sums(), softmax.bases()};
     }
     Ending ending;
-    ending.factors = softmax.finish(ending.lse, alone());
+    ending.factors = softmax.finish(ending.lse);
     join_sinks(arguments.params, heads_of_thread(arguments, tile, 0, thread), ending.factors,
                ending.lse);
     return ending;

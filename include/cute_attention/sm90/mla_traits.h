@@ -49,9 +49,6 @@ struct MlaTraits {
   static constexpr int kProducerRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
 
-  // By how much, in base 2, a score may exceed the reference of its row.
-  static constexpr int kMostLag = Study::kReference == Reference::Exact ? 0 : 14;
-
   // S = Q K^T, both from shared memory, one part of the columns after the other; a warpgroup's half
   // of O = P V, P from registers.
   using MmaQK = decltype(cute::make_tiled_mma(
