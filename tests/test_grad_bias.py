@@ -159,9 +159,10 @@ def test_workspace_full_of_nan(row: rows.TableRow, case: Shared) -> None:
     workspace = garbage(sizes.grad_bias_parts + beyond, dtype=torch.float32)
     found, whole = run(workspace), run(None)
     assert workspace[-beyond:].isnan().all()
-    # Sums of many numbers around 1 that may cancel each other.
+    # Sums of many numbers that may cancel each other, and grow with the columns of dO and V.
     terms = case.batch * case.heads * case.queries * case.keys / bias.numel()
-    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6 * terms**0.5)
+    size = max(1.0, row.head_dim / 32) ** 0.5
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6 * size * terms**0.5)
 
 
 def test_without_a_gradient_there_is_no_workspace(row: rows.TableRow) -> None:
