@@ -52,6 +52,7 @@ def test_feature_bits_are_those_of_the_core() -> None:
     found = {int(bit): name.lower() for name, bit in re.findall(r"k(\w+) = (\d+),", enum[1])}
     assert found.pop(32) == "softcap"  # a number in Problem, from which the core makes the bit
     assert found.pop(64) == "cache"  # of calls with a cache, which every row that they reach reads
+    assert found.pop(128) == "qv"  # only calls with a cache have it
     assert found == {bit: word.replace(" ", "") for bit, word in FEATURES.items()}
 
 

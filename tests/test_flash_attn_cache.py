@@ -11,7 +11,7 @@ from torch import Tensor
 from cute_attention import flash_attn, flash_attn_interface
 from cute_attention.cache_arguments import CacheArguments
 from cute_attention.flash_attn.layers.rotary import apply_rotary_emb
-from cute_attention.inference.lowered import _append
+from cute_attention.inference.append import append
 from flash_attn_plain import CLOSE, cumulative, plain, rotated
 
 BATCH, ROOM, HEADS, HEADS_KV, DIM = 3, 24, 4, 2, 16
@@ -295,7 +295,7 @@ def test_tokens_that_the_host_has_not_counted(packed: bool, paged: bool) -> None
         k, v = (torch.cat((t.flatten(0, 1), rand(2, HEADS_KV, DIM))) for t in (k, v))
         given["cu_seqlens_k_new"] = cumulative(3, 3, 3)
     q = rand(BATCH, 1, HEADS, DIM)
-    _append(CacheArguments(q, *caches, lengths, "reference", 1.0, k=k, v=v, **given))
+    append(CacheArguments(q, *caches, lengths, "reference", 1.0, k=k, v=v, **given))
     for cache, want in zip(caches, wanted, strict=True):
         assert torch.equal(cache, want)
 
