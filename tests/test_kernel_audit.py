@@ -151,13 +151,13 @@ def test_no_spills_and_registers_fit(row):
         assert (used["STACK"], used["LOCAL"]) == (0, 0), (chip, kernel)
 
 
-def test_the_kernel_that_combines_splits_does_not_spill():
-    """One for each dtype in each library."""
-    objects = list(BUILD.rglob("combine_splits.cu.o"))
+@pytest.mark.parametrize("source", ["append_tokens", "combine_splits"])
+def test_kernels_that_every_library_has_do_not_spill(source):
+    objects = list(BUILD.rglob(f"{source}.cu.o"))
     assert objects
     for path in objects:
         used = re.findall(r"STACK:(\d+).* LOCAL:(\d+)", cuobjdump("--dump-resource-usage", path))
-        assert len(used) % 2 == 0 and set(used) == {("0", "0")}, path
+        assert set(used) == {("0", "0")}, path
 
 
 @each_row
