@@ -64,7 +64,7 @@ def test_small_tiles_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tiles_cover_exactly_what_is_seen(seqlen_q: int, seqlen_k: int) -> None:
     """By brute force over windows and tile shapes: each visible pair lies in one tile, and masks
     hide all others."""
-    like = torch.zeros(())
+    device = torch.device("cpu")
     for left in (0, 1, 7, 99):
         for right in (0, 1, 7, 99):
             for rows, cols in ((1, 1), (3, 4), (16, 16)):
@@ -72,8 +72,10 @@ def test_tiles_cover_exactly_what_is_seen(seqlen_q: int, seqlen_k: int) -> None:
                 seen = torch.zeros(seqlen_q, seqlen_k)
                 for i0, i1 in plan.row_blocks():
                     for j0, j1 in plan.col_blocks(i0, i1):
-                        mask = plan.mask(i0, i1, j0, j1, like)
-                        visible = torch.ones(i1 - i0, j1 - j0) if mask is None else mask.exp()
+                        hidden = plan.hidden(i0, i1, j0, j1, device)
+                        visible = torch.ones(i1 - i0, j1 - j0)
+                        if hidden is not None:
+                            visible.masked_fill_(hidden, 0.0)
                         assert visible.any(), "a tile that the mask hides was not skipped"
                         seen[i0:i1, j0:j1] += visible
                 shift = seqlen_k - seqlen_q
@@ -254,6 +256,30 @@ def test_what_no_mask_shows_is_not_read(run) -> None:
             assert_close(value, clean[name], "exact", name=name)
         assert not clean["dq"][:, blind].any()
         assert not clean["dk"][:, unseen].any() and not clean["dv"][:, unseen].any()
+
+
+@pytest.mark.parametrize("run", [run_direct, run_blockwise], ids=["direct", "blockwise"])
+@pytest.mark.parametrize("anything", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_bias_that_the_mask_hides_may_be_anything(run, anything, softcap, tile_size) -> None:
+    """Also where its key is seen by another query, so that the tile is computed."""
+    for case in (
+        Case("causal", causal=True, seqlen_q=40, seqlen_k=47, bias="b h q k"),
+        Case("window", window=(5, 3), seqlen_q=47, seqlen_k=40, bias="b h q k"),
+    ):
+        case = dataclasses.replace(case, softcap=softcap)
+        inputs = make_inputs(case)
+        assert inputs.bias is not None
+        i = torch.arange(case.seqlen_q)[:, None] + case.seqlen_k - case.seqlen_q
+        j = torch.arange(case.seqlen_k)
+        left, right = case.window or (10**6, 0)
+        hidden = (j > i + right) | (j < i - left)
+        clean = run(case, inputs)
+        with torch.no_grad():
+            inputs.bias.masked_fill_(hidden, anything)
+        for name, value in run(case, inputs).items():
+            assert_close(value, clean[name], "exact", name=name)
+        assert not clean["dbias"].masked_select(hidden).any()
 
 
 def test_varlen_bias_is_read_only_where_sequences_are() -> None:

@@ -76,20 +76,20 @@ class Tiles:
         for j0 in range(first, last, self.cols):
             yield j0, min(j0 + self.cols, last)
 
-    def mask(self, i0: int, i1: int, j0: int, j1: int, like: Tensor) -> Tensor | None:
-        """0 where the query sees the key, else -inf, `[rows, cols]`; None where all see all."""
+    def hidden(self, i0: int, i1: int, j0: int, j1: int, device: torch.device) -> Tensor | None:
+        """Where the query does not see the key, bool `[rows, cols]`; None where all see all."""
+
+        def everything() -> Tensor:
+            return torch.ones(i1 - i0, j1 - j0, dtype=torch.bool, device=device)
+
         diagonal = i0 + self.shift - j0  # query i0 is opposite this column of the tile
-        hides_right = j1 - 1 > i0 + self.shift + self.right
-        hides_left = j0 < i1 - 1 + self.shift - self.left
-        mask = None
-        for hides, cut in (
-            (hides_right, lambda t: t.triu_(diagonal + self.right + 1)),
-            (hides_left, lambda t: t.tril_(diagonal - self.left - 1)),
-        ):
-            if hides:
-                side = cut(like.new_full((i1 - i0, j1 - j0), -torch.inf))
-                mask = side if mask is None else mask.add_(side)
-        return mask
+        hidden = None
+        if j1 - 1 > i0 + self.shift + self.right:
+            hidden = everything().triu_(diagonal + self.right + 1)
+        if j0 < i1 - 1 + self.shift - self.left:
+            left = everything().tril_(diagonal - self.left - 1)
+            hidden = left if hidden is None else hidden.logical_or_(left)
+        return hidden
 
 
 def batch_of_tile(seqlen_q: int, seqlen_k: int, heads: int, gpu: bool) -> int:
@@ -158,9 +158,9 @@ class Sequences:
             split.addcmul_(self.slopes, distance, value=-1)
         if self.bias is not None:
             split.add_(bias_tile(self.bias, i0, i1, j0, j1))
-        mask = self.tiles.mask(i0, i1, j0, j1, scores)
-        if mask is not None:
-            split.add_(mask[:, None, :])
+        hidden = self.tiles.hidden(i0, i1, j0, j1, scores.device)
+        if hidden is not None:  # whose scores may be anything: a bias may be NaN there
+            split.masked_fill_(hidden[:, None, :], -torch.inf)
         return scores, tanh
 
     def kept(self, i0: int, i1: int, j0: int, j1: int) -> Tensor | None:
