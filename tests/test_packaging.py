@@ -157,25 +157,31 @@ def test_wrong_architectures_are_refused(tmp_path, archs, message):
 
 
 @pytest.mark.parametrize(
-    ("archs", "families", "expected"),
+    ("archs", "families", "forward", "backward"),
     [
-        ("80;90a", "sm80;sm90", ["80,code=[compute_80,sm_80]"]),
-        ("90;90a", "sm80;sm90", ["90,code=[compute_90,sm_90]"]),
-        ("120;86;80", "sm80", ["80,code=[compute_80,sm_86,sm_80]", "90,code=[sm_120]"]),
-        ("90a", "sm90", []),
+        ("80;90a", "sm80;sm90", "80,code=[compute_80,sm_80]", "80,code=[compute_80,sm_80]"),
+        ("90;90a", "sm80;sm90", "90,code=[compute_90,sm_90]", "90,code=[compute_90,sm_90]"),
+        (
+            "120;86;80", "sm80",
+            "80,code=[compute_80,sm_86,sm_80,sm_120]",
+            "80,code=[compute_80,sm_86,sm_80] 90,code=[sm_120]",
+        ),
+        ("90a", "sm90", "", ""),
     ],
-)
-def test_architectures_select_families_and_targets(tmp_path, archs, families, expected):
+)  # fmt: skip
+def test_architectures_select_families_and_targets(tmp_path, archs, families, forward, backward):
     script = tmp_path / "archs.cmake"
     script.write_text(
         f'include("{ROOT}/cmake/architectures.cmake")\n'
         f'cute_attention_read_archs("{archs}" families)\n'
-        'message(NOTICE "${families}|${families_sm80_FLAGS}|${families_sm90_FLAGS}")\n'
+        'message(NOTICE "${families}")\n'
+        'message(NOTICE "${families_sm80_forward_FLAGS}")\n'
+        'message(NOTICE "${families_sm80_backward_FLAGS}")\n'
+        'message(NOTICE "${families_sm90_forward_FLAGS}${families_sm90_backward_FLAGS}")\n'
     )
     result = subprocess.run([CMAKE, "-P", script], check=True, capture_output=True, text=True)
-    read, sm80, sm90 = result.stderr.strip().split("|")
+    read, *found, sm90 = result.stderr.splitlines()
     assert read == families
-    assert [
-        flag.removeprefix("-gencode=arch=compute_") for flag in sm80.split(";") if flag
-    ] == expected
-    assert sm90 == ("-gencode=arch=compute_90a,code=sm_90a" if "sm90" in families else "")
+    assert sm90 == 2 * ("-gencode=arch=compute_90a,code=sm_90a" if "sm90" in families else "")
+    for flags, expected in zip(found, (forward, backward), strict=True):
+        assert flags.replace("-gencode=arch=compute_", "").replace(";", " ") == expected

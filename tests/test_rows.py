@@ -136,7 +136,9 @@ def test_compile_options_are_those_that_the_rows_ask_for(tmp_path):
 def test_python_compiles_rows_with_the_options_of_cmake(tmp_path):
     """Those of each row, and the targets of each list of chips."""
     asked = [(row, (80,)) for row in TABLE]
-    asked += [(TABLE[0], chips) for chips in ((86,), (80, 86), (90,), (80, 90, 120), (90, 120))]
+    both = [next(row for row in TABLE if row.direction == way) for way in ("forward", "backward")]
+    lists = ((86,), (80, 86), (90,), (80, 90, 120), (120, 80), (90, 120))
+    asked += [(row, chips) for row in both for chips in lists]
     lines = [
         f'include("{ROOT}/cmake/rows.cmake")',
         f'include("{ROOT}/cmake/architectures.cmake")',
@@ -148,7 +150,7 @@ def test_python_compiles_rows_with_the_options_of_cmake(tmp_path):
         lines += [
             f'cute_attention_read_archs("{archs}" families)',
             f'cute_attention_instance_options(row "{row.ptxas}" "{wgmma}" options)',
-            f"set(all ${{kernels}} ${{families_{row.arch}_FLAGS}} ${{options}})",
+            f"set(all ${{kernels}} ${{families_{row.arch}_{row.direction}_FLAGS}} ${{options}})",
             'message(NOTICE "${all}")',
         ]
     script = tmp_path / "options.cmake"

@@ -139,8 +139,9 @@ def write_files(source: Source, tools: Toolchain, folder: Path) -> None:
     """The generated files of a library: the kernels and the table of one row."""
     launch = str(source.launch.resolve()) if source.launch else instance.launch_header(source.row)
     (folder / "row.cu").write_text(instance.instance_text(source.row, launch))
-    built_with = f"{tools.name}, {' '.join(instance.targets(source.row.arch, source.chips))}"
-    (folder / "table.cpp").write_text(instance.table_text(source.row, built_with))
+    row = source.row
+    built_with = " ".join(instance.targets(row.arch, row.direction, source.chips))
+    (folder / "table.cpp").write_text(instance.table_text(row, f"{tools.name}, {built_with}"))
 
 
 def _compile(source: Source, tools: Toolchain, folder: Path) -> Path:

@@ -62,26 +62,29 @@ def flags() -> dict[str, tuple[str, ...]]:
     return {name: tuple(rest) for name, *rest in words}
 
 
-def targets(arch: str, chips: Iterable[int]) -> tuple[str, ...]:
+def targets(arch: str, direction: str, chips: Iterable[int]) -> tuple[str, ...]:
     """nvcc's targets for a family: `cute_attention_read_archs` of cmake/architectures.cmake.
 
     Args:
         arch: "sm80" or "sm90".
+        direction: "forward" or "backward".
         chips: compute capabilities (major * 10 + minor) that an sm80 library has machine code for.
     """
     if arch == "sm90":
         return ("-gencode=arch=compute_90a,code=sm_90a",)
-    found: list[str] = []
-    for ptx, listed in (
-        (80, [chip for chip in chips if chip < 90]),
-        (90, [chip for chip in chips if chip >= 90]),
-    ):
-        if listed:
-            code = [f"sm_{chip}" for chip in listed]
-            if not found:
-                code.insert(0, f"compute_{ptx}")
-            found.append(f"-gencode=arch=compute_{ptx},code=[{','.join(code)}]")
-    return tuple(found)
+    chips = list(chips)
+    older = [chip for chip in chips if chip < 90]
+    newer = [chip for chip in chips if chip >= 90]
+    if not older:
+        return (_target(90, ["compute_90"], newer),)
+    if direction == "forward":
+        return (_target(80, ["compute_80"], older + newer),)
+    return (_target(80, ["compute_80"], older), *([_target(90, [], newer)] if newer else []))
+
+
+def _target(ptx: int, kept: list[str], chips: Iterable[int]) -> str:
+    code = kept + [f"sm_{chip}" for chip in chips]
+    return f"-gencode=arch=compute_{ptx},code=[{','.join(code)}]"
 
 
 def options(row: TableRow) -> tuple[str, ...]:
@@ -99,7 +102,7 @@ def compile_flags(row: TableRow, chips: Iterable[int]) -> tuple[str, ...]:
     kernels = flags()["kernels"]
     if row.study.fast_math == "off":
         kernels = tuple(flag for flag in kernels if flag != "--use_fast_math")
-    return (*_LIBRARY, *kernels, *targets(row.arch, chips), *options(row))
+    return (*_LIBRARY, *kernels, *targets(row.arch, row.direction, chips), *options(row))
 
 
 def launch_header(row: TableRow) -> str:
