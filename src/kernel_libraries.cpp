@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -98,11 +99,12 @@ std::string remedy(std::string const& path) {
 
 // What tells a file from another one at the same path; empty if there is no file.
 std::string identity_of(std::string const& path) {
-  struct stat file;
-  if (stat(path.c_str(), &file) != 0) return "";
+  struct statx file;  // stat() has the version of glibc 2.33
+  if (statx(AT_FDCWD, path.c_str(), 0, STATX_INO | STATX_SIZE | STATX_MTIME, &file) != 0) return "";
   std::string text;
-  for (int64_t const part : {int64_t(file.st_dev), int64_t(file.st_ino), int64_t(file.st_size),
-                             int64_t(file.st_mtim.tv_sec), int64_t(file.st_mtim.tv_nsec)}) {
+  for (int64_t const part :
+       {int64_t(file.stx_dev_major), int64_t(file.stx_dev_minor), int64_t(file.stx_ino),
+        int64_t(file.stx_size), int64_t(file.stx_mtime.tv_sec), int64_t(file.stx_mtime.tv_nsec)}) {
     text += std::to_string(part) + ' ';
   }
   return text;

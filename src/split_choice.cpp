@@ -31,10 +31,15 @@ constexpr double kSplitBytesPerUs = 3e6;
 // What an SM gets of the memory's bandwidth, in bytes a clock, where all of them read: an H200
 // reads 4.2 TB/s.
 constexpr double kReadBytesPerClock = 21;
-// How far reading and computing overlap: the larger this is, the less the shorter of them adds.
-// With 6 the model is within a tenth of an H200 for 32 heads over 8 of 128: 31 us of products
-// alone, 64 us of products and 62 us of reads that take 73, 16 us and 31 us that take 31.
-constexpr double kOverlap = 6;
+// What reading and computing take together, of which each alone takes as long as an argument says:
+// the sixth root of the sum of sixth powers, so that the shorter adds little. The model is then
+// within a tenth of an H200 for 32 heads over 8 of 128: 31 us of products alone, 64 us of products
+// and 62 us of reads that take 73, 16 us and 31 us that take 31. std::pow() would need glibc 2.29.
+double overlapped_us(double compute, double read) {
+  double const longer = std::max(compute, read), ratio = std::min(compute, read) / longer;
+  double const third_power = ratio * ratio * ratio;
+  return longer * std::cbrt(std::sqrt(1 + third_power * third_power));
+}
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -61,8 +66,7 @@ struct SplitModel {
     double const mean = std::ceil(mean_keys / double(splits));
     double const longest = std::ceil(longest_keys / double(splits));
     double const compute = grid_us(row, device, {tiles * splits, mean, longest, clocks});
-    double const longer = std::max(compute, read_us), shorter = std::min(compute, read_us);
-    double const both = longer * std::pow(1 + std::pow(shorter / longer, kOverlap), 1 / kOverlap);
+    double const both = overlapped_us(compute, read_us);
     return splits == 1 ? both : both + combine_us(int32_t(splits)) + double(splits) * split_us;
   }
 
