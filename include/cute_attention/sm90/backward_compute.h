@@ -19,14 +19,10 @@
 #include <cutlass/arch/barrier.h>
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/backward_scores.h"
-#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/global_sum.h"
-#include "cute_attention/core/kept_block.h"
-#include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
-#include "cute_attention/core/score_tile.h"
+#include "cute_attention/sm90/backward_pointwise.h"
 #include "cute_attention/sm90/backward_store.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/gemm.h"
@@ -39,9 +35,9 @@ struct BackwardCompute {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
-  using Scores =
-      BackwardScores<kScoreMods, Traits::kBiasTiles ? score_mods::Bias : score_mods::None>;
+  using Pointwise = BackwardPointwise<Row>;
+  using FragmentS = typename Pointwise::FragmentS;
+  using Operand = typename Pointwise::Operand;
   using Sums = KeyGradientSums<Traits, Traits::kFinishThreads>;
   using QueryRing = Ring<Traits::kStages>;
   static constexpr int kTileM = Traits::kTileM;
@@ -50,26 +46,19 @@ struct BackwardCompute {
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   // To write dQ takes registers that are not there beside it, S and dP.
   static constexpr bool kGradQFirst = Traits::kGradQFirst && !kWritesGradQ;
-  static constexpr bool kDrops = has_dropout(kScoreMods);
-  // For how many columns of S a thread may load the LSE ahead. Without a limit ptxas loads all of
-  // it first, and spills where kGradQFirst leaves few registers.
-  static constexpr int kLseAhead = 16;
-  static_assert(!kGradQFirst || Scores::kMasksFirst, "zero_after() needs P, not modified scores");
 
   template <class Mma, int kRows, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
       Mma{}, cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
-  using FragmentS = Fragment<typename Traits::MmaS, kTileN, kTileM>;
   using FragmentK = Fragment<typename Traits::MmaK, kTileN, kHeadDim>;
   using FragmentV = Fragment<typename Traits::MmaV, kTileN, kHeadDimV>;
   using FragmentQ = Fragment<typename Traits::MmaQ, kWarpgroupM, Traits::kColsQ>;
-  using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
 
   BackwardArguments const& arguments;
   SharedMemory& shared;
   int const warpgroup;  // of the consumers
   int const thread;     // of the consumers
-  Scores const scores;
+  Pointwise const pointwise;
 
   FragmentK tdKrdK;  // (MMA, MMA_N, MMA_D)
   FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
@@ -85,7 +74,7 @@ struct BackwardCompute {
         shared(shared),
         warpgroup(warpgroup),
         thread(thread),
-        scores(arguments.params) {}
+        pointwise(arguments, shared, thread) {}
 
   CUTE_DEVICE void run() {
     for (int32_t number = 0;; ++number) {
@@ -254,34 +243,8 @@ struct BackwardCompute {
     }
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
-    Tensor tSsLse = row_numbers<Traits>(thread, shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
-    Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
-    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
-    Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
-    if constexpr (Scores::kModifiesCopies) {
-      // finish_copies() does it.
-    } else if constexpr (Traits::kBiasTiles) {
-      add_bias_tile<BiasOfTranspose, kTileM>(
-          arguments.bias, shared.bias_tile(ring.stage), 0, opaque(thread),
-          bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
-    } else if constexpr (Scores::kTermsInScores) {
-      add_terms(work, shared.stages[ring.stage], tSrS);
-    }
-    if constexpr (Scores::kMasksFirst) {
-      mask(work, shared.stages[ring.stage].m_block, tSrS);
-    }
-    bool const near = scores.all_near(rS);
-    auto const terms = terms_of(work, shared.stages[ring.stage], tSrS);
-    CUTE_UNROLL
-    for (int query = 0; query < size<1>(rS); ++query) {
-      if (kGradQFirst && query > 0 && query % kLseAhead == 0) {
-        sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
-      }
-      scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
-    }
-    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
-      mask(work, shared.stages[ring.stage].m_block, tSrS);
-    }
+    auto const lse = pointwise.lse(ring.stage);  // (KEYS, QUERIES)
+    auto const terms = pointwise.template begin<kGradQFirst>(work, ring.stage, tSrS, lse);
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
       start_grad_q(tdQrdQ);
@@ -291,36 +254,7 @@ struct BackwardCompute {
     }
     warpgroup_fence_operand(tdPrdP);
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
-    if constexpr (Scores::kModifiesCopies) {
-      finish_copies(work, ring.stage, tSrS, tdPrdP, tdVrP);
-    } else if constexpr (kDrops) {
-      QueryPacking const packing = unpacked_queries();
-      auto const& stage = shared.stages[ring.stage];
-      auto const tile = score_tile(work, stage.m_block, tSrS, packing);
-      KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
-      Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
-          row_numbers<Traits>(thread, shared.delta[ring.stage]);
-      CUTE_UNROLL
-      for (int k = 0; k < size<2>(tdVrP); ++k) {  // block after block: fewer words in registers
-        auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
-        CUTE_UNROLL
-        for (int i = 8 * k; i < 8 * k + 8; ++i) {
-          tdPrdP(i) = kept.keeps(i % 8) ? tdPrdP(i) : tdPsDelta(i);
-        }
-        CUTE_UNROLL
-        for (int query = 4 * k; query < 4 * k + 4; ++query) {
-          scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
-        }
-        convert_block(tSrS, k, tdVrP);
-        kept.drop(tdVrP(_, 0, k));
-      }
-    } else {
-      CUTE_UNROLL
-      for (int query = 0; query < size<1>(rS); ++query) {
-        scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
-      }
-      convert_into(tSrS, tdVrP);
-    }
+    pointwise.finish(work, ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
     start_grad_v(tdVrP, ring);
     convert_into(tdPrdP, tdKrdS);
     if constexpr (kGradQFirst) {
@@ -341,88 +275,6 @@ struct BackwardCompute {
     warpgroup_wait<1>();
     ++steps_before;
     ++grads_before;
-  }
-
-  // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a
-  // block registers hold a copy of the scores, with terms and masked (backward_scores.h).
-  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
-  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
-  CUTE_DEVICE void finish_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
-                                 FragmentS& tdPrdP, Operand& tdVrP) {
-    using namespace cute;
-    BackwardParams const& params = arguments.params;
-    auto const& stage = shared.stages[stage_index];
-    QueryPacking const packing = unpacked_queries();
-    auto const tile = score_tile(work, stage.m_block, tSrS, packing);
-    KeepTest const test(uint32_t(params.dropout.drop_count));
-    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);      // (MMA, MMA_N, MMA_M)
-    Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
-    CUTE_UNROLL
-    for (int k = 0; k < size<2>(tdVrP); ++k) {
-      Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
-      auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
-      if constexpr (Traits::kBiasTiles) {
-        if (call_has<kScoreMods, score_mods::Bias>(params)) {
-          float const unit = Scores::Modifiers::exponent_scale(params);
-          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index), 0,
-                                                 opaque(thread),
-                                                 bias_per_unit(params, work.sequence, unit), k, rZ);
-        }
-      }
-      Scores::template add_terms<Element>(params, stage, copies);
-      if (work.tiles.masked(stage.m_block)) {
-        mask_tile(work, stage.m_block, copies);
-      }
-      KeptBlock<Rows::Keys> kept{{~0u, ~0u}};
-      if constexpr (kDrops) {
-        if (call_has<kScoreMods, score_mods::Dropout>(params)) {
-          kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
-        }
-      }
-      CUTE_UNROLL
-      for (int i = 8 * k; i < 8 * k + 8; ++i) {
-        float const grad_p = kept.keeps(i % 8) ? tdPrdP(i) : sDelta(i);
-        tdPrdP(i) = grad_p * scores.factor(tSrS(i), rZ(i % 8), sLse(i));
-      }
-      convert_block(tSrS, k, tdVrP);
-      kept.drop(tdVrP(_, 0, k));
-    }
-  }
-
-  CUTE_DEVICE auto score_tile(BackwardWork const& work, int m_block, FragmentS& tSrS,
-                              QueryPacking const& packing) const {
-    return make_score_tile_of_transpose<kTileM, kTileN>(
-        typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, m_block * kTileM,
-        work.tile.n_block * kTileN);
-  }
-
-  // The terms of the modifiers for a step, for scores.begin() and scores.finish().
-  template <class Stage>
-  CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
-  }
-
-  template <class Stage>
-  CUTE_DEVICE void add_terms(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    Scores::template add_terms<Element>(arguments.params, stage,
-                                        score_tile(work, stage.m_block, tSrS, packing));
-  }
-
-  // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
-  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) {
-    if (work.tiles.masked(m_block)) {
-      QueryPacking const packing = unpacked_queries();
-      mask_tile(work, m_block, score_tile(work, m_block, tSrS, packing));
-    }
-  }
-  template <class Tile>
-  CUTE_DEVICE static void mask_tile(BackwardWork const& work, int m_block, Tile const& tile) {
-    mask_scores_by_side(tile);
-    if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
-      mask_missing_queries(tile);
-    }
   }
 
   // Writes dS^T, as it is in registers for dK, where dQ reads it.
