@@ -39,6 +39,12 @@ enum class Grid {
   OneTile,
 };
 
+// Who sets the sums of dQ to zero, and makes dQ of them, in the backward of sm90.
+enum class SumKeeper {
+  Kernels,  // the one before it, and the one after
+  Warp,     // a warp of each CTA (core/sum_upkeep.h)
+};
+
 struct TableChoices {
   static constexpr Copies kCopies = Copies::Async;
   static constexpr Loads kLoads = Loads::Eager;
@@ -52,6 +58,9 @@ struct TableChoices {
   static constexpr PathOfP kPathOfP = PathOfP::Registers;
   static constexpr Turns kTurns = Turns::WhereTheyPay;
   static constexpr Grid kGrid = Grid::Persistent;
+  // Blocks of keys whose K are in shared memory at a time, in the backward of sm90.
+  static constexpr SumKeeper kSumKeeper = SumKeeper::Warp;
+  static constexpr int kKeyStages = 2;
 };
 
 // The choices of a row. The source of a row for study specialises it.

@@ -47,6 +47,10 @@ struct BackwardCompute {
   // To write dQ takes registers that are not there beside it, S and dP.
   static constexpr bool kGradQFirst = Traits::kGradQFirst && !kWritesGradQ;
 
+  // Whether what the next block needs comes as early as it can. Then dV leaves while the other
+  // warpgroup ends its last step.
+  static constexpr bool kOverlapsBlocks = Traits::kOverlapsBlocks;
+
   template <class Mma, int kRows, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
       Mma{}, cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
@@ -86,8 +90,16 @@ struct BackwardCompute {
       }
       compute_keys(work);
       if (arguments.schedule.parts == 1) {
-        store_key_gradients<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
-                                    tdKrdK, tdVrdV);
+        if constexpr (kOverlapsBlocks || !kWritesGradQ) {
+          store_grad_keys<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
+                                  tdKrdK);
+          if (!kOverlapsBlocks || work.steps.count == 0) {
+            store_values(work);
+          }
+        } else {
+          store_key_gradients<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
+                                      tdKrdK, tdVrdV);
+        }
       } else if (work.steps.count > 0) {
         using MmaK = typename Traits::MmaK;
         using MmaV = typename Traits::MmaV;
@@ -108,28 +120,45 @@ struct BackwardCompute {
     if (count == 0) {
       return;
     }
-    uint32_t const parity = uint32_t(grads_before - steps_before) % 2;
-    Barrier::wait(&shared.key_full, parity);
-    Barrier::wait(&shared.value_full, parity);
+    auto const ring_k = keys_of(grads_before - steps_before);
+    Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity);
+    if constexpr (!kOverlapsBlocks) {
+      await_values();
+    }
     // The first step also computes dQ of a step before it, which does not exist: from a dS that
     // nobody has written. The warp that adds dQ to its sums leaves this one out.
     arrive(shared.grad_s_full[grad_s_of(grads_before).stage]);
     int remaining = count;
     do {
-      compute_step(work, remaining == count);
+      compute_step(work, remaining == count, remaining == 1);
     } while (--remaining > 0);
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
+    if (kOverlapsBlocks && arguments.schedule.parts == 1) {
+      store_values(work);
+    }
     await_grad_s();
     start_grad_q(tdQrdQ);
     cute::warpgroup_wait<0>();
     cute::warpgroup_fence_operand(tdKrdK);
     cute::warpgroup_fence_operand(tdVrdV);
-    arrive(shared.key_empty);
-    arrive(shared.value_empty);
+    arrive(shared.key_empty[ring_k.stage]);
+    if constexpr (kOverlapsBlocks) {
+      release_queries();
+    } else {
+      arrive(shared.value_empty);
+    }
     hand_over_grad_q(work, false, tdQrdQ);
     ++grads_before;
   }
 
+  CUTE_DEVICE void store_values(BackwardWork const& work) {
+    store_grad_values<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
+                              tdVrdV);
+  }
+
+  CUTE_DEVICE static Ring<Traits::kStagesK> keys_of(int32_t number) {
+    return buffer_of<Traits::kStagesK>(number);
+  }
   CUTE_DEVICE static QueryRing queries_of(int32_t number) {
     return buffer_of<Traits::kStages>(number);
   }
@@ -152,21 +181,32 @@ struct BackwardCompute {
     }
   }
 
+  CUTE_DEVICE void await_values() const {
+    Barrier::wait(&shared.value_full, uint32_t(grads_before - steps_before) % 2);
+  }
+
+  // Where K of this block is.
+  CUTE_DEVICE uint32_t key_stage() const { return keys_of(grads_before - steps_before).stage; }
+
   // Starts S^T = K Q^T with the Q of `ring`.
   CUTE_DEVICE void start_scores(FragmentS& tSrS, QueryRing const& ring) {
     using namespace cute;
     typename Traits::MmaS mma;
-    Tensor sK = in_shared<typename Traits::SmemLayoutK>(shared.k);  // (N, D, 1)
+    Tensor sK = in_shared<typename Traits::SmemLayoutK>(shared.k);  // (N, D, STAGE)
     Tensor sQ = in_shared<typename Traits::SmemLayoutQ>(shared.q);  // (M, D, STAGE)
     auto const thread_mma = mma.get_slice(warpgroup * kWarpgroupThreads);
-    Tensor tSrK = thread_mma.partition_fragment_A(sK);  // (MMA, MMA_N, MMA_D, 1)
+    Tensor tSrK = thread_mma.partition_fragment_A(sK);  // (MMA, MMA_N, MMA_D, STAGE)
     Tensor tSrQ = thread_mma.partition_fragment_B(sQ);  // (MMA, MMA_M, MMA_D, STAGE)
-    start_gemm<GMMA::ScaleOut::Zero>(mma, tSrK(_, _, _, 0), tSrQ(_, _, _, ring.stage), tSrS);
+    start_gemm<GMMA::ScaleOut::Zero>(mma, tSrK(_, _, _, key_stage()), tSrQ(_, _, _, ring.stage),
+                                     tSrS);
   }
 
   // Starts dP^T + delta = V dO^T + delta, in accumulators that contain delta.
   CUTE_DEVICE void start_grad_p(FragmentS& tdPrdP, QueryRing const& ring) {
     using namespace cute;
+    if constexpr (kOverlapsBlocks) {  // in each step: a branch would serialise the products
+      await_values();
+    }
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
     copy(row_numbers<Traits>(thread, shared.delta[ring.stage]), tdPrdP);
     typename Traits::MmaS mma;
@@ -208,13 +248,13 @@ struct BackwardCompute {
     auto const ring_s = grad_s_of(grads_before);
     typename Traits::MmaQ mma;
     Tensor sdS = in_shared<typename Traits::SmemLayoutS>(shared.grad_s);  // (M, N, STAGE)
-    Tensor sKt = in_shared<typename Traits::SmemLayoutKt>(shared.k);      // (D, N, 1)
+    Tensor sKt = in_shared<typename Traits::SmemLayoutKt>(shared.k);      // (D, N, STAGE)
     Tensor sdS_part =                                                     // (64, N)
         local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
                    make_coord(Traits::row_part_q(warpgroup), _0{}, ring_s.stage));
     Tensor sKt_part =  // (COLS_Q, N)
         local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
-                   make_coord(Traits::col_part_q(warpgroup), _0{}, _0{}));
+                   make_coord(Traits::col_part_q(warpgroup), _0{}, key_stage()));
     auto const thread_mma = mma.get_slice(0);
     Tensor tdQrdS = thread_mma.partition_fragment_A(sdS_part);  // (MMA, MMA_M, MMA_N)
     Tensor tdQrK = thread_mma.partition_fragment_B(sKt_part);   // (MMA, MMA_D, MMA_N)
@@ -223,7 +263,7 @@ struct BackwardCompute {
 
   // One step. If it is not the block's first, dK of the step before is under way, and dQ of it is
   // computed.
-  CUTE_DEVICE void compute_step(BackwardWork const& work, bool first) {
+  CUTE_DEVICE void compute_step(BackwardWork const& work, bool first, bool last) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
@@ -234,7 +274,7 @@ struct BackwardCompute {
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     start_scores(tSrS, ring);
     warpgroup_wait<1>();  // dK of the step before
-    if (steps_before > 0) {
+    if (kOverlapsBlocks ? !first : steps_before > 0) {
       release_queries();
     }
     start_grad_p(tdPrdP, ring);
@@ -253,6 +293,9 @@ struct BackwardCompute {
       warpgroup_wait<0>();  // dP
     }
     warpgroup_fence_operand(tdPrdP);
+    if (kOverlapsBlocks && last) {
+      arrive(shared.value_empty);
+    }
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
     pointwise.finish(work, ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
     start_grad_v(tdVrP, ring);

@@ -13,11 +13,13 @@
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
+#include "cute_attention/core/sum_upkeep.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/bias_tiles.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
+#include "cute_attention/study.h"
 
 namespace cute_attention::sm90 {
 
@@ -31,7 +33,8 @@ struct BackwardArguments {
   CUtensorMap map_k;       // boxes of tile_n rows
   CUtensorMap map_v;       // boxes of tile_n rows
   BiasTiles bias;          // of tile_m rows; unused where the kernel reads no such tiles
-  bool bias_is_aligned;    // tma_loads_bias(); unused likewise where it reads them
+  SumUpkeep upkeep;
+  bool bias_is_aligned;  // tma_loads_bias(); unused likewise where it reads them
 };
 
 // A part of the steps of a block of keys, in shared memory. The load warp writes it, and all other
@@ -106,6 +109,8 @@ struct BackwardTraits {
   // computed.
   static constexpr int kFinishThreads = kConfig.tile_n / kWarpgroupM * kWarpgroupThreads;
   static constexpr bool kHasSums = true;  // of dQ (core/backward_prepare.h)
+  // Whether a warp of each CTA keeps sums of dQ (core/sum_upkeep.h).
+  static constexpr bool kUpkeep = StudyOf<Row>::kSumKeeper == SumKeeper::Warp;
   using Element = ElementOf<kKey.dtype>;
 
   // One warpgroup loads, the others own 64 keys each.
@@ -113,8 +118,8 @@ struct BackwardTraits {
   using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_n / 64 consumers");
-  static_assert(kConsumers < kWarpgroupWarps,
-                "the producer has a warp that loads, and one for each part of dQ");
+  static_assert(kConsumers + kUpkeep < kWarpgroupWarps,
+                "the producer has a warp that loads, one for each part of dQ, and one for sums");
   // Q and dO of a step are released in the next one, which may be the first of the next block.
   static_assert(kStages >= 2, "Q and dO of two steps");
 
@@ -174,9 +179,15 @@ struct BackwardTraits {
   // Buffers of dS. The step that writes one reads the other, of the step before.
   static constexpr int kStagesS = 2;
 
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1, kBoxColsK>;             // (N, D, 1)
-  using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, 1, kBoxColsK>;  // (D, N, 1)
-  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                       // (N, DV, 1)
+  // Buffers of K. With two, K of the next block comes while this one is computed, and V as soon as
+  // its last dP is there. The row with kGradQFirst has no registers for it.
+  static constexpr int kStagesK = kBiasTiles || kGradQFirst ? 1 : StudyOf<Row>::kKeyStages;
+  static constexpr bool kOverlapsBlocks = kStagesK > 1;
+
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;  // (N, D, STAGE)
+  using SmemLayoutKt =
+      SmemTilesTransposed<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;       // (D, N, STAGE)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
   using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)
   using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages>;        // (M, DV, STAGE)
@@ -192,6 +203,7 @@ struct BackwardTraits {
   using SmemCopyS = decltype(cute::make_tiled_copy_C(
       cute::Copy_Atom<cute::SM90_U32x4_STSM_N, Element>{}, MmaS{}));
 
+  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
 
@@ -215,8 +227,8 @@ struct BackwardTraits {
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.
     uint64_t work_full[kWorkSlots];     // 1 arrival
     uint64_t work_empty[kWorkSlots];    // kConsumers * (kWarpgroupWarps + 1) arrivals
-    uint64_t key_full;                  // 1 arrival
-    uint64_t key_empty;                 // kConsumers * kWarpgroupWarps arrivals
+    uint64_t key_full[kStagesK];        // 1 arrival
+    uint64_t key_empty[kStagesK];       // kConsumers * kWarpgroupWarps arrivals
     uint64_t value_full;                // 1 arrival
     uint64_t value_empty;               // kConsumers * kWarpgroupWarps arrivals
     uint64_t query_full[kStages];       // Q and the LSE: 1 + 32 arrivals

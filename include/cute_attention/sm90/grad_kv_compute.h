@@ -53,7 +53,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
 
   CUTE_DEVICE void clear() { cute::clear(tdVrdV); }
 
-  CUTE_DEVICE void begin_keys(uint32_t parity) { Barrier::wait(&shared.key_full, parity); }
+  CUTE_DEVICE void begin_keys(uint32_t parity) { Barrier::wait(&shared.key_full[0], parity); }
 
   // One step. dV of the step before is under way.
   CUTE_DEVICE void step(BackwardWork const& work) {
@@ -143,7 +143,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   CUTE_DEVICE void end_keys() {
     cute::warpgroup_wait<0>();
     cute::warpgroup_fence_operand(tdVrdV);
-    arrive_by_warp(shared.key_empty);
+    arrive_by_warp(shared.key_empty[0]);
   }
 
   CUTE_DEVICE void store(BackwardWork const& work) {
