@@ -21,7 +21,8 @@ struct GradKvTraits {
   static constexpr int kHeadDim = kKey.head_dim;
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kThreads = kConfig.warps * 32;
-  static constexpr bool kHasSums = false;    // of dQ
+  static constexpr bool kHasSums = false;  // of dQ
+  static constexpr bool kOneTile = sm90::kOneTile<Row>;
   static constexpr bool kBiasTiles = false;  // shared memory has no room for them
   using Element = ElementOf<kKey.dtype>;
 
