@@ -314,3 +314,57 @@ def test_the_lab_knows_when_dq_is_computed():
     assert usual == late
     assert same[1] == 2 * same[0], "each step has as many"
     assert late[0] > same[0] and late[1] - late[0] == same[0], "and each block of keys one more"
+
+
+TRAITS = """
+#include "layouts/host_cuda.h"
+#include "cute_attention/sm90/backward_traits.h"
+#include "cute_attention/sm90/forward_traits.h"
+namespace cute_attention {
+template <int kHeadDim, uint32_t kMods, int kTileM, int kTileN>
+struct R {
+  static constexpr KernelKey kKey{Arch::Sm90, Direction::Backward, DType::BFloat16, kHeadDim,
+                                  kHeadDim, kMods};
+  static constexpr KernelConfig kConfig{kTileM, kTileN, 2, 12};
+};
+using Usual64 = R<64, score_mods::None, 128, 128>;
+using Usual128 = R<128, score_mods::None, 64, 128>;
+using Alibi64 = R<64, score_mods::Alibi, 128, 128>;
+using Usual256 = R<256, score_mods::None, 128, 64>;
+struct First : Usual128 {};
+struct Late : Usual64 {};
+struct Same : Usual64 {};
+struct NoSums : R<128, score_mods::None, 128, 64> {};
+struct Biased : R<128, score_mods::Bias, 64, 128> {};
+@choices@
+using sm90::BackwardTraits, sm90::kSumsGradQ, sm90::kOneTile;
+static_assert(BackwardTraits<Usual64>::kGradQFirst && !BackwardTraits<Usual128>::kGradQFirst);
+static_assert(!BackwardTraits<Alibi64>::kGradQFirst && BackwardTraits<Alibi64>::kGradQLag == 1);
+static_assert(BackwardTraits<First>::kGradQFirst && BackwardTraits<First>::kGradQLag == 1);
+static_assert(!BackwardTraits<Late>::kGradQFirst && BackwardTraits<Late>::kGradQLag == 1);
+static_assert(!BackwardTraits<Same>::kGradQFirst && BackwardTraits<Same>::kGradQLag == 0);
+static_assert(kSumsGradQ<Usual64> && kSumsGradQ<Usual128> && !kSumsGradQ<Usual256>);
+static_assert(!kSumsGradQ<NoSums> && kOneTile<NoSums> && !kOneTile<Usual256>);
+static_assert(kOneTile<sm90::BiasFromGlobal<Biased>>, "another kernel of a row has its choices");
+}
+"""
+
+
+def test_the_traits_of_the_sm90_backward_make_the_choices(tmp_path):
+    pytest.importorskip("pycute")
+    from cute_attention.layouts import export
+
+    made = {
+        "First": Study(grad_q="first"),
+        "Late": Study(grad_q="late"),
+        "Same": Study(grad_q="same"),
+        "NoSums": Study(grad_q_sums="none", grid="one_tile"),
+        "Biased": Study(grid="one_tile"),
+    }
+    choices = "".join(study.specialisation(value, name) for name, value in made.items())
+    source = tmp_path / "traits.cpp"
+    source.write_text(TRAITS.replace("@choices@", choices))
+    command = ["c++", "-std=c++17", "-fsyntax-only", "-w", f"-I{ROOT}/include", f"-I{ROOT}/src"]
+    command += ["-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", *export._include_flags(), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
