@@ -14,6 +14,8 @@
 //
 //   products of the tensor cores   S(m)   dP(m)   dQ(m-1)   dV(m)   dK(m)
 //   pointwise work                        P(m)    dS(m)             dQ(m-1), dS(m) to shared memory
+//
+// A row for study may compute dQ in the same step after all (kGradQLag).
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -68,7 +70,7 @@ struct BackwardCompute {
   FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
   // How many steps, and how many dS, there were before this step in all blocks of this CTA. Before
   // the first step of each block comes a dS that nobody writes. So their difference is the number
-  // of blocks that had steps.
+  // of blocks that had steps. Where dQ is not late there is no such dS, but it is counted.
   int32_t steps_before = 0;
   int32_t grads_before = 0;
 
@@ -90,7 +92,7 @@ struct BackwardCompute {
       }
       compute_keys(work);
       if (arguments.schedule.parts == 1) {
-        if constexpr (kOverlapsBlocks || !kWritesGradQ) {
+        if constexpr (kOverlapsBlocks || (Traits::kUpkeep && !kWritesGradQ)) {
           store_grad_keys<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
                                   tdKrdK);
           if (!kOverlapsBlocks || work.steps.count == 0) {
@@ -127,7 +129,9 @@ struct BackwardCompute {
     }
     // The first step also computes dQ of a step before it, which does not exist: from a dS that
     // nobody has written. The warp that adds dQ to its sums leaves this one out.
-    arrive(shared.grad_s_full[grad_s_of(grads_before).stage]);
+    if constexpr (Traits::kGradQLag > 0) {
+      arrive(shared.grad_s_full[grad_s_of(number_of_dq()).stage]);
+    }
     int remaining = count;
     do {
       compute_step(work, remaining == count, remaining == 1);
@@ -136,8 +140,10 @@ struct BackwardCompute {
     if (kOverlapsBlocks && arguments.schedule.parts == 1) {
       store_values(work);
     }
-    await_grad_s();
-    start_grad_q(tdQrdQ);
+    if constexpr (Traits::kGradQLag > 0) {
+      await_grad_s();
+      start_grad_q(tdQrdQ);
+    }
     cute::warpgroup_wait<0>();
     cute::warpgroup_fence_operand(tdKrdK);
     cute::warpgroup_fence_operand(tdVrdV);
@@ -147,7 +153,9 @@ struct BackwardCompute {
     } else {
       arrive(shared.value_empty);
     }
-    hand_over_grad_q(work, false, tdQrdQ);
+    if constexpr (Traits::kGradQLag > 0) {
+      hand_over_grad_q(work, false, tdQrdQ);
+    }
     ++grads_before;
   }
 
@@ -159,6 +167,14 @@ struct BackwardCompute {
   CUTE_DEVICE static Ring<Traits::kStagesK> keys_of(int32_t number) {
     return buffer_of<Traits::kStagesK>(number);
   }
+
+  // The number of the dS whose dQ a step computes, and of the one that it writes, of all of this
+  // CTA.
+  CUTE_DEVICE int32_t number_of_dq() const {
+    return Traits::kGradQLag > 0 ? grads_before : steps_before;
+  }
+  CUTE_DEVICE int32_t number_of_ds() const { return number_of_dq() + Traits::kGradQLag; }
+
   CUTE_DEVICE static QueryRing queries_of(int32_t number) {
     return buffer_of<Traits::kStages>(number);
   }
@@ -236,16 +252,16 @@ struct BackwardCompute {
     start_gemm<GMMA::ScaleOut::One>(mma, tdKrdS, tdKrQ(_, _, _, ring.stage), tdKrdK);
   }
 
-  // Waits until dS of the step before is there, of all keys.
+  // Waits until the dS of which dQ is computed is there, of all keys.
   CUTE_DEVICE void await_grad_s() const {
-    auto const ring_s = grad_s_of(grads_before);
+    auto const ring_s = grad_s_of(number_of_dq());
     Barrier::wait(&shared.grad_s_full[ring_s.stage], ring_s.parity);
   }
 
-  // Starts this warpgroup's part of dQ = dS K of the step before.
+  // Starts this warpgroup's part of dQ = dS K.
   CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ) {
     using namespace cute;
-    auto const ring_s = grad_s_of(grads_before);
+    auto const ring_s = grad_s_of(number_of_dq());
     typename Traits::MmaQ mma;
     Tensor sdS = in_shared<typename Traits::SmemLayoutS>(shared.grad_s);  // (M, N, STAGE)
     Tensor sKt = in_shared<typename Traits::SmemLayoutKt>(shared.k);      // (D, N, STAGE)
@@ -323,7 +339,7 @@ struct BackwardCompute {
   // Writes dS^T, as it is in registers for dK, where dQ reads it.
   CUTE_DEVICE void store_grad_s(Operand const& tdKrdS) {
     using namespace cute;
-    auto const ring_s = grad_s_of(grads_before + 1);
+    auto const ring_s = grad_s_of(number_of_ds());
     Barrier::wait(&shared.grad_s_empty[ring_s.stage], ring_s.parity ^ 1);
     Tensor sdSt = in_shared<typename Traits::SmemLayoutSt>(shared.grad_s);  // (N, M, STAGE)
     auto const thread_copy = typename Traits::SmemCopyS{}.get_slice(opaque(thread));
@@ -336,16 +352,17 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[ring_s.stage]);
   }
 
-  // This warpgroup's part of dQ of the step before is there. `first`: there was no step before.
+  // This warpgroup's part of dQ is there. `first`: this is the first step of its block, so that dQ
+  // is of no step where it is late.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
   CUTE_DEVICE void hand_over_grad_q(BackwardWork const& work, bool first, FragmentQ& tdQrdQ) {
     cute::warpgroup_fence_operand(tdQrdQ);
-    arrive(shared.grad_s_empty[grad_s_of(grads_before).stage]);
+    arrive(shared.grad_s_empty[grad_s_of(number_of_dq()).stage]);
     if constexpr (!kWritesGradQ) {
       stage_grad_q(tdQrdQ);
-    } else if (!first) {
-      store_grad_queries<Traits>(arguments.params, work,
-                                 shared.step_tiles[tile_slot(queries_of(steps_before - 1))],
+    } else if (Traits::kGradQLag == 0 || !first) {
+      auto const ring = queries_of(steps_before - Traits::kGradQLag);
+      store_grad_queries<Traits>(arguments.params, work, shared.step_tiles[tile_slot(ring)],
                                  warpgroup, opaque(thread) % kWarpgroupThreads, tdQrdQ);
     }
   }
@@ -353,7 +370,7 @@ struct BackwardCompute {
   // Hands dQ to the warp that adds it to its sums.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
   CUTE_DEVICE void stage_grad_q(FragmentQ const& tdQrdQ) {
-    Barrier::wait(&shared.grad_q_empty[warpgroup], uint32_t(grads_before) % 2 ^ 1);
+    Barrier::wait(&shared.grad_q_empty[warpgroup], uint32_t(number_of_dq()) % 2 ^ 1);
     auto* const staged = reinterpret_cast<float4*>(shared.grad_q[warpgroup]);
     int const lane = thread % kWarpgroupThreads;
     CUTE_UNROLL

@@ -151,7 +151,8 @@ struct BackwardWithSums {
       }
     }
     if (n_tiles > 0) {
-      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, context->device->multiprocessors);
+      int32_t const most = Traits::kOneTile ? int32_t(kMaxTiles) : context->device->multiprocessors;
+      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, most);
       auto const kernel = at_once ? kWriter : bias_from_global ? kOtherBias : kAdder;
       kernel<<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
     }
@@ -185,6 +186,6 @@ struct BackwardWithSums {
 
 template <class Row>
 using BackwardLaunch =
-    std::conditional_t<sums_grad_q(Row::kKey), BackwardWithSums<Row>, BackwardWithoutSums<Row>>;
+    std::conditional_t<kSumsGradQ<Row>, BackwardWithSums<Row>, BackwardWithoutSums<Row>>;
 
 }  // namespace cute_attention::sm90

@@ -58,7 +58,7 @@ struct BackwardLoad {
       load_work();
       // The next block is taken only when all loads of this one have been started, so that another
       // CTA may take it if it is free sooner.
-      index = next_index();
+      index = Traits::kOneTile ? INT32_MAX : next_index();
     }
   }
 

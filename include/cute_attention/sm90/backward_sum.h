@@ -49,7 +49,8 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(
         params, work.tile, work.sequence, work.tiles, work.steps);
     int remaining = steps.count();
-    if (remaining > 0) {  // dQ of a step that does not exist (backward_compute.h)
+    // Where dQ is late, the first is of a step that does not exist (backward_compute.h).
+    if (Traits::kGradQLag > 0 && remaining > 0) {
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
       Barrier::arrive(&shared.grad_q_empty[part]);
       ring.advance();

@@ -71,7 +71,13 @@ CUTE_DEVICE auto row_numbers(int thread, float const* numbers) {
 // (backward_kernel.h). If not, one kernel computes dK and dV, and another dQ (grad_kv_kernel.h,
 // grad_q_kernel.h): above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64
 // keys beside scores and dQ.
-constexpr bool sums_grad_q(KernelKey const& key) { return key.head_dim <= 128; }
+template <class Row>
+constexpr bool kSumsGradQ =
+    Row::kKey.head_dim <= 128 && StudyOf<Row>::kGradQSums == GradQSums::WhereTheyFit;
+
+// Whether a CTA computes one block of keys, or one tile of queries of dQ, and no other.
+template <class Row>
+constexpr bool kOneTile = StudyOf<Row>::kGrid == Grid::OneTile;
 
 // The queries of a stage, in shared memory: their tile, what the modifiers need to know of their
 // head, and their random words.
@@ -111,11 +117,17 @@ struct BackwardTraits {
   static constexpr bool kHasSums = true;  // of dQ (core/backward_prepare.h)
   // Whether a warp of each CTA keeps sums of dQ (core/sum_upkeep.h).
   static constexpr bool kUpkeep = StudyOf<Row>::kSumKeeper == SumKeeper::Warp;
+  static constexpr bool kOneTile = sm90::kOneTile<Row>;
   using Element = ElementOf<kKey.dtype>;
 
   // One warpgroup loads, the others own 64 keys each.
   static constexpr int kConsumers = kTileN / kWarpgroupM;
-  using Registers = WarpgroupRegisters<kConsumers>;
+  struct Registers : WarpgroupRegisters<kConsumers> {
+    static constexpr int kOfUpkeep = 32;
+    static constexpr int kProducer =
+        kUpkeep ? kOfUpkeep : WarpgroupRegisters<kConsumers>::kProducer;
+    static_assert(kWarpgroupThreads * (kProducer + kConsumers * Registers::kConsumer) <= 65536);
+  };
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_n / 64 consumers");
   static_assert(kConsumers + kUpkeep < kWarpgroupWarps,
@@ -143,7 +155,12 @@ struct BackwardTraits {
   // floats of a thread in both rows. Measured on an H200, full and causal, 16k tokens: at head dim
   // 64 550 and 545 instead of 505 and 508 TFLOP/s; at 128 ptxas spills and lets no two products
   // overlap (C7512), 434 and 426 instead of 619 and 615. At 96 it spills 80 bytes.
-  static constexpr bool kGradQFirst = kHeadDim <= 64 && kKey.score_mods == score_mods::None;
+  static constexpr GradQ kGradQ = StudyOf<Row>::kGradQ;
+  static constexpr bool kGradQFirst =
+      kGradQ == GradQ::First ||
+      (kGradQ == GradQ::WhereItPays && kHeadDim <= 64 && kKey.score_mods == score_mods::None);
+  // How many steps late dQ is computed.
+  static constexpr int kGradQLag = kGradQ == GradQ::Same ? 0 : 1;
 
   // Whether the row also has a kernel that writes dQ where one block of keys is all that a query
   // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.

@@ -21,7 +21,8 @@ struct GradKvTraits {
   static constexpr int kHeadDim = kKey.head_dim;
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kThreads = kConfig.warps * 32;
-  static constexpr bool kHasSums = false;    // of dQ
+  static constexpr bool kHasSums = false;  // of dQ
+  static constexpr bool kOneTile = sm90::kOneTile<Row>;
   static constexpr bool kUpkeep = false;
   static constexpr bool kBiasTiles = false;  // shared memory has no room for them
   using Element = ElementOf<kKey.dtype>;
@@ -55,7 +56,7 @@ struct GradKvTraits {
   using MmaK = MmaOfGradient<kHeadDim>;
 
   static constexpr int kBoxColsK = kBoxCols<kHeadDim>;
-  static constexpr int kStagesK = 1;  // buffers of K
+  static constexpr int kStagesK = 1;                                             // buffers of K
   using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1>;                   // (N, D, 1)
   using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)

@@ -12,7 +12,7 @@ constexpr int kWarpgroupWarps = 4;
 template <int kConsumers>
 struct WarpgroupRegisters {
   static_assert(kConsumers >= 1 && kConsumers <= 3);
-  static constexpr int kProducer = kConsumers == 1 ? 56 : 32;
+  static constexpr int kProducer = kConsumers == 1 ? 56 : kConsumers == 2 ? 24 : 32;
   static constexpr int kConsumer = kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160;
   static_assert(kWarpgroupThreads * (kProducer + kConsumers * kConsumer) <= 65536);
 };
