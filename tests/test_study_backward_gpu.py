@@ -119,6 +119,20 @@ def test_more_blocks_than_multiprocessors(kernel: Kernel) -> None:
     check(kernel, inputs, "causal", causal=True)
 
 
+def test_heads_in_several_groups(kernel: Kernel) -> None:
+    """More heads than L2 holds are taken in groups, whose sums of dQ a warp of each CTA may keep
+    (core/sum_upkeep.h): 103 KV heads, so that the last group is smaller; blocks of keys that no
+    query sees, and queries of several tiles that see no block."""
+    for queries, keys in ((700, 700), (700, 333), (650, 900)):
+        inputs = tensors(kernel, 1, queries, keys, heads=206)
+        check(kernel, inputs, f"{queries} x {keys}")
+        if keys >= queries:
+            check(kernel, inputs, f"{queries} x {keys} causal", causal=True)
+            check(kernel, inputs, f"{queries} x {keys} in order", fixed_order=True, causal=True)
+    inputs = tensors(kernel, 3, 700, 900, heads=80)
+    check(kernel, inputs, "window", window=(90, 0))
+
+
 def test_a_fixed_order_has_the_same_bits(kernel: Kernel) -> None:
     queries = 4 * kernel.tile_m + 5
     inputs = tensors(kernel, 8, queries, max(queries, 6 * kernel.tile_n + 3), heads=8)

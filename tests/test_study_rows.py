@@ -19,10 +19,13 @@ ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = [(arch, direction) for arch in ("sm80", "sm90") for direction in ("forward", "backward")]
 ENUMS = {
     *("copies", "loads", "softmax", "probabilities", "turns", "grid"),
-    *("grad_q", "grad_q_sums"),
+    *("grad_q", "grad_q_sums", "sum_keeper"),
 }
 # What a column needs beside it.
-NEEDS: dict[str, dict[str, int]] = {"grad_q_sums": {"tile_m": 128, "tile_n": 64, "warps": 12}}
+NEEDS: dict[str, dict[str, int | str]] = {
+    "grad_q_sums": {"tile_m": 128, "tile_n": 64, "warps": 12},
+    "key_stages": {"grad_q": "late"},
+}
 
 
 def row_of(family: tuple[str, str], **columns: str | int) -> Row:
@@ -229,6 +232,8 @@ PROVEN = {
     ("sm90_bwd_bf16_d64", "grad_q", "late"): set(),
     ("sm90_bwd_bf16_d64", "grad_q", "same"): set(),
     ("sm90_bwd_bf16_d64", "grad_q_sums", "none"): set(),
+    ("sm90_bwd_bf16_d64", "sum_keeper", "warp"): set(),
+    ("sm90_bwd_bf16_d64", "key_stages", 2): set(),
 }
 
 
@@ -335,6 +340,7 @@ struct First : Usual128 {};
 struct Late : Usual64 {};
 struct Same : Usual64 {};
 struct NoSums : R<128, score_mods::None, 128, 64> {};
+struct TwoKeys : Usual128 {};
 struct Biased : R<128, score_mods::Bias, 64, 128> {};
 @choices@
 using sm90::BackwardTraits, sm90::kSumsGradQ, sm90::kOneTile;
@@ -345,6 +351,9 @@ static_assert(!BackwardTraits<Late>::kGradQFirst && BackwardTraits<Late>::kGradQ
 static_assert(!BackwardTraits<Same>::kGradQFirst && BackwardTraits<Same>::kGradQLag == 0);
 static_assert(kSumsGradQ<Usual64> && kSumsGradQ<Usual128> && !kSumsGradQ<Usual256>);
 static_assert(!kSumsGradQ<NoSums> && kOneTile<NoSums> && !kOneTile<Usual256>);
+static_assert(BackwardTraits<Usual128>::kStagesK == 1 && !BackwardTraits<Usual128>::kUpkeep);
+static_assert(BackwardTraits<TwoKeys>::kStagesK == 2 && BackwardTraits<TwoKeys>::kUpkeep);
+static_assert(BackwardTraits<TwoKeys>::Registers::kProducer == 32);
 static_assert(kOneTile<sm90::BiasFromGlobal<Biased>>, "another kernel of a row has its choices");
 }
 """
@@ -359,6 +368,7 @@ def test_the_traits_of_the_sm90_backward_make_the_choices(tmp_path):
         "Late": Study(grad_q="late"),
         "Same": Study(grad_q="same"),
         "NoSums": Study(grad_q_sums="none", grid="one_tile"),
+        "TwoKeys": Study(key_stages=2, sum_keeper="warp"),
         "Biased": Study(grid="one_tile"),
     }
     choices = "".join(study.specialisation(value, name) for name, value in made.items())

@@ -58,17 +58,4 @@ CUTE_HOST_DEVICE constexpr SumSlice sum_slice(int64_t tiles, int32_t n_block, in
   return {int32_t(tiles * n_block / n_blocks), int32_t(tiles * (n_block + 1) / n_blocks)};
 }
 
-// Counts one more, after all that this thread has written, or has seen that others have.
-CUTE_DEVICE void count_up(int32_t* counter) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
-}
-
-// Waits until `counter` is `count`: then what was written before it was counted is visible.
-CUTE_DEVICE void await_count(int32_t const* counter, int32_t count) {
-  int32_t now;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-  } while (now != count);
-}
-
 }  // namespace cute_attention

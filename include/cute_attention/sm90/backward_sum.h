@@ -58,7 +58,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     int32_t const head = work.tile.batch * params.heads_kv + work.tile.head_kv;
     if constexpr (Traits::kUpkeep) {
       if (!arguments.upkeep.begins_before(head)) {
-        await_count(arguments.upkeep.slices_of_zeros(head), arguments.schedule.n_blocks);
+        await_turns(arguments.upkeep.slices_of_zeros(head), arguments.schedule.n_blocks);
         fence_bulk_copies();
       }
     }
@@ -91,7 +91,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
       if (!arguments.upkeep.ends_after(head)) {
         await_bulk_adds();
         fence_bulk_copies();
-        count_up(arguments.upkeep.added_parts(head));
+        end_turn(arguments.upkeep.added_parts(head));
       }
     }
   }

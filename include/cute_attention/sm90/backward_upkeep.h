@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/core/address.h"
+#include "cute_attention/core/cta_turn.h"
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/sm90/backward_sum.h"
@@ -71,13 +72,13 @@ struct BackwardUpkeep {
     fence_bulk_copies();
     __syncwarp();
     if (lane_of_warp() == 0) {
-      count_up(arguments.upkeep.slices_of_zeros(head));
+      end_turn(arguments.upkeep.slices_of_zeros(head));
     }
   }
 
   // Writes dQ of a slice of the queries of a head, once all has been added.
   CUTE_DEVICE void write_grad_queries(int32_t head, int32_t n_block) const {
-    await_count(arguments.upkeep.added_parts(head),
+    await_turns(arguments.upkeep.added_parts(head),
                 arguments.schedule.n_blocks * Traits::kConsumers);
     fence_bulk_copies();
     SumSlice const own = slice(n_block);

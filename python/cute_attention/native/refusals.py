@@ -74,6 +74,16 @@ def _refused_of_grad_q(row: TableRow) -> str:
             f"grad_q is {study.grad_q!r}, and the row keeps no sums of dQ: a kernel of its own "
             "computes dQ, and no step has a dQ"
         )
+    if study.sum_keeper == "warp" and row.has_two_kernels():
+        return "sum_keeper is 'warp', and the row keeps no sums of dQ"
+    if study.key_stages > 1 and (
+        row.has_two_kernels() or "bias" in row.score_mods or row.computes_grad_q_first()
+    ):
+        return (
+            f"key_stages is {study.key_stages}: only kernels that keep sums of dQ have a second "
+            "buffer of K, without a bias, whose tiles take its room, and where dQ is computed "
+            "after dS (grad_q is 'late' or 'same'), for there are no registers otherwise"
+        )
     if study.grad_q == "first" and "softcap" in row.score_mods:
         return (
             "grad_q is 'first' and score_mods has 'softcap', with which P is computed after dP: "

@@ -71,6 +71,11 @@ class TableRow(Columns):
         without_sums = self.head_dim > 128 or self.study.grad_q_sums == "none"
         return (self.arch, self.direction) == SM90_BACKWARD and without_sums
 
+    def computes_grad_q_first(self) -> bool:
+        """Whether dQ is computed before dS of a step: `kGradQFirst` of sm90/backward_traits.h."""
+        where_it_pays = self.head_dim <= 64 and not self.score_mods
+        return self.study.grad_q == "first" or (self.study.grad_q == "auto" and where_it_pays)
+
     def unasked(self, asked: Collection[str]) -> int | None:
         """How many features of `score_mods` a call does not ask for. None where the row does not
         serve the call: it lacks one, or has one in its kernels that the call lacks."""
