@@ -12,13 +12,14 @@ import torch
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from cute_attention import attention
-from cute_attention.bench import experiments
+from cute_attention.bench import experiments, kernel_folder
 from cute_attention.bench.contenders.blocks import BuiltKernel, BuiltRow, KeyBlocks
 from cute_attention.bench.experiments import CPU, EXPERIMENTS, METRICS, blocks_of, points_of
 from cute_attention.bench.inputs import make_inputs
 from cute_attention.bench.points import Point
 from cute_attention.bench.results import Row, read_json
 from cute_attention.cli.bench import main
+from cute_attention.errors import BuildError
 from cute_attention.native import rows
 from cute_attention.rows import Row as KernelRow
 
@@ -122,6 +123,43 @@ def test_blocks_on_a_gpu_are_rows_like_that_of_the_tables(monkeypatch: pytest.Mo
     monkeypatch.setattr(experiments, "chip_of", lambda device: (80, 163 * 1024))
     ampere = [each.name for each in blocks_of(base, torch.device("cuda", 0), experiments.GPU)]
     assert "128 x 64" in ampere and len(set(ampere)) == len(ampere) >= 3
+
+
+def test_blocks_come_from_a_folder_of_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What one machine builds another one measures, and compiles nothing."""
+    made: list[KernelRow] = []
+
+    def build(row: KernelRow, folder: Path, chips: object) -> Path:
+        made.append(row)
+        return folder / f"libcute_attention_{row.name}_01234567.so"
+
+    monkeypatch.setattr(kernel_folder, "build", build)
+    text = f"experiments --head-dims 64 --build-only --arch sm90 --kernels {tmp_path}"
+    assert main(shlex.split(text)) == 0
+    said = capsys.readouterr().out
+    assert len(made) >= 3 and all(f"{row.name}: {tmp_path}" in said for row in made)
+
+    monkeypatch.setattr(experiments, "chip_of", lambda device: (90, 227 * 1024))
+    asked: list[tuple[KernelRow, Path]] = []
+
+    def load(row: KernelRow, folder: Path) -> object:
+        asked.append((row, folder))
+        raise BuildError(f"{folder} has 0 libraries of {row.name}, expected 1")
+
+    monkeypatch.setattr(kernel_folder, "load", load)
+    monkeypatch.setattr(KernelRow, "build", None)
+    base = Point(4, 16, 4096, 64)
+    blocks = blocks_of(base, torch.device("cuda", 0), experiments.GPU, tmp_path)
+    inputs = make_inputs(BASE, torch.device("cpu"))
+    for each in blocks:
+        with pytest.raises(BuildError, match="has 0 libraries of sm90_fwd_bf16_d64"):
+            each.build(base, inputs)
+    assert [row for row, _ in asked] == made and {folder for _, folder in asked} == {tmp_path}
+
+    assert main(shlex.split("experiments --build-only --arch sm90")) == 2
+    assert "--build-only needs --arch, and --kernels DIR" in capsys.readouterr().err
 
 
 def test_a_built_kernel_is_asked_for_by_name() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,6 +194,28 @@ def test_gpu_timer_surrounds_the_step_alone(
     one = ["idle", "event", "step", "event"] if idles else ["event", "step", "event"]
     assert gpu.launched == 2 * one
     assert int(timer.flush.abs().sum()) == 0  # the cache was overwritten
+
+
+def test_gpu_timer_measures_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events are recorded on a stream of the current device, which may be another."""
+    gpu = FakeGpu(monkeypatch)
+    entered: list[torch.Tensor] = []
+
+    @contextlib.contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        entered.append(tensor)
+        gpu.launched.append("device")
+        yield
+        gpu.launched.append("back")
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    timer = CudaTimer(CPU, time_ms=8)
+    step = gpu.step(0.0, device_ms=8.0)
+    plan = timer.plan(step)
+    timer.sample(step, plan)
+    assert all(tensor is timer.flush for tensor in entered) and len(entered) == 2
+    assert gpu.launched[0] == "device" and gpu.launched[-1] == "back"
+    assert gpu.launched[-5:] == ["device", "event", "step", "event", "back"]
 
 
 def some_rows() -> list[Row]:

@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from built_rows import install_fake
-from cute_attention.bench import optimisation_command, optimisation_kernels, optimisation_lab
+from cute_attention.bench import kernel_folder, optimisation_command, optimisation_lab
 from cute_attention.bench.contenders import OURS, PEER
 from cute_attention.bench.machine import describe
 from cute_attention.bench.optimisation_report import cells, explanations, markdown, with_peer
@@ -29,6 +29,8 @@ from cute_attention.bench.results import Row, read_json
 from cute_attention.bench.tables import make_console
 from cute_attention.cli.bench import main, make_parser
 from cute_attention.errors import BuildError
+from cute_attention.layouts import counters
+from cute_attention.layouts.errors import LayoutError
 from cute_attention.native import core, kernel_cache
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +54,8 @@ CHANGES = {
     "+ larger tiles": {"tile_m", "tile_n", "warps"},
     "+ one buffer again": {"stages"},
     "+ two consumers": {"tile_m", "warps"},
-    "+ turns": {"turns"},
+    "+ turns": {"turns", "softmax"},  # the softmax that "auto" was without turns, by its name
+    "+ straight softmax": {"softmax"},
     "+ persistence": {"grid"},
     "+ a third buffer": {"stages"},
 }
@@ -72,7 +75,7 @@ def test_each_step_changes_what_it_says_and_ladders_end_at_a_row_of_the_tables()
         "+ one buffer again",
         "+ a third buffer",
     ]
-    assert len({step.row.name for step in STEPS}) == len({step.name for step in STEPS}) == 13
+    assert len({step.row.name for step in STEPS}) == len({step.name for step in STEPS}) == 14
     assert {step.row.columns.arch for step in chosen(["sm90"])} == {"sm90"}
     assert len(chosen(["sm80", "sm90"])) == len(STEPS)
 
@@ -177,18 +180,18 @@ def test_a_folder_must_have_one_library_of_a_row(tmp_path):
     assert second.name.startswith(first.name)
     (tmp_path / f"libcute_attention_{second.name}_01234567.so").touch()
     with pytest.raises(BuildError, match=f"has 0 libraries of {first.name}, expected 1"):
-        optimisation_kernels.load(first, tmp_path)
+        kernel_folder.load(first, tmp_path)
     for digits in ("01234567", "89abcdef"):
         (tmp_path / f"libcute_attention_{first.name}_{digits}.so").touch()
     with pytest.raises(BuildError, match=f"has 2 libraries of {first.name}, expected 1"):
-        optimisation_kernels.load(first, tmp_path)
+        kernel_folder.load(first, tmp_path)
 
 
 BUILD = """
 import sys
 from pathlib import Path
 from cute_attention import kernels
-from cute_attention.bench import optimisation_kernels as built, optimisations
+from cute_attention.bench import kernel_folder as built, optimisations
 folder = Path(sys.argv[1])
 row = optimisations.STEPS[0].row
 (folder / f"libcute_attention_{row.name}_01234567.so").write_text("of an older build")
@@ -213,7 +216,7 @@ def test_kernels_are_built_in_one_place_and_loaded_in_another(tmp_path):
     without = os.environ | {"CUDACXX": "/nowhere", kernel_cache.FOLDER: str(tmp_path / "empty")}
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from cute_attention.bench import optimisation_kernels as built, optimisations\n"
+        "from cute_attention.bench import kernel_folder as built, optimisations\n"
         "kernel = built.load(optimisations.STEPS[0].row, Path(sys.argv[1]))\n"
         "assert kernel.on_request and (kernel.tile_m, kernel.stages) == (64, 1)\n"
     )
@@ -293,9 +296,6 @@ def test_steps_are_measured_beside_flash_attention_2(tmp_path, monkeypatch, caps
 
 
 def test_counters_are_those_of_each_kernel(monkeypatch):
-    pytest.importorskip("pycute")
-    from cute_attention.layouts import errors, ncu
-
     kernels = {
         step.row.name: SimpleNamespace(name=f"{step.row.name}_01234567") for step in STEPS[4:6]
     }
@@ -304,17 +304,17 @@ def test_counters_are_those_of_each_kernel(monkeypatch):
         function = (
             f"_ZN4sm807forwardINS_4rows{len(kernel.name)}{kernel.name}EEEvNS_13ForwardParamsE"
         )
-        for metric in (ncu.METRICS["ldmatrix"], ncu.INSTRUCTIONS):
+        for metric in (counters.METRICS["ldmatrix"], counters.INSTRUCTIONS):
             said.append(f'"{function}","{metric}","{number},000"')
 
     def run(words):
         assert words[-2:] == ["a.so", "b.so"]
         assert words[words.index("-m") + 1] == "cute_attention.bench.optimisation_lab"
-        assert ncu.INSTRUCTIONS in words[words.index("--metrics") + 1]
+        assert counters.INSTRUCTIONS in words[words.index("--metrics") + 1]
         return "\n".join(said)
 
-    monkeypatch.setattr(ncu, "find_ncu", lambda: "ncu")
-    monkeypatch.setattr(ncu, "run", run)
+    monkeypatch.setattr(counters, "find_ncu", lambda: "ncu")
+    monkeypatch.setattr(counters, "run", run)
     found, missing = optimisation_lab.counted(kernels, [Path("a.so"), Path("b.so")])
     assert missing == ""
     assert [*found.values()] == [
@@ -323,7 +323,50 @@ def test_counters_are_those_of_each_kernel(monkeypatch):
     ]
 
     def absent():
-        raise errors.LayoutError("no ncu here")
+        raise LayoutError("no ncu here")
 
-    monkeypatch.setattr(ncu, "find_ncu", absent)
+    monkeypatch.setattr(counters, "find_ncu", absent)
     assert optimisation_lab.counted(kernels, []) == ({}, "no ncu here")
+
+
+NCU = """#!/bin/sh
+echo "$@" > {folder}/words
+if [ -e {folder}/refused ]; then
+    echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters"
+    exit 0
+fi
+echo "==PROF== Connected to process 1"
+echo '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+echo '"0","_ZN5sm807forwardIN4rows{length}{name}EEEvv","smsp__inst_executed.sum","inst","1,234"'
+"""
+
+
+def test_instructions_are_counted_where_there_is_no_layout_lab(tmp_path):
+    """As on a machine that only measures: Nsight Compute is there, and may be refused the GPU's
+    counters; what the lab needs is not."""
+    name = f"{STEPS[0].row.name}_01234567"
+    program = tmp_path / "ncu"
+    program.write_text(NCU.format(folder=tmp_path, name=name, length=len(name)))
+    program.chmod(0o755)
+    code = f"""
+import sys
+from types import SimpleNamespace
+sys.modules["pycute"] = None
+from cute_attention.bench import optimisation_lab
+print(optimisation_lab.counted({{"a row": SimpleNamespace(name={name!r})}}, ["a.so"]))
+"""
+
+    def counted() -> str:
+        environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert counted() == "({'a row': {'counted_instructions': 1234.0}}, '')\n"
+    words = (tmp_path / "words").read_text().split()
+    assert words[-3:] == ["-m", "cute_attention.bench.optimisation_lab", "a.so"]
+    (tmp_path / "refused").touch()
+    assert "does not have permission to access counters" in counted()

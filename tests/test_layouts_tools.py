@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from cute_attention.cli.layouts import main
-from cute_attention.layouts import commands, diff, launch, ncu
+from cute_attention.layouts import commands, counters, diff, launch, ncu
 from cute_attention.layouts.export import Request, edited, find_row
 from cute_attention.layouts.model import Kernel, kernels
 from cute_attention.layouts.path import Element, words
@@ -180,7 +180,7 @@ def test_the_page_is_self_contained_and_its_script_runs(kernel, tmp_path):
 
 def _csv(counts: dict[str, int], name: str) -> str:
     lines = ['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
-    for short, metric in ncu.METRICS.items():
+    for short, metric in counters.METRICS.items():
         mangled = f"_ZN4cute6kernelINS_4rows{len(name)}{name}EEEvv"
         lines.append(f'"0","{mangled}","{metric}","","{counts[short]:,}"')
         lines.append(f'"1","_Z5otherv","{metric}","","7"')
@@ -192,17 +192,17 @@ def test_counters_are_read_and_compared(kernel):
     # 2 heads x 4 tiles of queries, each 8 x (32 + 64 + 64) ldmatrix.
     assert expected["ldmatrix"] == 2 * 4 * 8 * (32 + 64 + 64)
     assert expected["ldmatrix conflicts"] == expected["WGMMA wavefronts"] == 0
-    counted = ncu.parse(_csv(expected, kernel.name), [kernel.name])
+    counted = counters.parse(_csv(expected, kernel.name), [kernel.name])
     assert counted == {kernel.name: expected}
     assert ncu.table({kernel.name: kernel}, counted).agrees
     conflicts = expected | {"ldmatrix conflicts": 10_000}
-    counted = ncu.parse(_csv(conflicts, kernel.name), [kernel.name])
+    counted = counters.parse(_csv(conflicts, kernel.name), [kernel.name])
     compared = ncu.table({kernel.name: kernel}, counted)
     assert not compared.agrees
     assert "0 / 10000" in compared.text
     # A kernel of the same name as often as ncu lists it: the backward has three.
     twice = _csv(expected, kernel.name) + "\n" + _csv(expected, kernel.name).split("\n", 2)[2]
-    counted = ncu.parse(twice, [kernel.name])
+    counted = counters.parse(twice, [kernel.name])
     assert counted == {kernel.name: {name: 2 * count for name, count in expected.items()}}
     assert not ncu.table({kernel.name: kernel}, counted).agrees
 
@@ -295,13 +295,13 @@ def test_counters_of_a_row_with_two_kernels_are_those_of_each_kernel(monkeypatch
     predicted = {kernel.name: ncu.predicted(kernel) for kernel in (grad_kv, grad_q)}
     assert {name: each["WGMMA wavefronts"] for name, each in predicted.items()} == expected
 
-    row, metric = grad_kv.row.name, ncu.METRICS["WGMMA wavefronts"]
+    row, metric = grad_kv.row.name, counters.METRICS["WGMMA wavefronts"]
     counted = ['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
     for function, name in (("grad_kv", grad_kv.name), ("grad_q", grad_q.name)):
         mangled = f"_ZN4cute4sm90{len(function)}{function}INS_4rows{len(row)}{row}EEEvv"
         counted.append(f'"0","{mangled}","{metric}","","{expected[name]}"')
     counted.append(f'"0","_ZN4cute4sm9020prepare_without_sumsI{len(row)}{row}E","{metric}","","3"')
-    measured = ncu.parse("\n".join(counted), list(expected))
+    measured = counters.parse("\n".join(counted), list(expected))
     assert {name: each["WGMMA wavefronts"] for name, each in measured.items()} == expected
     launched = []
 
@@ -309,7 +309,7 @@ def test_counters_of_a_row_with_two_kernels_are_those_of_each_kernel(monkeypatch
         launched.extend(command[command.index("cute_attention.layouts.launch") + 1 :])
         return subprocess.CompletedProcess(command, 0, "\n".join(counted), "")
 
-    monkeypatch.setattr(ncu, "find_ncu", lambda: "ncu")
-    monkeypatch.setattr(ncu.subprocess, "run", run)
-    assert ncu.measure(list(expected)) == measured
+    monkeypatch.setattr(counters, "find_ncu", lambda: "ncu")
+    monkeypatch.setattr(counters.subprocess, "run", run)
+    assert counters.measure(list(expected)) == measured
     assert launched == [row]  # once for both

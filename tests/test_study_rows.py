@@ -17,7 +17,15 @@ from test_rows_from_python import run
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = [(arch, direction) for arch in ("sm80", "sm90") for direction in ("forward", "backward")]
-ENUMS = {"copies", "loads", "softmax", "probabilities", "turns", "grid"}
+ENUMS = {
+    *("copies", "loads", "softmax", "probabilities", "turns", "grid"),
+    *("grad_q", "grad_q_sums", "sum_keeper"),
+}
+# What a column needs beside it.
+NEEDS: dict[str, dict[str, int | str]] = {
+    "grad_q_sums": {"tile_m": 128, "tile_n": 64, "warps": 12},
+    "key_stages": {"grad_q": "late"},
+}
 
 
 def row_of(family: tuple[str, str], **columns: str | int) -> Row:
@@ -77,14 +85,16 @@ def test_cpp_has_the_same_choices(tmp_path):
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_column_is_taken_where_kernels_have_it_and_refused_elsewhere(family, name):
     allowed = COLUMNS[name].kernels.get(family, ())
+    needs = NEEDS.get(name, {}) if allowed else {}
+    usual = row_of(family, **needs)
     for value in list(COLUMNS[name].values)[:5]:
         if value == getattr(TABLES, name):
-            assert row_of(family, **{name: value}) == row_of(family)
+            assert row_of(family, **needs, **{name: value}) == usual
         elif value in allowed:
-            row = row_of(family, **{name: value})
-            assert row.name == f"{row_of(family).name}_{COLUMNS[name].words[value]}"
+            row = row_of(family, **needs, **{name: value})
+            assert row.name == f"{usual.name}_{COLUMNS[name].words[value]}"
             assert f"{name}={value!r}" in repr(row)
-            assert row != row_of(family)
+            assert row != usual
         else:
             with pytest.raises(ValueError, match=f"Row: {name} is {value!r}, "):
                 row_of(family, **{name: value})
@@ -100,15 +110,46 @@ def test_a_column_is_taken_where_kernels_have_it_and_refused_elsewhere(family, n
             {"turns": "on", "tile_m": 64, "warps": 8},
             "turns is 'on' and tile_m is 64",
         ),
-        ("sm90_fwd_bf16_d64x512_qv", {"swizzle": 64}, "swizzle or turns is another"),
-        ("sm90_fwd_bf16_d64x512_qv", {"turns": "off"}, "swizzle or turns is another"),
+        ("sm90_fwd_bf16_d64x512_qv", {"swizzle": 64}, "swizzle is 64 and score_mods has 'qv'"),
+        ("sm90_fwd_bf16_d64x512_qv", {"turns": "off"}, "turns is 'off' and score_mods has 'qv'"),
+        ("sm90_fwd_bf16_d64x512_qv", {"softmax": "exact"}, "softmax is 'exact' and score_mods"),
         ("sm90_fwd_bf16_d128", {"swizzle": 0}, "expected of an sm90 forward kernel 128, 64, 32"),
-        ("sm90_fwd_bf16_d128", {"copies": "plain"}, "theirs for study are swizzle, turns, grid"),
+        ("sm90_fwd_bf16_d128", {"copies": "plain"}, "theirs for study are swizzle, softmax, turns"),
+        (
+            "sm80_bwd_bf16_d64",
+            {"softmax": "exact"},
+            "softmax is 'exact', and sm80 backward kernels have no such column: "
+            "theirs for study are copies, swizzle, fast_math",
+        ),
         (
             "sm90_fwd_bf16_d128",
-            {"softmax": "exact"},
-            "softmax is 'exact', and sm90 forward kernels have no such column: "
-            "theirs for study are swizzle, turns, grid",
+            {"grad_q": "same"},
+            "grad_q is 'same', and sm90 forward kernels have no such column",
+        ),
+        (
+            "sm90_bwd_bf16_d256",
+            {"grad_q": "late"},
+            "grad_q is 'late', and the row keeps no sums of dQ: a kernel of its own",
+        ),
+        (
+            "sm90_bwd_bf16_d128",
+            {"grad_q": "same", "grad_q_sums": "none", "tile_m": 128, "tile_n": 64},
+            "grad_q is 'same', and the row keeps no sums of dQ",
+        ),
+        (
+            "sm90_bwd_bf16_d128",
+            {"grad_q_sums": "none"},
+            "tile_m is 64, tile_n 128 and warps 12, expected tile_m=128, tile_n=64, warps=12",
+        ),
+        (
+            "sm90_bwd_bf16_d192",
+            {"grad_q_sums": "none"},
+            "grad_q_sums is 'none' and head_dim is 192: above 128 the kernels of the tables",
+        ),
+        (
+            "sm90_bwd_bf16_d128_softcap",
+            {"grad_q": "first"},
+            "grad_q is 'first' and score_mods has 'softcap', with which P is computed after dP",
         ),
         ("sm80_fwd_bf16_d64", {"swizzle": "64"}, "swizzle is '64', expected one of 128, 64, 32, 0"),
         ("sm80_fwd_bf16_d64", {"fragments_ahead": True}, "is True, expected one of 0 to 64"),
@@ -188,6 +229,11 @@ PROVEN = {
     ("sm80_bwd_bf16_d32", "swizzle", 32): {"banks"},
     ("sm90_fwd_bf16_d64", "swizzle", 64): set(),
     ("sm90_fwd_bf16_d64", "swizzle", 32): set(),
+    ("sm90_bwd_bf16_d64", "grad_q", "late"): set(),
+    ("sm90_bwd_bf16_d64", "grad_q", "same"): set(),
+    ("sm90_bwd_bf16_d64", "grad_q_sums", "none"): set(),
+    ("sm90_bwd_bf16_d64", "sum_keeper", "warp"): set(),
+    ("sm90_bwd_bf16_d64", "key_stages", 2): set(),
 }
 
 
@@ -197,18 +243,20 @@ def violated() -> dict[tuple[str, str, object], set[str]]:
     pytest.importorskip("pycute")
     from cute_attention.layouts import checks, export, model
 
-    names = {
-        Row.of(name, **{column: value}).name: (name, column, value)
-        for name, column, value in PROVEN
+    made = {key: Row.of(key[0], **NEEDS.get(key[1], {}), **{key[1]: key[2]}) for key in PROVEN}
+    reports = checks.check_all(
+        model.kernels([export.Request(row.columns) for row in made.values()])
+    )
+    assert all(len(report.results) >= 15 for report in reports)
+    own = {
+        key: [report for report in reports if report.kernel.row.name == row.name]
+        for key, row in made.items()
     }
-    requests = [
-        export.Request(Row.of(name, **{column: value}).columns) for name, column, value in PROVEN
-    ]
-    reports = checks.check_all(model.kernels(requests))
-    assert len(reports) == len(PROVEN) and all(len(report.results) >= 15 for report in reports)
+    for key, found in own.items():
+        assert len(found) == (2 if key[1] == "grad_q_sums" else 1), "the kernels of the row"
     return {
-        names[report.kernel.row.name]: {result.rule for result in report.violations}
-        for report in reports
+        key: {result.rule for report in found for result in report.violations}
+        for key, found in own.items()
     }
 
 
@@ -253,3 +301,80 @@ def test_the_lab_edits_columns_for_study():
     ):
         with pytest.raises(errors.LayoutError, match=message):
             export.edited(export.find_row("sm80_fwd_bf16_d64"), [change])
+
+
+def test_the_lab_knows_when_dq_is_computed():
+    """dQ that is one step late is computed once more than there are steps of a block of keys."""
+    pytest.importorskip("pycute")
+    from cute_attention.layouts import export, model, ncu
+
+    columns: tuple[dict[str, str], ...] = ({}, {"grad_q": "late"}, {"grad_q": "same"})
+    made = [Row.of("sm90_bwd_bf16_d64", **column) for column in columns]
+    kernels = model.kernels([export.Request(row.columns) for row in made])
+    once, again = ncu.Call(2, 512, 1024), ncu.Call(2, 1024, 1024)
+    usual, late, same = (
+        [ncu.predicted(kernel, call)["WGMMA wavefronts"] for call in (once, again)]
+        for kernel in kernels
+    )
+    assert usual == late
+    assert same[1] == 2 * same[0], "each step has as many"
+    assert late[0] > same[0] and late[1] - late[0] == same[0], "and each block of keys one more"
+
+
+TRAITS = """
+#include "layouts/host_cuda.h"
+#include "cute_attention/sm90/backward_traits.h"
+#include "cute_attention/sm90/forward_traits.h"
+namespace cute_attention {
+template <int kHeadDim, uint32_t kMods, int kTileM, int kTileN>
+struct R {
+  static constexpr KernelKey kKey{Arch::Sm90, Direction::Backward, DType::BFloat16, kHeadDim,
+                                  kHeadDim, kMods};
+  static constexpr KernelConfig kConfig{kTileM, kTileN, 2, 12};
+};
+using Usual64 = R<64, score_mods::None, 128, 128>;
+using Usual128 = R<128, score_mods::None, 64, 128>;
+using Alibi64 = R<64, score_mods::Alibi, 128, 128>;
+using Usual256 = R<256, score_mods::None, 128, 64>;
+struct First : Usual128 {};
+struct Late : Usual64 {};
+struct Same : Usual64 {};
+struct NoSums : R<128, score_mods::None, 128, 64> {};
+struct TwoKeys : Usual128 {};
+struct Biased : R<128, score_mods::Bias, 64, 128> {};
+@choices@
+using sm90::BackwardTraits, sm90::kSumsGradQ, sm90::kOneTile;
+static_assert(BackwardTraits<Usual64>::kGradQFirst && !BackwardTraits<Usual128>::kGradQFirst);
+static_assert(!BackwardTraits<Alibi64>::kGradQFirst && BackwardTraits<Alibi64>::kGradQLag == 1);
+static_assert(BackwardTraits<First>::kGradQFirst && BackwardTraits<First>::kGradQLag == 1);
+static_assert(!BackwardTraits<Late>::kGradQFirst && BackwardTraits<Late>::kGradQLag == 1);
+static_assert(!BackwardTraits<Same>::kGradQFirst && BackwardTraits<Same>::kGradQLag == 0);
+static_assert(kSumsGradQ<Usual64> && kSumsGradQ<Usual128> && !kSumsGradQ<Usual256>);
+static_assert(!kSumsGradQ<NoSums> && kOneTile<NoSums> && !kOneTile<Usual256>);
+static_assert(BackwardTraits<Usual128>::kStagesK == 1 && !BackwardTraits<Usual128>::kUpkeep);
+static_assert(BackwardTraits<TwoKeys>::kStagesK == 2 && BackwardTraits<TwoKeys>::kUpkeep);
+static_assert(BackwardTraits<TwoKeys>::Registers::kProducer == 32);
+static_assert(kOneTile<sm90::BiasFromGlobal<Biased>>, "another kernel of a row has its choices");
+}
+"""
+
+
+def test_the_traits_of_the_sm90_backward_make_the_choices(tmp_path):
+    pytest.importorskip("pycute")
+    from cute_attention.layouts import export
+
+    made = {
+        "First": Study(grad_q="first"),
+        "Late": Study(grad_q="late"),
+        "Same": Study(grad_q="same"),
+        "NoSums": Study(grad_q_sums="none", grid="one_tile"),
+        "TwoKeys": Study(key_stages=2, sum_keeper="warp"),
+        "Biased": Study(grid="one_tile"),
+    }
+    choices = "".join(study.specialisation(value, name) for name, value in made.items())
+    source = tmp_path / "traits.cpp"
+    source.write_text(TRAITS.replace("@choices@", choices))
+    command = ["c++", "-std=c++17", "-fsyntax-only", "-w", f"-I{ROOT}/include", f"-I{ROOT}/src"]
+    command += ["-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", *export._include_flags(), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -17,7 +17,8 @@ pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from built_rows import calls
 from cute_attention.cli.tune import main
-from cute_attention.native import core, resources
+from cute_attention.native import core, resources, rows, toolchain
+from cute_attention.tune import folder as folders
 from tuning import run
 
 pytestmark = pytest.mark.skipif(not core.available(), reason="the core library is not installed")
@@ -115,6 +116,8 @@ def test_it_compiles_into_a_folder_and_goes_on_where_it_was(tmp_path: Path) -> N
     assert f"python -m cute_attention tune --measure-only --input {out}" in said
     built = entries(out)
     assert built[0]["columns"]["tile_n"] == 64, "the present row is the first"
+    (search,) = folders.read(out).searches
+    assert search.subject.present in rows.table(), "it is read as it was written"
     assert len(built) == 3 and len({each["name"] for each in built}) == 3
     assert all((out / each["file"]).is_file() and not each["error"] for each in built)
     assert len(calls(tmp_path)) == 3
@@ -188,7 +191,7 @@ def test_spills_are_read_from_what_cuobjdump_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "cuobjdump"
-    monkeypatch.setattr(resources, "_cuobjdump", lambda: str(program))
+    monkeypatch.setattr(toolchain, "program", lambda name: str(tmp_path / name))
     for stack, local, expected in ((0, 0, 0), (48, 0, 48), (0, 16, 16)):
         text = USAGE.format(stack, local)
         program.write_text(f"#!/bin/sh\ntest $1 = --dump-resource-usage && cat <<'END'{text}END\n")
@@ -196,7 +199,7 @@ def test_spills_are_read_from_what_cuobjdump_says(
         assert resources.spilled_bytes(tmp_path / "library.so") == expected
     program.write_text("#!/bin/sh\nexit 1\n")
     assert resources.spilled_bytes(tmp_path / "library.so") is None
-    monkeypatch.setattr(resources, "_cuobjdump", lambda: None)
+    monkeypatch.setattr(toolchain, "program", lambda name: None)
     assert resources.spilled_bytes(tmp_path / "library.so") is None
 
 
@@ -302,6 +305,83 @@ path.unlink()
 text = said(f"{search} --minutes=1e-9")
 assert "4 candidates are not measured at every point" in text and timed == []
 assert "replaces" in said(search)
+""",
+    )
+
+
+def test_measuring_needs_no_compiler_and_no_layout_lab(tmp_path: Path) -> None:
+    """As on a machine that has neither: what is built elsewhere is tried, measured and judged, and
+    the lines for the table are those of the machine that built."""
+    own = "--row tile_n=32 --row tile_n=96"
+    tune(tmp_path, f"{SHAPE} {own} --build-only --output {tmp_path / 'tuned'}")
+    compiled = len(calls(tmp_path))
+    measured(
+        tmp_path,
+        """
+import sys
+from cute_attention.native import build, toolchain
+
+def asked(*words):
+    raise AssertionError("measuring asked for a compiler")
+
+toolchain.find = toolchain.program = toolchain.chips_here = build.build = asked
+sys.modules["pycute"] = sys.modules["cutlass_library"] = None
+MS |= {"n32": 5.0, "n96": 40.0}
+text = said(f"--measure-only --input {OUT} --peers= --rounds 2 --time-ms 1")
+assert "n32s1w4_o1 replaces sm80_fwd_fp16_d64" in text, text
+for key in ("fp16_d64, Sm80, Float16", "bf16_d64, Sm80, BFloat16"):
+    line = f"CUTE_ATTENTION_FORWARD(sm80_fwd_{key}, 64, 64, None, 128, 32, 1, 4, O1)"
+    assert line in text, text
+""",
+    )
+    assert len(calls(tmp_path)) == compiled
+
+
+def test_two_folders_may_have_one_kernel(tmp_path: Path) -> None:
+    """One process measures both: a library of the same kernel is not loaded twice."""
+    measured(
+        tmp_path,
+        """
+import shutil
+MS |= {"n32": 5.0}
+assert "replaces" in said(search)
+shutil.copytree(OUT, "again", ignore=shutil.ignore_patterns("results_*", "trials_*"))
+assert "n32s1w4_o1 replaces" in said("--measure-only --input again --peers= --rounds 2")
+assert timed
+""",
+    )
+
+
+def test_a_kernel_that_fails_while_it_is_timed_is_remembered(tmp_path: Path) -> None:
+    """Whatever is timed after it fails too, and is not to blame."""
+    measured(
+        tmp_path,
+        """
+lost_gpu = []
+
+class Breaks(Clock):
+    def sample(self, step, plan):
+        times = super().sample(step, plan)
+        if lost_gpu or times == [13.0]:
+            lost_gpu.append(True)
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return times
+
+def check_gpu(kernel, device, fault, lost):
+    if lost_gpu:
+        lost(kernel.name, fault)
+        raise measure.GpuUnusable(f"after {kernel.name}")
+
+measure.check_gpu = check_gpu
+speed.make_timer = lambda device, time_ms: Breaks()
+MS |= {"n32": 5.0, "n96": 13.0}
+assert tune(search) == 1
+assert not list(OUT.glob("results_*.json")), "no row of those that it has taken along"
+lost_gpu.clear()
+text = said(search)
+assert "n32s1w4_o1 replaces sm80_fwd_fp16_d64" in text
+assert "illegal memory access was encountered, at fp16 full 1x64" in text
+assert not any("n96" in name for name, _ in timed)
 """,
     )
 

@@ -8,8 +8,10 @@ written, separated by colons.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,18 @@ import torch
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 import cute_attention
+from cute_attention.bench.inputs import make_inputs
 from cute_attention.bench.results import read_json
 from cute_attention.cli import main
+from cute_attention.native import build, kernel_cache, toolchain
 from cute_attention.native.core import Kernel
 from cute_attention.problem import Problem
-from cute_attention.rows import trial
+from cute_attention.rows import Row, trial
+from cute_attention.rows.builds import Built
+from cute_attention.rows.candidates import Candidate, Search, row_of
 from cute_attention.tune import folder as folders
-from cute_attention.tune.measure import TO_PRESENT, cannot_run_on
+from cute_attention.tune.measure import TO_PRESENT, _load, cannot_run_on
+from cute_attention.tune.plan import Entry
 
 pytestmark = pytest.mark.gpu
 
@@ -86,6 +93,58 @@ def test_two_candidates_are_measured(
     assert main(command) == 0
     assert found.results_path(device).read_bytes() == before
     assert "replaces" in (said := capsys.readouterr().out) or "is the best of 3" in said
+
+
+@pytest.mark.skipif(not FOLDERS, reason="CUTE_ATTENTION_TUNED names no folder of a search")
+@pytest.mark.parametrize("source", FOLDERS, ids=lambda path: path.name)
+def test_autotune_chooses_among_kernels_that_are_built(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of `rows.autotune` but the compiler: what it would compile are libraries of the folder.
+    The second call remembers, and measures nothing."""
+    found = small_copy(source, tmp_path / "tuned")
+    if reason := cannot_run_on(torch.device("cuda", 0), found.arch):
+        pytest.skip(reason)
+    (search,) = found.searches
+    entries = {row_of(entry.columns): entry for entry in search.entries}
+    trusted, *others = entries
+    tuner = sys.modules["cute_attention.rows.autotune"]
+
+    def kernel_of(row: Row) -> Kernel:
+        kernel, reason = _load(entries[row], found)
+        assert kernel is not None, reason
+        return kernel
+
+    chosen = Search([Candidate(row, 1.0) for row in others])
+    monkeypatch.setenv(kernel_cache.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "key_of", lambda *words: "of the headers and the compiler")
+    monkeypatch.setattr(toolchain, "find", lambda: None)
+    monkeypatch.setattr(tuner, "present_row", lambda *words: search.subject.present)
+    monkeypatch.setattr(tuner, "proven", lambda *words: chosen)
+    monkeypatch.setattr(tuner, "build_all", lambda rows, *words: [Built(row) for row in rows])
+    monkeypatch.setattr(Row, "build", kernel_of)
+
+    point = search.subject.points[0]
+    inputs = make_inputs(point, torch.device("cuda", 0)).detached
+    options = {"causal": point.causal, "direction": search.subject.present.direction}
+    kernel = cute_attention.rows.autotune(*inputs, **options)
+    assert kernel.name in {entry.name for entry in search.entries}
+    (file,) = (tmp_path / "cache").glob("choice-*.json")
+    times = json.loads(file.read_text())["times_ms"]
+    assert [*times] == [row.name for row in (trusted, *others)]
+    assert all(0 < time < 1000 for time in times.values())
+    assert times[kernel_row(kernel, entries).name] <= times[trusted.name]
+
+    def measured(*words: object) -> list[float]:
+        raise AssertionError("it measures again")
+
+    monkeypatch.setattr(tuner, "measured", measured)
+    assert cute_attention.rows.autotune(*inputs, **options) == kernel
+
+
+def kernel_row(kernel: Kernel, entries: dict[Row, Entry]) -> Row:
+    """The row of a kernel of a search."""
+    return next(row for row, entry in entries.items() if entry.name == kernel.name)
 
 
 def plain_kernels() -> list[Kernel]:

@@ -16,11 +16,12 @@ enum class Loads {
   Eager,  // as soon as there is a buffer: they run beside products and softmax
   Late,   // when the tile is needed, and all threads wait for it
 };
-// Which score the exponents of a row of scores are relative to (core/online_softmax.h). The kernels
-// of sm90 have no choice: theirs is exact (core/straight_softmax.h).
+// Which score the exponents of a row of scores are relative to.
 enum class Reference {
-  Optimistic,  // a maximum of the row that a later one replaces only where that matters
-  Exact,       // the row's maximum so far
+  WhereItPays,  // sm80: optimistic. sm90: exact where warpgroups take turns, and optimistic
+                // elsewhere
+  Optimistic,   // a maximum of the row that a later one replaces only where that matters
+  Exact,        // the row's maximum so far; in sm90 kernels by core/straight_softmax.h
 };
 // How P becomes an operand.
 enum class PathOfP {
@@ -33,10 +34,28 @@ enum class Turns {
   Taken,
   None,
 };
-// How many tiles of queries a CTA computes.
+// How many tiles of queries a CTA computes; backward, of keys.
 enum class Grid {
   Persistent,  // one after the other, until there are no more
   OneTile,
+};
+// When a kernel that computes all gradients computes dQ of a step (sm90/backward_compute.h).
+enum class GradQ {
+  WhereItPays,  // first at head dims up to 64 where nothing modifies scores, and late elsewhere
+  First,        // one step late, before dS of that step
+  Late,         // one step late, after dV of that step
+  Same,         // in the step itself, where warpgroups wait for dS of each other
+};
+// Whether dQ is added up in global memory.
+enum class GradQSums {
+  WhereTheyFit,  // at head dims up to 128
+  None,          // another kernel computes dQ, of the same products once more
+};
+
+// Who sets the sums of dQ to zero, and makes dQ of them, in the backward of sm90.
+enum class SumKeeper {
+  Kernels,  // the one before it, and the one after
+  Warp,     // a warp of each CTA (core/sum_upkeep.h)
 };
 
 struct TableChoices {
@@ -48,10 +67,15 @@ struct TableChoices {
   // How many blocks of 16 columns of an operand are in registers, or on their way there, when the
   // MMAs of the block before them start.
   static constexpr int kFragmentsAhead = 1;
-  static constexpr Reference kReference = Reference::Optimistic;
+  static constexpr Reference kReference = Reference::WhereItPays;
   static constexpr PathOfP kPathOfP = PathOfP::Registers;
   static constexpr Turns kTurns = Turns::WhereTheyPay;
   static constexpr Grid kGrid = Grid::Persistent;
+  static constexpr GradQ kGradQ = GradQ::WhereItPays;
+  static constexpr GradQSums kGradQSums = GradQSums::WhereTheyFit;
+  static constexpr SumKeeper kSumKeeper = SumKeeper::Kernels;
+  // For how many blocks of keys the backward of sm90 has room for K.
+  static constexpr int kKeyStages = 1;
 };
 
 // The choices of a row. The source of a row for study specialises it.

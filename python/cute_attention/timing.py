@@ -84,6 +84,14 @@ class CudaTimer:
         return torch.cuda.Event(enable_timing=True)
 
     def plan(self, step: Callable[[], object]) -> Plan:
+        with torch.cuda.device_of(self.flush):  # events are recorded on the current device
+            return self._plan(step)
+
+    def sample(self, step: Callable[[], object], plan: Plan) -> list[float]:
+        with torch.cuda.device_of(self.flush):
+            return self._sample(step, plan)
+
+    def _plan(self, step: Callable[[], object]) -> Plan:
         step()  # compiles, allocates
         one_ms, host_ms = self._trial(step, 1)
         if 5 * one_ms < self.time_ms:  # a step this slow needs no further trial
@@ -111,7 +119,7 @@ class CudaTimer:
         torch.cuda.synchronize()
         return start.elapsed_time(end) / count, host_ms
 
-    def sample(self, step: Callable[[], object], plan: Plan) -> list[float]:
+    def _sample(self, step: Callable[[], object], plan: Plan) -> list[float]:
         events = [(self._event(), self._event()) for _ in range(plan.repeats)]
         for start, end in events:
             self.flush.zero_()

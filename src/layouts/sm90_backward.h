@@ -86,7 +86,7 @@ struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
 
   static Json products() { return Base::score_and_key_products().add(grad_q_json()); }
 
-  // dQ = dS K, of which each warpgroup computes a part. It is late: each step computes dQ of the
+  // dQ = dS K, of which each warpgroup computes a part. If it is late, each step computes dQ of the
   // step before. The first step of a block of keys computes a dQ that nobody uses, and the last dQ
   // comes after all steps of the block.
   static Json grad_q_json() {
@@ -113,7 +113,7 @@ struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
     }
     return wgmma_product_json<MmaQ>("dQ", "dQ = dS K", kTileM, kHeadDim, kTileN, grad_s, k,
                                     accumulator_json<MmaQ, kWarpgroupM, kColsQ>(), origins)
-        .set("late", true);
+        .set("late", Traits::kGradQLag > 0);
   }
 
   static Json roles() {
@@ -146,7 +146,7 @@ struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
 
 template <class Row>
 using Sm90BackwardKernels = std::conditional_t<
-    sm90::sums_grad_q(Row::kKey), Kernels<Sm90Backward<sm90::BackwardTraits<Row>>>,
+    sm90::kSumsGradQ<Row>, Kernels<Sm90Backward<sm90::BackwardTraits<Row>>>,
     Kernels<Sm90GradKv<sm90::GradKvTraits<Row>>, Sm90GradQ<sm90::GradQTraits<Row>>>>;
 
 }  // namespace cute_attention::layouts

@@ -14,19 +14,17 @@
 //
 //   products of the tensor cores   S(m)   dP(m)   dQ(m-1)   dV(m)   dK(m)
 //   pointwise work                        P(m)    dS(m)             dQ(m-1), dS(m) to shared memory
+//
+// A row for study may compute dQ in the same step after all (kGradQLag).
 #pragma once
 
 #include <cutlass/arch/barrier.h>
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/backward_scores.h"
-#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/global_sum.h"
-#include "cute_attention/core/kept_block.h"
-#include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
-#include "cute_attention/core/score_tile.h"
+#include "cute_attention/sm90/backward_pointwise.h"
 #include "cute_attention/sm90/backward_store.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/gemm.h"
@@ -39,9 +37,9 @@ struct BackwardCompute {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
-  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
-  using Scores =
-      BackwardScores<kScoreMods, Traits::kBiasTiles ? score_mods::Bias : score_mods::None>;
+  using Pointwise = BackwardPointwise<Row>;
+  using FragmentS = typename Pointwise::FragmentS;
+  using Operand = typename Pointwise::Operand;
   using Sums = KeyGradientSums<Traits, Traits::kFinishThreads>;
   using QueryRing = Ring<Traits::kStages>;
   static constexpr int kTileM = Traits::kTileM;
@@ -50,32 +48,29 @@ struct BackwardCompute {
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   // To write dQ takes registers that are not there beside it, S and dP.
   static constexpr bool kGradQFirst = Traits::kGradQFirst && !kWritesGradQ;
-  static constexpr bool kDrops = has_dropout(kScoreMods);
-  // For how many columns of S a thread may load the LSE ahead. Without a limit ptxas loads all of
-  // it first, and spills where kGradQFirst leaves few registers.
-  static constexpr int kLseAhead = 16;
-  static_assert(!kGradQFirst || Scores::kMasksFirst, "zero_after() needs P, not modified scores");
+
+  // Whether what the next block needs comes as early as it can. Then dV leaves while the other
+  // warpgroup ends its last step.
+  static constexpr bool kOverlapsBlocks = Traits::kOverlapsBlocks;
 
   template <class Mma, int kRows, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
       Mma{}, cute::Shape<cute::Int<kRows>, cute::Int<kCols>>{}));
-  using FragmentS = Fragment<typename Traits::MmaS, kTileN, kTileM>;
   using FragmentK = Fragment<typename Traits::MmaK, kTileN, kHeadDim>;
   using FragmentV = Fragment<typename Traits::MmaV, kTileN, kHeadDimV>;
   using FragmentQ = Fragment<typename Traits::MmaQ, kWarpgroupM, Traits::kColsQ>;
-  using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
 
   BackwardArguments const& arguments;
   SharedMemory& shared;
   int const warpgroup;  // of the consumers
   int const thread;     // of the consumers
-  Scores const scores;
+  Pointwise const pointwise;
 
   FragmentK tdKrdK;  // (MMA, MMA_N, MMA_D)
   FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
   // How many steps, and how many dS, there were before this step in all blocks of this CTA. Before
   // the first step of each block comes a dS that nobody writes. So their difference is the number
-  // of blocks that had steps.
+  // of blocks that had steps. Where dQ is not late there is no such dS, but it is counted.
   int32_t steps_before = 0;
   int32_t grads_before = 0;
 
@@ -85,7 +80,7 @@ struct BackwardCompute {
         shared(shared),
         warpgroup(warpgroup),
         thread(thread),
-        scores(arguments.params) {}
+        pointwise(arguments, shared, thread) {}
 
   CUTE_DEVICE void run() {
     for (int32_t number = 0;; ++number) {
@@ -97,8 +92,16 @@ struct BackwardCompute {
       }
       compute_keys(work);
       if (arguments.schedule.parts == 1) {
-        store_key_gradients<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
-                                    tdKrdK, tdVrdV);
+        if constexpr (kOverlapsBlocks || (Traits::kUpkeep && !kWritesGradQ)) {
+          store_grad_keys<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
+                                  tdKrdK);
+          if (!kOverlapsBlocks || work.steps.count == 0) {
+            store_values(work);
+          }
+        } else {
+          store_key_gradients<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
+                                      tdKrdK, tdVrdV);
+        }
       } else if (work.steps.count > 0) {
         using MmaK = typename Traits::MmaK;
         using MmaV = typename Traits::MmaV;
@@ -119,27 +122,58 @@ struct BackwardCompute {
     if (count == 0) {
       return;
     }
-    uint32_t const parity = uint32_t(grads_before - steps_before) % 2;
-    Barrier::wait(&shared.key_full, parity);
-    Barrier::wait(&shared.value_full, parity);
+    auto const ring_k = keys_of(grads_before - steps_before);
+    Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity);
+    if constexpr (!kOverlapsBlocks) {
+      await_values();
+    }
     // The first step also computes dQ of a step before it, which does not exist: from a dS that
     // nobody has written. The warp that adds dQ to its sums leaves this one out.
-    arrive(shared.grad_s_full[grad_s_of(grads_before).stage]);
+    if constexpr (Traits::kGradQLag > 0) {
+      arrive(shared.grad_s_full[grad_s_of(number_of_dq()).stage]);
+    }
     int remaining = count;
     do {
-      compute_step(work, remaining == count);
+      compute_step(work, remaining == count, remaining == 1);
     } while (--remaining > 0);
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
-    await_grad_s();
-    start_grad_q(tdQrdQ);
+    if (kOverlapsBlocks && arguments.schedule.parts == 1) {
+      store_values(work);
+    }
+    if constexpr (Traits::kGradQLag > 0) {
+      await_grad_s();
+      start_grad_q(tdQrdQ);
+    }
     cute::warpgroup_wait<0>();
     cute::warpgroup_fence_operand(tdKrdK);
     cute::warpgroup_fence_operand(tdVrdV);
-    arrive(shared.key_empty);
-    arrive(shared.value_empty);
-    hand_over_grad_q(work, false, tdQrdQ);
+    arrive(shared.key_empty[ring_k.stage]);
+    if constexpr (kOverlapsBlocks) {
+      release_queries();
+    } else {
+      arrive(shared.value_empty);
+    }
+    if constexpr (Traits::kGradQLag > 0) {
+      hand_over_grad_q(work, false, tdQrdQ);
+    }
     ++grads_before;
   }
+
+  CUTE_DEVICE void store_values(BackwardWork const& work) {
+    store_grad_values<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
+                              tdVrdV);
+  }
+
+  CUTE_DEVICE static Ring<Traits::kStagesK> keys_of(int32_t number) {
+    return buffer_of<Traits::kStagesK>(number);
+  }
+
+  // The number of the dS whose dQ a step computes, and of the one that it writes, of all of this
+  // CTA.
+  CUTE_DEVICE int32_t number_of_dq() const {
+    return Traits::kGradQLag > 0 ? grads_before : steps_before;
+  }
+  CUTE_DEVICE int32_t number_of_ds() const { return number_of_dq() + Traits::kGradQLag; }
 
   CUTE_DEVICE static QueryRing queries_of(int32_t number) {
     return buffer_of<Traits::kStages>(number);
@@ -163,21 +197,32 @@ struct BackwardCompute {
     }
   }
 
+  CUTE_DEVICE void await_values() const {
+    Barrier::wait(&shared.value_full, uint32_t(grads_before - steps_before) % 2);
+  }
+
+  // Where K of this block is.
+  CUTE_DEVICE uint32_t key_stage() const { return keys_of(grads_before - steps_before).stage; }
+
   // Starts S^T = K Q^T with the Q of `ring`.
   CUTE_DEVICE void start_scores(FragmentS& tSrS, QueryRing const& ring) {
     using namespace cute;
     typename Traits::MmaS mma;
-    Tensor sK = in_shared<typename Traits::SmemLayoutK>(shared.k);  // (N, D, 1)
+    Tensor sK = in_shared<typename Traits::SmemLayoutK>(shared.k);  // (N, D, STAGE)
     Tensor sQ = in_shared<typename Traits::SmemLayoutQ>(shared.q);  // (M, D, STAGE)
     auto const thread_mma = mma.get_slice(warpgroup * kWarpgroupThreads);
-    Tensor tSrK = thread_mma.partition_fragment_A(sK);  // (MMA, MMA_N, MMA_D, 1)
+    Tensor tSrK = thread_mma.partition_fragment_A(sK);  // (MMA, MMA_N, MMA_D, STAGE)
     Tensor tSrQ = thread_mma.partition_fragment_B(sQ);  // (MMA, MMA_M, MMA_D, STAGE)
-    start_gemm<GMMA::ScaleOut::Zero>(mma, tSrK(_, _, _, 0), tSrQ(_, _, _, ring.stage), tSrS);
+    start_gemm<GMMA::ScaleOut::Zero>(mma, tSrK(_, _, _, key_stage()), tSrQ(_, _, _, ring.stage),
+                                     tSrS);
   }
 
   // Starts dP^T + delta = V dO^T + delta, in accumulators that contain delta.
   CUTE_DEVICE void start_grad_p(FragmentS& tdPrdP, QueryRing const& ring) {
     using namespace cute;
+    if constexpr (kOverlapsBlocks) {  // in each step: a branch would serialise the products
+      await_values();
+    }
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
     copy(row_numbers<Traits>(thread, shared.delta[ring.stage]), tdPrdP);
     typename Traits::MmaS mma;
@@ -207,25 +252,25 @@ struct BackwardCompute {
     start_gemm<GMMA::ScaleOut::One>(mma, tdKrdS, tdKrQ(_, _, _, ring.stage), tdKrdK);
   }
 
-  // Waits until dS of the step before is there, of all keys.
+  // Waits until the dS of which dQ is computed is there, of all keys.
   CUTE_DEVICE void await_grad_s() const {
-    auto const ring_s = grad_s_of(grads_before);
+    auto const ring_s = grad_s_of(number_of_dq());
     Barrier::wait(&shared.grad_s_full[ring_s.stage], ring_s.parity);
   }
 
-  // Starts this warpgroup's part of dQ = dS K of the step before.
+  // Starts this warpgroup's part of dQ = dS K.
   CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ) {
     using namespace cute;
-    auto const ring_s = grad_s_of(grads_before);
+    auto const ring_s = grad_s_of(number_of_dq());
     typename Traits::MmaQ mma;
     Tensor sdS = in_shared<typename Traits::SmemLayoutS>(shared.grad_s);  // (M, N, STAGE)
-    Tensor sKt = in_shared<typename Traits::SmemLayoutKt>(shared.k);      // (D, N, 1)
+    Tensor sKt = in_shared<typename Traits::SmemLayoutKt>(shared.k);      // (D, N, STAGE)
     Tensor sdS_part =                                                     // (64, N)
         local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
                    make_coord(Traits::row_part_q(warpgroup), _0{}, ring_s.stage));
     Tensor sKt_part =  // (COLS_Q, N)
         local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
-                   make_coord(Traits::col_part_q(warpgroup), _0{}, _0{}));
+                   make_coord(Traits::col_part_q(warpgroup), _0{}, key_stage()));
     auto const thread_mma = mma.get_slice(0);
     Tensor tdQrdS = thread_mma.partition_fragment_A(sdS_part);  // (MMA, MMA_M, MMA_N)
     Tensor tdQrK = thread_mma.partition_fragment_B(sKt_part);   // (MMA, MMA_D, MMA_N)
@@ -234,7 +279,7 @@ struct BackwardCompute {
 
   // One step. If it is not the block's first, dK of the step before is under way, and dQ of it is
   // computed.
-  CUTE_DEVICE void compute_step(BackwardWork const& work, bool first) {
+  CUTE_DEVICE void compute_step(BackwardWork const& work, bool first, bool last) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
@@ -245,7 +290,7 @@ struct BackwardCompute {
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     start_scores(tSrS, ring);
     warpgroup_wait<1>();  // dK of the step before
-    if (steps_before > 0) {
+    if (kOverlapsBlocks ? !first : steps_before > 0) {
       release_queries();
     }
     start_grad_p(tdPrdP, ring);
@@ -254,34 +299,8 @@ struct BackwardCompute {
     }
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
-    Tensor tSsLse = row_numbers<Traits>(thread, shared.lse[ring.stage]);  // (MMA, MMA_N, MMA_M)
-    Tensor sLse = make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
-    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));        // (KEYS, QUERIES)
-    Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));   // (KEYS, QUERIES)
-    if constexpr (Scores::kModifiesCopies) {
-      // finish_copies() does it.
-    } else if constexpr (Traits::kBiasTiles) {
-      add_bias_tile<BiasOfTranspose, kTileM>(
-          arguments.bias, shared.bias_tile(ring.stage), 0, opaque(thread),
-          bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
-    } else if constexpr (Scores::kTermsInScores) {
-      add_terms(work, shared.stages[ring.stage], tSrS);
-    }
-    if constexpr (Scores::kMasksFirst) {
-      mask(work, shared.stages[ring.stage].m_block, tSrS);
-    }
-    bool const near = scores.all_near(rS);
-    auto const terms = terms_of(work, shared.stages[ring.stage], tSrS);
-    CUTE_UNROLL
-    for (int query = 0; query < size<1>(rS); ++query) {
-      if (kGradQFirst && query > 0 && query % kLseAhead == 0) {
-        sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
-      }
-      scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
-    }
-    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
-      mask(work, shared.stages[ring.stage].m_block, tSrS);
-    }
+    auto const lse = pointwise.lse(ring.stage);  // (KEYS, QUERIES)
+    auto const terms = pointwise.template begin<kGradQFirst>(work, ring.stage, tSrS, lse);
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
       start_grad_q(tdQrdQ);
@@ -290,37 +309,11 @@ struct BackwardCompute {
       warpgroup_wait<0>();  // dP
     }
     warpgroup_fence_operand(tdPrdP);
-    // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
-    if constexpr (Scores::kModifiesCopies) {
-      finish_copies(work, ring.stage, tSrS, tdPrdP, tdVrP);
-    } else if constexpr (kDrops) {
-      QueryPacking const packing = unpacked_queries();
-      auto const& stage = shared.stages[ring.stage];
-      auto const tile = score_tile(work, stage.m_block, tSrS, packing);
-      KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
-      Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
-          row_numbers<Traits>(thread, shared.delta[ring.stage]);
-      CUTE_UNROLL
-      for (int k = 0; k < size<2>(tdVrP); ++k) {  // block after block: fewer words in registers
-        auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
-        CUTE_UNROLL
-        for (int i = 8 * k; i < 8 * k + 8; ++i) {
-          tdPrdP(i) = kept.keeps(i % 8) ? tdPrdP(i) : tdPsDelta(i);
-        }
-        CUTE_UNROLL
-        for (int query = 4 * k; query < 4 * k + 4; ++query) {
-          scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
-        }
-        convert_block(tSrS, k, tdVrP);
-        kept.drop(tdVrP(_, 0, k));
-      }
-    } else {
-      CUTE_UNROLL
-      for (int query = 0; query < size<1>(rS); ++query) {
-        scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
-      }
-      convert_into(tSrS, tdVrP);
+    if (kOverlapsBlocks && last) {
+      arrive(shared.value_empty);
     }
+    // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
+    pointwise.finish(work, ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
     start_grad_v(tdVrP, ring);
     convert_into(tdPrdP, tdKrdS);
     if constexpr (kGradQFirst) {
@@ -343,92 +336,10 @@ struct BackwardCompute {
     ++grads_before;
   }
 
-  // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a
-  // block registers hold a copy of the scores, with terms and masked (backward_scores.h).
-  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
-  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
-  CUTE_DEVICE void finish_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
-                                 FragmentS& tdPrdP, Operand& tdVrP) {
-    using namespace cute;
-    BackwardParams const& params = arguments.params;
-    auto const& stage = shared.stages[stage_index];
-    QueryPacking const packing = unpacked_queries();
-    auto const tile = score_tile(work, stage.m_block, tSrS, packing);
-    KeepTest const test(uint32_t(params.dropout.drop_count));
-    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);      // (MMA, MMA_N, MMA_M)
-    Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
-    CUTE_UNROLL
-    for (int k = 0; k < size<2>(tdVrP); ++k) {
-      Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
-      auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
-      if constexpr (Traits::kBiasTiles) {
-        if (call_has<kScoreMods, score_mods::Bias>(params)) {
-          float const unit = Scores::Modifiers::exponent_scale(params);
-          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index), 0,
-                                                 opaque(thread),
-                                                 bias_per_unit(params, work.sequence, unit), k, rZ);
-        }
-      }
-      Scores::template add_terms<Element>(params, stage, copies);
-      if (work.tiles.masked(stage.m_block)) {
-        mask_tile(work, stage.m_block, copies);
-      }
-      KeptBlock<Rows::Keys> kept{{~0u, ~0u}};
-      if constexpr (kDrops) {
-        if (call_has<kScoreMods, score_mods::Dropout>(params)) {
-          kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
-        }
-      }
-      CUTE_UNROLL
-      for (int i = 8 * k; i < 8 * k + 8; ++i) {
-        float const grad_p = kept.keeps(i % 8) ? tdPrdP(i) : sDelta(i);
-        tdPrdP(i) = grad_p * scores.factor(tSrS(i), rZ(i % 8), sLse(i));
-      }
-      convert_block(tSrS, k, tdVrP);
-      kept.drop(tdVrP(_, 0, k));
-    }
-  }
-
-  CUTE_DEVICE auto score_tile(BackwardWork const& work, int m_block, FragmentS& tSrS,
-                              QueryPacking const& packing) const {
-    return make_score_tile_of_transpose<kTileM, kTileN>(
-        typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing, m_block * kTileM,
-        work.tile.n_block * kTileN);
-  }
-
-  // The terms of the modifiers for a step, for scores.begin() and scores.finish().
-  template <class Stage>
-  CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
-  }
-
-  template <class Stage>
-  CUTE_DEVICE void add_terms(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    Scores::template add_terms<Element>(arguments.params, stage,
-                                        score_tile(work, stage.m_block, tSrS, packing));
-  }
-
-  // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
-  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) {
-    if (work.tiles.masked(m_block)) {
-      QueryPacking const packing = unpacked_queries();
-      mask_tile(work, m_block, score_tile(work, m_block, tSrS, packing));
-    }
-  }
-  template <class Tile>
-  CUTE_DEVICE static void mask_tile(BackwardWork const& work, int m_block, Tile const& tile) {
-    mask_scores_by_side(tile);
-    if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
-      mask_missing_queries(tile);
-    }
-  }
-
   // Writes dS^T, as it is in registers for dK, where dQ reads it.
   CUTE_DEVICE void store_grad_s(Operand const& tdKrdS) {
     using namespace cute;
-    auto const ring_s = grad_s_of(grads_before + 1);
+    auto const ring_s = grad_s_of(number_of_ds());
     Barrier::wait(&shared.grad_s_empty[ring_s.stage], ring_s.parity ^ 1);
     Tensor sdSt = in_shared<typename Traits::SmemLayoutSt>(shared.grad_s);  // (N, M, STAGE)
     auto const thread_copy = typename Traits::SmemCopyS{}.get_slice(opaque(thread));
@@ -441,16 +352,17 @@ struct BackwardCompute {
     arrive(shared.grad_s_full[ring_s.stage]);
   }
 
-  // This warpgroup's part of dQ of the step before is there. `first`: there was no step before.
+  // This warpgroup's part of dQ is there. `first`: this is the first step of its block, so that dQ
+  // is of no step where it is late.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
   CUTE_DEVICE void hand_over_grad_q(BackwardWork const& work, bool first, FragmentQ& tdQrdQ) {
     cute::warpgroup_fence_operand(tdQrdQ);
-    arrive(shared.grad_s_empty[grad_s_of(grads_before).stage]);
+    arrive(shared.grad_s_empty[grad_s_of(number_of_dq()).stage]);
     if constexpr (!kWritesGradQ) {
       stage_grad_q(tdQrdQ);
-    } else if (!first) {
-      store_grad_queries<Traits>(arguments.params, work,
-                                 shared.step_tiles[tile_slot(queries_of(steps_before - 1))],
+    } else if (Traits::kGradQLag == 0 || !first) {
+      auto const ring = queries_of(steps_before - Traits::kGradQLag);
+      store_grad_queries<Traits>(arguments.params, work, shared.step_tiles[tile_slot(ring)],
                                  warpgroup, opaque(thread) % kWarpgroupThreads, tdQrdQ);
     }
   }
@@ -458,7 +370,7 @@ struct BackwardCompute {
   // Hands dQ to the warp that adds it to its sums.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
   CUTE_DEVICE void stage_grad_q(FragmentQ const& tdQrdQ) {
-    Barrier::wait(&shared.grad_q_empty[warpgroup], uint32_t(grads_before) % 2 ^ 1);
+    Barrier::wait(&shared.grad_q_empty[warpgroup], uint32_t(number_of_dq()) % 2 ^ 1);
     auto* const staged = reinterpret_cast<float4*>(shared.grad_q[warpgroup]);
     int const lane = thread % kWarpgroupThreads;
     CUTE_UNROLL

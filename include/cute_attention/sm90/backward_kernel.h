@@ -8,6 +8,7 @@
 #include "cute_attention/sm90/backward_compute.h"
 #include "cute_attention/sm90/backward_load.h"
 #include "cute_attention/sm90/backward_sum.h"
+#include "cute_attention/sm90/backward_upkeep.h"
 
 namespace cute_attention::sm90 {
 
@@ -23,10 +24,13 @@ struct BackwardKernel {
     constexpr int kReaders = Traits::kConsumers * kWarpgroupWarps;
     for (int slot = 0; slot < kWorkSlots; ++slot) {
       Barrier::init(&shared.work_full[slot], 1);
-      Barrier::init(&shared.work_empty[slot], kReaders + (kWritesGradQ ? 0 : Traits::kConsumers));
+      Barrier::init(&shared.work_empty[slot],
+                    kReaders + (kWritesGradQ ? 0 : Traits::kConsumers + Traits::kUpkeep));
     }
-    Barrier::init(&shared.key_full, 1);
-    Barrier::init(&shared.key_empty, kReaders);
+    for (int stage = 0; stage < Traits::kStagesK; ++stage) {
+      Barrier::init(&shared.key_full[stage], 1);
+      Barrier::init(&shared.key_empty[stage], kReaders);
+    }
     Barrier::init(&shared.value_full, 1);
     Barrier::init(&shared.value_empty, kReaders);
     for (int stage = 0; stage < Traits::kStages; ++stage) {
@@ -66,6 +70,8 @@ struct BackwardKernel {
         BackwardLoad<Traits>(arguments, shared).run();
       } else if (!kWritesGradQ && warp <= Traits::kConsumers) {
         add_grad_queries<Row>(arguments, shared, warp - 1);
+      } else if constexpr (Traits::kUpkeep && !kWritesGradQ) {
+        BackwardUpkeep<Row>{arguments, shared}.run();
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::Registers::kConsumer>();

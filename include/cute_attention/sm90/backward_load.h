@@ -31,7 +31,8 @@ struct BackwardLoad {
   BackwardWork const* work = nullptr;  // what is being loaded
   PackedBlocks blocks;                 // of keys, of packed sequences
   Ring<Traits::kStages> ring{};
-  Ring<1> ring_keys{};
+  Ring<Traits::kStagesK> ring_k{};
+  Ring<1> ring_v{};
 
   CUTE_DEVICE BackwardLoad(BackwardArguments const& arguments, SharedMemory& shared)
       : arguments(arguments),
@@ -57,7 +58,7 @@ struct BackwardLoad {
       load_work();
       // The next block is taken only when all loads of this one have been started, so that another
       // CTA may take it if it is free sooner.
-      index = next_index();
+      index = Traits::kOneTile ? INT32_MAX : next_index();
     }
   }
 
@@ -65,7 +66,12 @@ struct BackwardLoad {
   // Where dQ is summed in a fixed order, a CTA waits for those that have blocks of lower numbers.
   // These must have begun: so no CTA has a block before it runs. In any other order its first block
   // is the one of its own number.
-  CUTE_DEVICE bool in_order() const { return arguments.params.grad_q_turn != nullptr; }
+  CUTE_DEVICE bool in_order() const {
+    if constexpr (Traits::kUpkeep) {
+      return arguments.params.grad_q_turn != nullptr || arguments.upkeep.is_used();
+    }
+    return arguments.params.grad_q_turn != nullptr;
+  }
 
   CUTE_DEVICE int32_t next_index() const {
     int32_t taken = 0;
@@ -118,7 +124,6 @@ struct BackwardLoad {
     load_step(step);
     load_keys();
     load_values();
-    ring_keys.advance();
     for (int index = 1; index < count; ++index) {
       steps.advance(step);
       load_step(step);
@@ -142,14 +147,17 @@ struct BackwardLoad {
   }
 
   CUTE_DEVICE void load_keys() {
-    Barrier::wait(&shared.key_empty, ring_keys.parity ^ 1);
-    load_rows_of_keys<Traits::kHeadDim, Traits::kBoxColsK>(arguments.map_k, shared.k.data(),
-                                                           shared.key_full);
+    Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
+    load_rows_of_keys<Traits::kHeadDim, Traits::kBoxColsK>(
+        arguments.map_k, shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element))),
+        shared.key_full[ring_k.stage]);
+    ring_k.advance();
   }
   CUTE_DEVICE void load_values() {
-    Barrier::wait(&shared.value_empty, ring_keys.parity ^ 1);
+    Barrier::wait(&shared.value_empty, ring_v.parity ^ 1);
     load_rows_of_keys<Traits::kHeadDimV, kBoxCols<Traits::kHeadDimV>>(
         arguments.map_v, shared.v.data(), shared.value_full);
+    ring_v.advance();
   }
   template <int kCols, int kBox>
   CUTE_DEVICE void load_rows_of_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {

@@ -13,11 +13,13 @@
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
+#include "cute_attention/core/sum_upkeep.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/bias_tiles.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
+#include "cute_attention/study.h"
 
 namespace cute_attention::sm90 {
 
@@ -31,7 +33,8 @@ struct BackwardArguments {
   CUtensorMap map_k;       // boxes of tile_n rows
   CUtensorMap map_v;       // boxes of tile_n rows
   BiasTiles bias;          // of tile_m rows; unused where the kernel reads no such tiles
-  bool bias_is_aligned;    // tma_loads_bias(); unused likewise where it reads them
+  SumUpkeep upkeep;
+  bool bias_is_aligned;  // tma_loads_bias(); unused likewise where it reads them
 };
 
 // A part of the steps of a block of keys, in shared memory. The load warp writes it, and all other
@@ -68,7 +71,13 @@ CUTE_DEVICE auto row_numbers(int thread, float const* numbers) {
 // (backward_kernel.h). If not, one kernel computes dK and dV, and another dQ (grad_kv_kernel.h,
 // grad_q_kernel.h): above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64
 // keys beside scores and dQ.
-constexpr bool sums_grad_q(KernelKey const& key) { return key.head_dim <= 128; }
+template <class Row>
+constexpr bool kSumsGradQ =
+    Row::kKey.head_dim <= 128 && StudyOf<Row>::kGradQSums == GradQSums::WhereTheyFit;
+
+// Whether a CTA computes one block of keys, or one tile of queries of dQ, and no other.
+template <class Row>
+constexpr bool kOneTile = StudyOf<Row>::kGrid == Grid::OneTile;
 
 // The queries of a stage, in shared memory: their tile, what the modifiers need to know of their
 // head, and their random words.
@@ -106,15 +115,23 @@ struct BackwardTraits {
   // computed.
   static constexpr int kFinishThreads = kConfig.tile_n / kWarpgroupM * kWarpgroupThreads;
   static constexpr bool kHasSums = true;  // of dQ (core/backward_prepare.h)
+  // Whether a warp of each CTA keeps sums of dQ (core/sum_upkeep.h).
+  static constexpr bool kUpkeep = StudyOf<Row>::kSumKeeper == SumKeeper::Warp;
+  static constexpr bool kOneTile = sm90::kOneTile<Row>;
   using Element = ElementOf<kKey.dtype>;
 
   // One warpgroup loads, the others own 64 keys each.
   static constexpr int kConsumers = kTileN / kWarpgroupM;
-  using Registers = WarpgroupRegisters<kConsumers>;
+  struct Registers : WarpgroupRegisters<kConsumers> {
+    static constexpr int kOfUpkeep = 32;
+    static constexpr int kProducer =
+        kUpkeep ? kOfUpkeep : WarpgroupRegisters<kConsumers>::kProducer;
+    static_assert(kWarpgroupThreads * (kProducer + kConsumers * Registers::kConsumer) <= 65536);
+  };
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_n / 64 consumers");
-  static_assert(kConsumers < kWarpgroupWarps,
-                "the producer has a warp that loads, and one for each part of dQ");
+  static_assert(kConsumers + kUpkeep < kWarpgroupWarps,
+                "the producer has a warp that loads, one for each part of dQ, and one for sums");
   // Q and dO of a step are released in the next one, which may be the first of the next block.
   static_assert(kStages >= 2, "Q and dO of two steps");
 
@@ -138,7 +155,12 @@ struct BackwardTraits {
   // floats of a thread in both rows. Measured on an H200, full and causal, 16k tokens: at head dim
   // 64 550 and 545 instead of 505 and 508 TFLOP/s; at 128 ptxas spills and lets no two products
   // overlap (C7512), 434 and 426 instead of 619 and 615. At 96 it spills 80 bytes.
-  static constexpr bool kGradQFirst = kHeadDim <= 64 && kKey.score_mods == score_mods::None;
+  static constexpr GradQ kGradQ = StudyOf<Row>::kGradQ;
+  static constexpr bool kGradQFirst =
+      kGradQ == GradQ::First ||
+      (kGradQ == GradQ::WhereItPays && kHeadDim <= 64 && kKey.score_mods == score_mods::None);
+  // How many steps late dQ is computed.
+  static constexpr int kGradQLag = kGradQ == GradQ::Same ? 0 : 1;
 
   // Whether the row also has a kernel that writes dQ where one block of keys is all that a query
   // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.
@@ -174,9 +196,15 @@ struct BackwardTraits {
   // Buffers of dS. The step that writes one reads the other, of the step before.
   static constexpr int kStagesS = 2;
 
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1, kBoxColsK>;             // (N, D, 1)
-  using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, 1, kBoxColsK>;  // (D, N, 1)
-  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                       // (N, DV, 1)
+  // Buffers of K. With two, K of the next block comes while this one is computed, and V as soon as
+  // its last dP is there. The row with kGradQFirst has no registers for it.
+  static constexpr int kStagesK = kBiasTiles || kGradQFirst ? 1 : StudyOf<Row>::kKeyStages;
+  static constexpr bool kOverlapsBlocks = kStagesK > 1;
+
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;  // (N, D, STAGE)
+  using SmemLayoutKt =
+      SmemTilesTransposed<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;       // (D, N, STAGE)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
   using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)
   using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages>;        // (M, DV, STAGE)
@@ -192,6 +220,7 @@ struct BackwardTraits {
   using SmemCopyS = decltype(cute::make_tiled_copy_C(
       cute::Copy_Atom<cute::SM90_U32x4_STSM_N, Element>{}, MmaS{}));
 
+  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
 
@@ -215,8 +244,8 @@ struct BackwardTraits {
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.
     uint64_t work_full[kWorkSlots];     // 1 arrival
     uint64_t work_empty[kWorkSlots];    // kConsumers * (kWarpgroupWarps + 1) arrivals
-    uint64_t key_full;                  // 1 arrival
-    uint64_t key_empty;                 // kConsumers * kWarpgroupWarps arrivals
+    uint64_t key_full[kStagesK];        // 1 arrival
+    uint64_t key_empty[kStagesK];       // kConsumers * kWarpgroupWarps arrivals
     uint64_t value_full;                // 1 arrival
     uint64_t value_empty;               // kConsumers * kWarpgroupWarps arrivals
     uint64_t query_full[kStages];       // Q and the LSE: 1 + 32 arrivals

@@ -117,6 +117,7 @@ struct BackwardWithoutSums {
       return cudaErrorInvalidConfiguration;
     }
     int32_t const multiprocessors = context->device->multiprocessors;
+    int32_t const most_ctas = kOneTile<Row> ? int32_t(kMaxTiles) : multiprocessors;
     PartSums const sums =
         PartsOf<Row>::part_sums(p, p.grad_kv_parts == nullptr ? 1 : parts(p, *context->device));
     // Queries may take half of the L2 cache, as where dQ is summed.
@@ -148,14 +149,14 @@ struct BackwardWithoutSums {
       }
     }
     if (n_tiles > 0) {
-      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, multiprocessors);
+      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, most_ctas);
       grad_kv<Row><<<unsigned(ctas), kThreads, kBytesKv, stream>>>(arguments);
     }
     if (sums.ctas > 0) {
       grad_kv_sum<Row><<<unsigned(sums.ctas), TraitsKv::kSumThreads, 0, stream>>>(p, sums.parts);
     }
     if (m_tiles > 0) {
-      int32_t const ctas = min_of(int32_t(m_tiles), multiprocessors);
+      int32_t const ctas = min_of(int32_t(m_tiles), most_ctas);
       grad_q<Row><<<unsigned(ctas), TraitsQ::kThreads, kBytesQ, stream>>>(arguments);
     }
     if (p.grad_sink != nullptr) {

@@ -16,6 +16,7 @@
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/tma_tile.h"
 #include "cute_attention/sm90/warpgroup.h"
+#include "cute_attention/study.h"
 
 namespace cute_attention::sm90 {
 
@@ -37,6 +38,15 @@ struct BiasFromGlobal : Row {
       min_of(Row::kConfig.tile_m, kMostRows), min_of(Row::kConfig.tile_n, kMostKeys),
       Row::kConfig.stages, min_of(Row::kConfig.warps, kMostWarps)};
 };
+
+}  // namespace cute_attention::sm90
+
+namespace cute_attention {
+template <class Row>
+struct StudyOf<sm90::BiasFromGlobal<Row>> : StudyOf<Row> {};
+}  // namespace cute_attention
+
+namespace cute_attention::sm90 {
 
 // Whether the kernel of a row reads the bias from tiles.
 template <class Row>

@@ -31,7 +31,9 @@ struct ForwardScores {
   // Where warpgroups take turns, O has ended when a warpgroup begins its softmax, which is what the
   // other one waits for: it is as short as can be. Where they do not, O is long, and the softmax
   // runs beside it in place.
-  static constexpr bool kStraight = Traits::kTakeTurns;
+  static constexpr Reference kReference = Traits::Study::kReference;
+  static constexpr bool kStraight = kReference == Reference::Exact ||
+                                    (kReference == Reference::WhereItPays && Traits::kTakeTurns);
   using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.

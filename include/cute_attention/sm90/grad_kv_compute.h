@@ -13,11 +13,10 @@
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/call_features.h"
 #include "cute_attention/core/keep_scale.h"
-#include "cute_attention/core/kept_block.h"
-#include "cute_attention/core/mask.h"
 #include "cute_attention/core/score_tile.h"
 #include "cute_attention/sm90/bias_words.h"
 #include "cute_attention/sm90/grad_kv_consumer.h"
+#include "cute_attention/sm90/placed_scores.h"
 #include "cute_attention/sm90/row_store.h"
 
 namespace cute_attention::sm90 {
@@ -43,15 +42,18 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   using Bias = BiasWords<WordsOfTranspose, cute::size(FragmentS{}) / 2, Traits::kTileN>;
 
   Scores const scores;
+  PlacedScores<Traits, Scores> const placed;
   FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
 
   CUTE_DEVICE GradVCompute(BackwardArguments const& arguments,
                            typename Traits::SharedMemory& shared, int thread)
-      : Base{arguments, shared, thread}, scores(arguments.params) {}
+      : Base{arguments, shared, thread},
+        scores(arguments.params),
+        placed{arguments.params, thread} {}
 
   CUTE_DEVICE void clear() { cute::clear(tdVrdV); }
 
-  CUTE_DEVICE void begin_keys(uint32_t parity) { Barrier::wait(&shared.key_full, parity); }
+  CUTE_DEVICE void begin_keys(uint32_t parity) { Barrier::wait(&shared.key_full[0], parity); }
 
   // One step. dV of the step before is under way.
   CUTE_DEVICE void step(BackwardWork const& work) {
@@ -82,20 +84,20 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
         bias.template add<Element>(
             bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
       } else {
-        add_terms(work, shared.stages[ring.stage], tSrS);
+        placed.add_terms(work, shared.stages[ring.stage], tSrS);
       }
     }
     if constexpr (Scores::kMasksFirst) {
-      mask(work, shared.stages[ring.stage].m_block, tSrS);
+      placed.mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
     bool const near = scores.all_near(rS);
-    auto const terms = terms_of(work, shared.stages[ring.stage], tSrS);
+    auto const terms = placed.terms(work, shared.stages[ring.stage], tSrS);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
       scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
-      mask(work, shared.stages[ring.stage].m_block, tSrS);
+      placed.mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
     auto const take_factors = [&](FragmentS& factors) {
       if constexpr (Scores::kModifiesCopies) {
@@ -114,7 +116,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
       }
     };
     if constexpr (kDrops) {
-      auto const kept = kept_of(work, shared.stages[ring.stage], tSrS);
+      auto const kept = placed.kept(work, shared.stages[ring.stage], tSrS);
       // A factor is P times a derivative, neither of them negative: its sign says that its score is
       // dropped.
       write_factors([&](FragmentS& factors) {
@@ -141,7 +143,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   CUTE_DEVICE void end_keys() {
     cute::warpgroup_wait<0>();
     cute::warpgroup_fence_operand(tdVrdV);
-    arrive_by_warp(shared.key_empty);
+    arrive_by_warp(shared.key_empty[0]);
   }
 
   CUTE_DEVICE void store(BackwardWork const& work) {
@@ -176,7 +178,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     BackwardParams const& params = arguments.params;
     auto const& stage = shared.stages[stage_index];
     QueryPacking const packing = unpacked_queries();
-    auto const tile = score_tile(work, stage.m_block, tSrS, packing);
+    auto const tile = placed.tile(work, stage.m_block, tSrS, packing);
     Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);  // (MMA, MMA_N, MMA_M)
     float const unit = Scores::Modifiers::exponent_scale(params);
     CUTE_UNROLL
@@ -189,9 +191,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
       } else {
         Scores::template add_terms<Element>(params, stage, copies);
       }
-      if (work.tiles.masked(stage.m_block)) {
-        mask_tile(work, stage.m_block, copies);
-      }
+      placed.mask_copies(work, stage.m_block, copies);
       CUTE_UNROLL
       for (int i = 8 * k; i < 8 * k + 8; ++i) {
         factors(i) = scores.factor(tSrS(i), rZ(i % 8), sLse(i));
@@ -214,54 +214,6 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     }
     __syncwarp();
     arrive_by_warp(shared.factor_full[ring.stage]);
-  }
-
-  CUTE_DEVICE auto score_tile(BackwardWork const& work, int m_block, FragmentS& tSrS,
-                              QueryPacking const& packing) const {
-    return make_score_tile_of_transpose<Traits::kTileM, Traits::kTileN>(
-        typename Traits::MmaS{}, opaque(thread), tSrS, work.sequence, packing,
-        m_block * Traits::kTileM, work.tile.n_block * Traits::kTileN);
-  }
-
-  // The terms of the modifiers for a step, for scores.begin() and scores.factor().
-  template <class Stage>
-  CUTE_DEVICE auto terms_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    return Scores::terms(stage, [&] { return score_tile(work, stage.m_block, tSrS, packing); });
-  }
-
-  // Which scores of a step are kept.
-  template <class Stage>
-  CUTE_DEVICE auto kept_of(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    if (!call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
-      return KeptBlocks<Rows::Keys, cute::size(FragmentS{})>(
-          [](int) { return KeptBlock<Rows::Keys>{{~0u, ~0u}}; });
-    }
-    return kept_blocks_of_transpose(score_tile(work, stage.m_block, tSrS, packing),
-                                    arguments.params.dropout, stage.words);
-  }
-
-  template <class Stage>
-  CUTE_DEVICE void add_terms(BackwardWork const& work, Stage const& stage, FragmentS& tSrS) const {
-    QueryPacking const packing = unpacked_queries();
-    Scores::template add_terms<Element>(arguments.params, stage,
-                                        score_tile(work, stage.m_block, tSrS, packing));
-  }
-
-  // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
-  CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) const {
-    if (work.tiles.masked(m_block)) {
-      QueryPacking const packing = unpacked_queries();
-      mask_tile(work, m_block, score_tile(work, m_block, tSrS, packing));
-    }
-  }
-  template <class Tile>
-  CUTE_DEVICE static void mask_tile(BackwardWork const& work, int m_block, Tile const& tile) {
-    mask_scores_by_side(tile);
-    if ((m_block + 1) * Traits::kTileM > work.sequence.seqlen_q) {
-      mask_missing_queries(tile);
-    }
   }
 };
 

@@ -22,8 +22,10 @@ struct GradKvKernel {
       Barrier::init(&shared.work_full[slot], 1);
       Barrier::init(&shared.work_empty[slot], kReaders);
     }
-    Barrier::init(&shared.key_full, 1);
-    Barrier::init(&shared.key_empty, kWarpgroupWarps);
+    for (int stage = 0; stage < Traits::kStagesK; ++stage) {
+      Barrier::init(&shared.key_full[stage], 1);
+      Barrier::init(&shared.key_empty[stage], kWarpgroupWarps);
+    }
     Barrier::init(&shared.value_full, 1);
     Barrier::init(&shared.value_empty, kWarpgroupWarps);
     for (int stage = 0; stage < Traits::kStages; ++stage) {

@@ -21,7 +21,9 @@ struct GradKvTraits {
   static constexpr int kHeadDim = kKey.head_dim;
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kThreads = kConfig.warps * 32;
-  static constexpr bool kHasSums = false;    // of dQ
+  static constexpr bool kHasSums = false;  // of dQ
+  static constexpr bool kOneTile = sm90::kOneTile<Row>;
+  static constexpr bool kUpkeep = false;
   static constexpr bool kBiasTiles = false;  // shared memory has no room for them
   using Element = ElementOf<kKey.dtype>;
 
@@ -54,6 +56,7 @@ struct GradKvTraits {
   using MmaK = MmaOfGradient<kHeadDim>;
 
   static constexpr int kBoxColsK = kBoxCols<kHeadDim>;
+  static constexpr int kStagesK = 1;                                             // buffers of K
   using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1>;                   // (N, D, 1)
   using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
   using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
@@ -65,6 +68,7 @@ struct GradKvTraits {
   using SmemLayoutRow = cute::Layout<cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>,
                                      cute::Stride<cute::_0, cute::_1>>;
 
+  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
 
@@ -93,8 +97,8 @@ struct GradKvTraits {
     // As in backward_traits.h.
     uint64_t work_full[kWorkSlots];        // 1 arrival
     uint64_t work_empty[kWorkSlots];       // kConsumers * kWarpgroupWarps arrivals
-    uint64_t key_full;                     // 1 arrival
-    uint64_t key_empty;                    // kWarpgroupWarps arrivals
+    uint64_t key_full[kStagesK];           // 1 arrival
+    uint64_t key_empty[kStagesK];          // kWarpgroupWarps arrivals
     uint64_t value_full;                   // 1 arrival
     uint64_t value_empty;                  // kWarpgroupWarps arrivals
     uint64_t query_full[kStages];          // Q and the LSE: 1 + 32 arrivals

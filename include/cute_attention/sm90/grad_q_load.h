@@ -53,7 +53,7 @@ struct GradQLoad {
       }
       // The next tile is taken only when all loads of this one have been started, so that another
       // CTA may take it if it is free sooner.
-      index = next_index();
+      index = kOneTile<Row> ? INT32_MAX : next_index();
     }
   }
 

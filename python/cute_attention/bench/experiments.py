@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -12,6 +13,7 @@ from ..native import packages
 from ..native.rows import TableRow
 from ..rows.candidates import row_of
 from ..rows.ranges import operand_bytes, variants
+from ..rows.row import Row as KernelRow
 from .again import again
 from .contenders import CONTENDERS, Contender
 from .contenders.blocks import BuiltRow, KeyBlocks
@@ -90,15 +92,30 @@ def points_of(name: str, base: Point, values: Values) -> Iterator[tuple[str, Poi
             yield dtype, replace(base, dtype=dtype)
 
 
-def blocks_of(base: Point, device: torch.device, values: Values) -> list[Contender]:
-    """Ours with other blocks: forward rows like that of the tables, which are compiled; where there
-    is no such row, as without a GPU, the reference backend on blocks of keys."""
+def blocks_of(
+    base: Point, device: torch.device, values: Values, kernels: Path | None = None
+) -> list[Contender]:
+    """Ours with other blocks: forward rows like that of the tables, from a folder of kernels or
+    compiled; where there is no such row, as without a GPU, the reference backend on blocks of
+    keys."""
     if device.type == "cuda":
         capability, room = chip_of(device)
         for family in packages.families_for(capability):
-            if found := best_rows(problem_of(base, "fwd", device), family, room):
-                return [BuiltRow(row_of(row)) for row in _tiles_like(found[0], room)]
+            if rows := rows_like(base, family, room):
+                return [BuiltRow(row, kernels) for row in rows]
     return [KeyBlocks(keys) for keys in values.keys if keys <= base.seqlen_k]
+
+
+def block_point(base: Point) -> Point:
+    """The point at which blocks are measured: without a mask, all of them do the same work."""
+    return replace(base, causal=False, window=None)
+
+
+def rows_like(base: Point, family: str, room: int) -> list[KernelRow]:
+    """The forward row of the tables that serves a point, and some with other tiles; none where no
+    row of the family serves it."""
+    found = best_rows(problem_of(base, "fwd"), family, room)
+    return [row_of(row) for row in _tiles_like(found[0], room)] if found else []
 
 
 def _tiles_like(present: TableRow, room: int) -> list[TableRow]:
@@ -120,16 +137,18 @@ class Experiments(Bench):
     """One run. `measure_all` hands over the rows of each value as they are finished; the case of a
     row is the experiment and the value."""
 
-    def __init__(self, settings: Settings, base: Point, values: Values) -> None:
+    def __init__(
+        self, settings: Settings, base: Point, values: Values, kernels: Path | None = None
+    ) -> None:
         super().__init__(settings)
-        self.base, self.values = base, values
+        self.base, self.values, self.kernels = base, values, kernels
 
     def measure_all(self, names: Sequence[str], done: Callable[[list[Row]], None]) -> None:
         """Measures the experiments of these names."""
         for name in names:
             if name == "block":
-                base = replace(self.base, causal=False, window=None)
-                blocks = blocks_of(base, self.settings.device, self.values)
+                base = block_point(self.base)
+                blocks = blocks_of(base, self.settings.device, self.values, self.kernels)
                 cases = [Case(each, base, f"{name} {each.name}") for each in blocks]
                 self._measure_together(base, cases, done)
                 continue

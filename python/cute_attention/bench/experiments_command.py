@@ -6,8 +6,10 @@ import argparse
 from dataclasses import replace
 
 import torch
+from rich.console import Console
 
-from . import experiments
+from ..rows.cost import typical_device
+from . import experiments, kernel_folder
 from .beginning import begin, report_absent, speed_settings
 from .experiments_report import plot_experiments, print_experiments, value_of
 from .options import Defaults, build_points
@@ -40,6 +42,8 @@ def base_of(args: argparse.Namespace, device: torch.device) -> Point:
 def run_experiments(args: argparse.Namespace) -> int:
     """Measures the experiments that were asked for."""
     console = make_console()
+    if args.build_only:
+        return _build(args, console)
     device, environment = begin(args, console)
     base, values = base_of(args, device), values_of(args, device)
     if base.varlen:
@@ -51,7 +55,7 @@ def run_experiments(args: argparse.Namespace) -> int:
         console.print(
             "without a GPU: blocks are blocks of keys on the reference backend, and no kernel runs"
         )
-    bench = experiments.Experiments(settings, base, values)
+    bench = experiments.Experiments(settings, base, values, args.kernels)
     total = bench.count(args.experiments)
     with Report("experiments", args, environment, console, total) as report:
 
@@ -64,6 +68,17 @@ def run_experiments(args: argparse.Namespace) -> int:
     if args.plot and any(row.metrics for row in report.rows):
         plot_experiments(args.plot, report.rows, environment.device)
         console.print(f"plot: {args.plot}")
+    return 0
+
+
+def _build(args: argparse.Namespace, console: Console) -> int:
+    """Builds the kernels of the blocks into the folder."""
+    if args.kernels is None or args.arch is None:
+        raise ValueError("--build-only needs --arch, and --kernels DIR for the libraries")
+    base = experiments.block_point(build_points(args, _GPU)[0])
+    room = typical_device(args.arch).shared_memory_per_block
+    for row in experiments.rows_like(base, args.arch, room):
+        console.print(f"{row.name}: {kernel_folder.build(row, args.kernels, args.chips)}")
     return 0
 
 

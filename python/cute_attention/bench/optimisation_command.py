@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..errors import BuildError
 from ..native.core import Kernel
-from . import optimisation_kernels, optimisation_lab
+from . import kernel_folder, optimisation_kernels, optimisation_lab
 from .again import again
 from .beginning import begin
 from .contenders import CONTENDERS, OURS, Contender
@@ -104,7 +104,7 @@ def _build(steps: Sequence[Step], args: argparse.Namespace, console: Console) ->
     if missing:
         console.print(f"not predicted: {missing}")
     for step in steps:
-        path = optimisation_kernels.build(step.row, args.kernels, args.chips)
+        path = kernel_folder.build(step.row, args.kernels, args.chips)
         known = figures.get(step.row.name, {}) | predicted.get(step.row.name, {})
         figures[step.row.name] = known | optimisation_kernels.machine_code(path)
         optimisation_kernels.write_figures(args.kernels, figures)
@@ -129,7 +129,7 @@ def _figures(
 
 def _kernel(step: Step, args: argparse.Namespace) -> Kernel:
     if args.kernels:
-        return optimisation_kernels.load(step.row, args.kernels)
+        return kernel_folder.load(step.row, args.kernels)
     return step.row.build(chips=args.chips)
 
 
@@ -177,9 +177,7 @@ def _measure(
     Steps(settings).measure(points, done)
     if args.kernels and kernels:
         files = [
-            path
-            for step in built
-            for path in optimisation_kernels.libraries_of(step.row, args.kernels)
+            path for step in built for path in kernel_folder.libraries_of(step.row, args.kernels)
         ]
         counters, missing = optimisation_lab.counted(kernels, files)
         if missing:

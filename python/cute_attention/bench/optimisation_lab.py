@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from .. import attention
+from ..layouts import counters
+from ..layouts.errors import LayoutError
 from ..native.core import Kernel
 from ..rows.libraries import load_library
 from .optimisation_kernels import Figures
@@ -16,7 +18,7 @@ from .optimisations import HEAD_DIM, Step
 
 # The call whose instructions are counted. The tiles of every step divide it.
 HEADS, QUERIES, KEYS = 2, 512, 1024
-# Figures, and what layouts/ncu.py calls the counters.
+# Figures, and what layouts/counters.py calls the counters.
 _COUNTED = {
     "counted_ldmatrix": "ldmatrix",
     "counted_conflicts": "ldmatrix conflicts",
@@ -27,24 +29,24 @@ _COUNTED = {
 def predicted(steps: Sequence[Step]) -> tuple[dict[str, Figures], str]:
     """The counters of the call in each step, by the names of the rows; and why there are none."""
     try:
-        from ..layouts import errors, export, model, multiply, ncu
+        from ..layouts import export, model, multiply, ncu
     except ModuleNotFoundError as error:
         return {}, f'{error}: pip install "cute-attention[layouts]" adds it'
     call = ncu.Call(HEADS, QUERIES, KEYS)
     try:
         kernels = model.kernels([export.Request(step.row.columns) for step in steps])
-    except errors.LayoutError as error:
+    except LayoutError as error:
         return {}, str(error)
     found: dict[str, Figures] = {}
     for kernel in kernels:
-        counters = ncu.predicted(kernel, call)
+        counts = ncu.predicted(kernel, call)
         tiles_m, tiles_n = call.tiles(kernel)
         mma = sum(multiply.mma_count(product) for product in kernel.products)
         found[kernel.row.name] = {
             "shared_memory": kernel.plan["bytes"],
             "mma": HEADS * tiles_m * tiles_n * mma,
-            "ldmatrix": counters["ldmatrix"],
-            "conflicts": counters["ldmatrix conflicts"],
+            "ldmatrix": counts["ldmatrix"],
+            "conflicts": counts["ldmatrix conflicts"],
         }
     return found, ""
 
@@ -76,22 +78,18 @@ def counted(
     """The same counters and all instructions, as Nsight Compute counts them on this GPU, by the
     names of the rows; and why there are none. `kernels` are those of the rows, `libraries` their
     files."""
-    try:
-        from ..layouts import errors, ncu
-    except ModuleNotFoundError as error:
-        return {}, f'{error}: pip install "cute-attention[layouts]" adds it'
     names = [kernel.name for kernel in kernels.values()]
     try:
-        words = ncu.command(
-            names, ncu.find_ncu(), module=__name__, arguments=[str(path) for path in libraries]
+        words = counters.command(
+            names, counters.find_ncu(), module=__name__, arguments=[*map(str, libraries)]
         )
-        measured = ncu.parse(ncu.run(words), names)
-    except errors.LayoutError as error:
+        measured = counters.parse(counters.run(words), names)
+    except LayoutError as error:
         return {}, str(error)
     return {
-        row: {ours: counters[theirs] for ours, theirs in _COUNTED.items() if theirs in counters}
+        row: {ours: counts[theirs] for ours, theirs in _COUNTED.items() if theirs in counts}
         for row, kernel in kernels.items()
-        if (counters := measured.get(kernel.name))
+        if (counts := measured.get(kernel.name))
     }, ""
 
 

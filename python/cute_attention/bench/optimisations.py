@@ -114,9 +114,15 @@ STEPS: Sequence[Step] = (
     ),
     Step(
         "+ turns",
-        _row("sm90", stages=2, grid="one_tile"),
+        _row("sm90", stages=2, grid="one_tile", softmax="optimistic"),
         "The warpgroups hand each other a turn at the tensor cores. So they stay apart by half a "
         "tile, and never both wait for the products or both compute their softmax.",
+    ),
+    Step(
+        "+ straight softmax",
+        _row("sm90", stages=2, grid="one_tile"),
+        "With turns a warpgroup waits for the other's softmax, so that it should be short. Exact "
+        "maxima leave no branch before the exponentials, across which nothing can be scheduled.",
     ),
     Step(
         "+ persistence",

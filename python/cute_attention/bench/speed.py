@@ -197,8 +197,13 @@ class Bench:
                     continue
                 with measuring(entry.case.contender, entry.case.point):
                     times, entry.reason = attempt(self.timer.sample, entry.step, entry.plan)
-                if times is not None:
+                if times is None:
+                    self._failed(entry.case, entry.reason)
+                else:
                     entry.rounds.append(median(times))
+
+    def _failed(self, case: Case, reason: str) -> None:
+        """Called when a case fails while it is timed, before any other runs."""
 
     def _rows(
         self,

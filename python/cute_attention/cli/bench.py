@@ -86,14 +86,15 @@ def _experiments(parser: argparse.ArgumentParser) -> None:
     add_all_of(
         parser, "--experiments", tuple(experiments.EXPERIMENTS), "what is varied; default: all"
     )
+    group = parser.add_argument_group("the kernels of the blocks")
+    group.add_argument("--arch", choices=ARCHITECTURES, help="of those that --build-only builds")
+    _add_kernels(group)
     _add_timing(parser, "fwd,fwdbwd")
     add_common(parser)
 
 
-def _steps(parser: argparse.ArgumentParser) -> None:
-    add_shapes(parser, sets=False, features=())
-    group = parser.add_argument_group("the kernels, and how they are timed")
-    add_all_of(group, "--architectures", ARCHITECTURES)
+def _add_kernels(group: argparse._ArgumentGroup) -> None:
+    """Options of subcommands whose kernels may be built on another machine."""
     group.add_argument(
         "--kernels",
         type=Path,
@@ -103,7 +104,7 @@ def _steps(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--build-only",
         action="store_true",
-        help="build them into --kernels, with what is known of them without a GPU, and end",
+        help="build them into --kernels, and end",
     )
     group.add_argument(
         "--chips",
@@ -111,6 +112,13 @@ def _steps(parser: argparse.ArgumentParser) -> None:
         metavar="80,90",
         help="that the sm80 kernels are built for; default: this machine's, or 80",
     )
+
+
+def _steps(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser, sets=False, features=())
+    group = parser.add_argument_group("the kernels, and how they are timed")
+    add_all_of(group, "--architectures", ARCHITECTURES)
+    _add_kernels(group)
     group.add_argument(
         "--pictures", type=Path, metavar="DIR", help="draw K in shared memory (the layout lab)"
     )

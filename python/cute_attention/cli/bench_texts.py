@@ -53,7 +53,7 @@ explains the steps.
 
 STEPS_EXAMPLES = """\
 examples:
-  # on a machine with a GPU and nvcc; the first time builds 13 kernels, about a minute each
+  # on a machine with a GPU and nvcc; the first time builds 14 kernels, about a minute each
   python -m cute_attention bench steps --json steps.json --plot steps.png
   # built here, measured on a machine without nvcc
   python -m cute_attention bench steps --build-only --kernels kernels --chips 90
@@ -97,6 +97,9 @@ run is listed with the reason.
 EXPERIMENTS_EXAMPLES = """\
 examples:
   python -m cute_attention bench experiments --plot experiments.png --json experiments.json
+  # the kernels of the blocks are built here, and measured on a machine without nvcc
+  python -m cute_attention bench experiments --build-only --arch sm90 --kernels blocks
+  python -m cute_attention bench experiments --kernels blocks --json experiments.json
   # two of them, around a point of your own
   python -m cute_attention bench experiments --experiments length,heads --batch 1 --heads 8 \\
       --head-dims 64 --seqlens 1024,4096,16384 --masks causal --direction fwd

@@ -10,6 +10,6 @@ that includes the kernels' own headers, lets CuTe do the partitioning, and write
     export     runs that program;  model: its layouts as tables of numbers
     trace      follows every element through the kernel;  hardware: what instructions do with it
     checks     the proofs, with limits, multiply, numbers, staged and handed;
-               ncu, launch: beside a GPU's counters
+               ncu: beside what a GPU counts (counters, launch)
     pictures   grids and figures;  show, diff, path, page: what a person sees
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .rows import TableRow
-from .study import COLUMNS, SM80_FORWARD, SM90_FORWARD, TABLES, changes
+from .study import COLUMNS, SM80_FORWARD, SM90_BACKWARD, SM90_FORWARD, TABLES, changes
 
 
 def refusal(row: TableRow) -> str:
@@ -33,14 +33,60 @@ def _refused_combination(row: TableRow) -> str:
                 f"loads is 'late' and stages is {row.stages}: a copy that starts when its tile is "
                 "needed leaves no use for a second buffer, expected stages=1"
             )
-    if "qv" in row.score_mods and (study.swizzle != TABLES.swizzle or study.turns != TABLES.turns):
-        return (
-            "swizzle or turns is another than that of the tables and score_mods has 'qv', whose "
-            "kernel has neither column"
-        )
+    if "qv" in row.score_mods:
+        for name in ("swizzle", "turns", "softmax"):
+            if getattr(study, name) != getattr(TABLES, name):
+                return (
+                    f"{name} is {getattr(study, name)!r} and score_mods has 'qv', whose kernel has "
+                    "no such column"
+                )
     if (row.arch, row.direction) == SM90_FORWARD and study.turns == "on" and row.tile_m <= 64:
         return (
             f"turns is 'on' and tile_m is {row.tile_m}: one warpgroup computes 64 queries, and "
             "there is no other to take turns with"
+        )
+    if (row.arch, row.direction) == SM90_BACKWARD:
+        return _refused_of_grad_q(row)
+    return ""
+
+
+# tile_m, tile_n and warps of the two kernels that keep no sums of dQ: a warpgroup has all keys of
+# the one for dK and dV.
+_WITHOUT_SUMS = (128, 64, 12)
+
+
+def _refused_of_grad_q(row: TableRow) -> str:
+    study = row.study
+    if study.grad_q_sums == "none":
+        if row.head_dim > 128:
+            return (
+                f"grad_q_sums is 'none' and head_dim is {row.head_dim}: above 128 the kernels of "
+                "the tables keep no sums of dQ either"
+            )
+        if (row.tile_m, row.tile_n, row.warps) != _WITHOUT_SUMS:
+            return (
+                f"grad_q_sums is 'none', tile_m is {row.tile_m}, tile_n {row.tile_n} and warps "
+                f"{row.warps}, expected tile_m=128, tile_n=64, warps=12: the queries of the kernel "
+                "for dQ, and the keys of that for dK and dV"
+            )
+    if study.grad_q != TABLES.grad_q and row.has_two_kernels():
+        return (
+            f"grad_q is {study.grad_q!r}, and the row keeps no sums of dQ: a kernel of its own "
+            "computes dQ, and no step has a dQ"
+        )
+    if study.sum_keeper == "warp" and row.has_two_kernels():
+        return "sum_keeper is 'warp', and the row keeps no sums of dQ"
+    if study.key_stages > 1 and (
+        row.has_two_kernels() or "bias" in row.score_mods or row.computes_grad_q_first()
+    ):
+        return (
+            f"key_stages is {study.key_stages}: only kernels that keep sums of dQ have a second "
+            "buffer of K, without a bias, whose tiles take its room, and where dQ is computed "
+            "after dS (grad_q is 'late' or 'same'), for there are no registers otherwise"
+        )
+    if study.grad_q == "first" and "softcap" in row.score_mods:
+        return (
+            "grad_q is 'first' and score_mods has 'softcap', with which P is computed after dP: "
+            "there is no time before dS to compute dQ in"
         )
     return ""

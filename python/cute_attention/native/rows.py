@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .study import TABLES, Study
+from .study import SM90_BACKWARD, TABLES, Study
 
 _PACKAGE = __name__.partition(".")[0]
 _ROW = re.compile(r"^CUTE_ATTENTION_(FORWARD|BACKWARD)\((.*)\)$", re.MULTILINE)
@@ -64,6 +64,17 @@ class TableRow(Columns):
         """Whether a call may lack features of `score_mods`, each of them: `serves_subsets` of
         config.h."""
         return self.score_mods == EVERY
+
+    def has_two_kernels(self) -> bool:
+        """Whether one kernel computes dK and dV, and another dQ: not `kSumsGradQ` of
+        sm90/backward_traits.h."""
+        without_sums = self.head_dim > 128 or self.study.grad_q_sums == "none"
+        return (self.arch, self.direction) == SM90_BACKWARD and without_sums
+
+    def computes_grad_q_first(self) -> bool:
+        """Whether dQ is computed before dS of a step: `kGradQFirst` of sm90/backward_traits.h."""
+        where_it_pays = self.head_dim <= 64 and not self.score_mods
+        return self.study.grad_q == "first" or (self.study.grad_q == "auto" and where_it_pays)
 
     def unasked(self, asked: Collection[str]) -> int | None:
         """How many features of `score_mods` a call does not ask for. None where the row does not

@@ -19,10 +19,14 @@ class Study:
     loads: str = "eager"
     swizzle: int = 128
     fragments_ahead: int = 1
-    softmax: str = "optimistic"
+    softmax: str = "auto"
     probabilities: str = "registers"
     turns: str = "auto"
     grid: str = "persistent"
+    grad_q: str = "auto"
+    grad_q_sums: str = "auto"
+    sum_keeper: str = "kernels"
+    key_stages: int = 1
     fast_math: str = "on"
 
 
@@ -75,9 +79,9 @@ COLUMNS: Mapping[str, Column] = {
     ),
     "softmax": _choice(
         "Reference",
-        {"optimistic": "Optimistic", "exact": "Exact"},
-        {"exact": "exact"},
-        SM80_FORWARD,
+        {"auto": "WhereItPays", "optimistic": "Optimistic", "exact": "Exact"},
+        {"optimistic": "optimistic", "exact": "exact"},
+        *(SM80_FORWARD, SM90_FORWARD),
     ),
     "probabilities": _choice(
         "PathOfP",
@@ -95,8 +99,27 @@ COLUMNS: Mapping[str, Column] = {
         "Grid",
         {"persistent": "Persistent", "one_tile": "OneTile"},
         {"one_tile": "onetile"},
-        SM90_FORWARD,
+        *(SM90_FORWARD, SM90_BACKWARD),
     ),
+    "grad_q": _choice(
+        "GradQ",
+        {"auto": "WhereItPays", "first": "First", "late": "Late", "same": "Same"},
+        {"first": "dqfirst", "late": "dqlate", "same": "dqsame"},
+        SM90_BACKWARD,
+    ),
+    "grad_q_sums": _choice(
+        "GradQSums",
+        {"auto": "WhereTheyFit", "none": "None"},
+        {"none": "nosums"},
+        SM90_BACKWARD,
+    ),
+    "sum_keeper": _choice(
+        "SumKeeper",
+        {"kernels": "Kernels", "warp": "Warp"},
+        {"warp": "keeper"},
+        SM90_BACKWARD,
+    ),
+    "key_stages": Column({1: "1", 2: "2"}, {2: "keys2"}, {SM90_BACKWARD: (1, 2)}, "kKeyStages"),
     "fast_math": Column(
         {"on": "", "off": ""}, {"off": "nofastmath"}, dict.fromkeys(_EVERY, ("on", "off"))
     ),

@@ -47,23 +47,17 @@ _RANGES = {
         (64, 128), (64, 128, 192), (2, 3), lambda tile_m, tile_n: _warpgroups(tile_n)
     ),
 }
-# Above this head dim the sm90 backward is two kernels, one for dQ and one for dK and dV, whose
-# tiles are what registers hold.
-_ONE_KERNEL = 128
+# Where the sm90 backward is two kernels, their tiles are what registers hold.
 _TWO_KERNELS = Ranges((128,), (64,), (2, 3, 4), lambda tile_m, tile_n: (12,))
 # With qv two warpgroups have the same 64 rows, and Q fills a third of the shared memory.
 _WITH_QV = Ranges((64,), (32, 48, 64), (2, 3, 4), lambda tile_m, tile_n: (12,))
-
-
-def _has_two_kernels(row: TableRow) -> bool:
-    return (row.arch, row.direction) == ("sm90", "backward") and row.head_dim > _ONE_KERNEL
 
 
 def ranges_of(row: TableRow) -> Ranges:
     """The ranges of the family that a row is of."""
     if "qv" in row.score_mods:
         return _WITH_QV
-    return _TWO_KERNELS if _has_two_kernels(row) else _RANGES[row.arch, row.direction]
+    return _TWO_KERNELS if row.has_two_kernels() else _RANGES[row.arch, row.direction]
 
 
 def variants(row: TableRow) -> Iterator[TableRow]:
@@ -87,6 +81,6 @@ def operand_bytes(row: TableRow) -> int:
         columns_of_q = both if "qv" in row.score_mods else row.head_dim
         elements = row.tile_m * columns_of_q + row.stages * row.tile_n * both
     else:
-        step = _WARPGROUP if _has_two_kernels(row) else row.tile_m
+        step = _WARPGROUP if row.has_two_kernels() else row.tile_m
         elements = (row.tile_n + row.stages * step) * both
     return _ELEMENT_BYTES * elements

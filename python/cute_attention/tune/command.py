@@ -17,6 +17,7 @@ from ..bench.beginning import report_absent
 from ..bench.contenders import PEER, Contender, default_names, select
 from ..bench.machine import Environment, describe, pick_device
 from ..bench.options import Defaults, build_points
+from ..bench.points import Point
 from ..bench.results import Row
 from ..bench.speed import Settings
 from ..bench.steps import Deadline
@@ -117,8 +118,10 @@ def _found(
         return before
     arch = _arch(args.arch, device)
     gpu = _gpu(arch, device)
-    points = build_points(args, DEFAULTS)
-    subjects = subjects_of(points, args.direction, arch, gpu.shared_memory_per_block)
+    points: dict[Point, Point] = {}  # named sets share some: each is measured once
+    for point in build_points(args, DEFAULTS):
+        points.setdefault(point.key(), point)
+    subjects = subjects_of(points.values(), args.direction, arch, gpu.shared_memory_per_block)
     count = args.candidates or candidates_for(args.minutes, jobs, len(subjects))
     console.print(
         f"looking for {count} candidates for each of {len(subjects)} rows, estimated for {gpu.name}"

@@ -23,6 +23,7 @@ from ..bench.results import (
 )
 from ..native import instance, toolchain
 from ..native.rows import TableRow
+from ..native.study import Study
 from .plan import Entry, Search
 from .subjects import Subject
 
@@ -136,7 +137,9 @@ def _word(text: str) -> str:
 
 
 def _columns_from(data: dict[str, Any]) -> TableRow:
-    return TableRow(**{**data, "score_mods": tuple(data["score_mods"])})
+    """The row of which `dataclasses.asdict` made the data."""
+    own = {"score_mods": tuple(data["score_mods"]), "study": Study(**data["study"])}
+    return TableRow(**{**data, **own})
 
 
 def _search_to_dict(search: Search) -> dict[str, Any]:

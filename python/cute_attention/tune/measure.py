@@ -111,12 +111,17 @@ def prepared(
 def _load(entry: Entry, folder: Folder) -> tuple[Kernel | None, str]:
     if not folder.has(entry):
         return None, entry.error or "it is not compiled"
-    try:
-        load_library(folder.path / entry.file, on_request=True)
-    except BuildError as error:
-        return None, str(error)
-    found = next((kernel for kernel in core.kernels() if kernel.name == entry.name), None)
+    if not _loaded(entry.name):  # the name tells the content: another folder may have had it
+        try:
+            load_library(folder.path / entry.file, on_request=True)
+        except BuildError as error:
+            return None, str(error)
+    found = _loaded(entry.name)
     return found, "" if found else f"{entry.file} has no kernel of this name"
+
+
+def _loaded(name: str) -> Kernel | None:
+    return next((kernel for kernel in core.kernels() if kernel.name == name), None)
 
 
 def _fault(
@@ -159,10 +164,13 @@ class Turns(Bench):
         try:
             return super()._prepare(case, direction, inputs)
         except Exception as error:
-            if isinstance(case.contender, BuiltKernel):
-                fault = f"{reason_for(error)}, at {case.point.text()}"
-                check_gpu(case.contender.kernel, self.settings.device, fault, self.lost)
+            self._failed(case, reason_for(error))
             raise
+
+    def _failed(self, case: Case, reason: str) -> None:
+        if isinstance(case.contender, BuiltKernel):
+            fault = f"{reason}, at {case.point.text()}"
+            check_gpu(case.contender.kernel, self.settings.device, fault, self.lost)
 
     def _believed(self, camps: Sequence[_Camp]) -> _Camp:
         for camp in camps:

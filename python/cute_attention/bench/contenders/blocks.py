@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from cute_attention.inference import merge_attention
 from cute_attention.native.core import Kernel
 from cute_attention.rows import Row
 
+from .. import kernel_folder
 from ..inputs import Inputs
 from ..points import Point
 from .base import Attention, CannotRun, needs_gpu
@@ -34,12 +36,13 @@ class BuiltKernel(Ours):
 
 
 class BuiltRow(Ours):
-    """A forward row, built where it is measured; its name is its tile."""
+    """A forward row, from a folder of kernels or built where it is measured; its name is its
+    tile."""
 
-    needs = "a GPU of its family, and nvcc"
+    needs = "a GPU of its family, and its kernel or nvcc"
 
-    def __init__(self, row: Row) -> None:
-        self.row = row
+    def __init__(self, row: Row, kernels: Path | None = None) -> None:
+        self.row, self.kernels = row, kernels
         self.name = self.title = f"{row.columns.tile_m} x {row.columns.tile_n}"
 
     def missing(self, device: torch.device) -> str | None:
@@ -49,7 +52,8 @@ class BuiltRow(Ours):
         return None if direction == "fwd" else "it is a forward kernel"
 
     def build(self, point: Point, inputs: Inputs) -> Attention:
-        return BuiltKernel(self.row.build()).build(point, inputs)
+        kernel = kernel_folder.load(self.row, self.kernels) if self.kernels else self.row.build()
+        return BuiltKernel(kernel).build(point, inputs)
 
 
 class KeyBlocks(Ours):

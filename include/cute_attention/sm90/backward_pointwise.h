@@ -1,0 +1,186 @@
+// sm90/backward_pointwise.h: the pointwise work of a step of the backward kernel: P and dS of this
+// thread's scores, from the products S and dP.
+#pragma once
+
+#include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/backward_scores.h"
+#include "cute_attention/core/call_features.h"
+#include "cute_attention/core/kept_block.h"
+#include "cute_attention/core/opaque.h"
+#include "cute_attention/core/score_tile.h"
+#include "cute_attention/sm90/backward_traits.h"
+#include "cute_attention/sm90/placed_scores.h"
+
+namespace cute_attention::sm90 {
+
+template <class Row>
+struct BackwardPointwise {
+  using Traits = BackwardTraits<Row>;
+  using Element = typename Traits::Element;
+  static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
+  using Scores =
+      BackwardScores<kScoreMods, Traits::kBiasTiles ? score_mods::Bias : score_mods::None>;
+  static constexpr int kTileM = Traits::kTileM;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr bool kDrops = has_dropout(kScoreMods);
+  // For how many columns of S a thread may load the LSE ahead, where it has a limit. Without one
+  // ptxas loads all of it first, and spills where a kernel leaves few registers.
+  static constexpr int kLseAhead = 16;
+
+  using FragmentS = decltype(cute::partition_fragment_C(
+      typename Traits::MmaS{}, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>{}));
+  using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
+
+  BackwardArguments const& arguments;
+  typename Traits::SharedMemory& shared;
+  int const thread;  // of the consumers
+  Scores const scores;
+  PlacedScores<Traits, Scores> const placed;
+
+  CUTE_DEVICE BackwardPointwise(BackwardArguments const& arguments,
+                                typename Traits::SharedMemory& shared, int thread)
+      : arguments(arguments),
+        shared(shared),
+        thread(thread),
+        scores(arguments.params),
+        placed{arguments.params, thread} {}
+
+  // The LSE of the thread's scores of a step, for begin() and finish().
+  CUTE_DEVICE auto lse(uint32_t stage_index) const {
+    using namespace cute;
+    Tensor tSsLse = row_numbers<Traits>(thread, shared.lse[stage_index]);  // (MMA, MMA_N, MMA_M)
+    return make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
+  }
+
+  // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h). Returns
+  // the terms in exponents, for finish().
+  //   kFewRegisters  whether the LSE is not loaded far ahead
+  //   tSrS           (MMA, MMA_N, MMA_M)
+  //   sLse           lse() of the step
+  template <bool kFewRegisters, class Lse>
+  CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
+                         Lse sLse) const {
+    using namespace cute;
+    static_assert(!kFewRegisters || Scores::kMasksFirst,
+                  "zero_after() needs P, not modified scores");
+    auto const& stage = shared.stages[stage_index];
+    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
+    if constexpr (Scores::kModifiesCopies) {
+      // finish_copies() does it.
+    } else if constexpr (Traits::kBiasTiles) {
+      add_bias_tile<BiasOfTranspose, kTileM>(
+          arguments.bias, shared.bias_tile(stage_index), 0, opaque(thread),
+          bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
+    } else if constexpr (Scores::kTermsInScores) {
+      placed.add_terms(work, stage, tSrS);
+    }
+    if constexpr (Scores::kMasksFirst) {
+      placed.mask(work, stage.m_block, tSrS);
+    }
+    bool const near = scores.all_near(rS);
+    auto const terms = placed.terms(work, stage, tSrS);
+    CUTE_UNROLL
+    for (int query = 0; query < size<1>(rS); ++query) {
+      if (kFewRegisters && query > 0 && query % kLseAhead == 0) {
+        sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
+      }
+      scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
+    }
+    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
+      placed.mask(work, stage.m_block, tSrS);
+    }
+    return terms;
+  }
+
+  // When dP + delta is there: makes it dS, and what begin() left P.
+  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
+  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  template <class Terms, class Lse>
+  CUTE_DEVICE void finish(BackwardWork const& work, uint32_t stage_index, Terms const& terms,
+                          Lse const& sLse, FragmentS& tSrS, FragmentS& tdPrdP,
+                          Operand& tdVrP) const {
+    using namespace cute;
+    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));       // (KEYS, QUERIES)
+    Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));  // (KEYS, QUERIES)
+    auto const finish_query = [&](int query) {
+      scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
+    };
+    if constexpr (Scores::kModifiesCopies) {
+      finish_copies(work, stage_index, tSrS, tdPrdP, tdVrP);
+    } else if constexpr (kDrops) {
+      QueryPacking const packing = unpacked_queries();
+      auto const& stage = shared.stages[stage_index];
+      auto const tile = placed.tile(work, stage.m_block, tSrS, packing);
+      KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
+      Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
+          row_numbers<Traits>(thread, shared.delta[stage_index]);
+      CUTE_UNROLL
+      for (int k = 0; k < size<2>(tdVrP); ++k) {  // block after block: fewer words in registers
+        auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
+        CUTE_UNROLL
+        for (int i = 8 * k; i < 8 * k + 8; ++i) {
+          tdPrdP(i) = kept.keeps(i % 8) ? tdPrdP(i) : tdPsDelta(i);
+        }
+        CUTE_UNROLL
+        for (int query = 4 * k; query < 4 * k + 4; ++query) {
+          finish_query(query);
+        }
+        convert_block(tSrS, k, tdVrP);
+        kept.drop(tdVrP(_, 0, k));
+      }
+    } else {
+      CUTE_UNROLL
+      for (int query = 0; query < size<1>(rS); ++query) {
+        finish_query(query);
+      }
+      convert_into(tSrS, tdVrP);
+    }
+  }
+
+ private:
+  // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a
+  // block registers hold a copy of the scores, with terms and masked (backward_scores.h).
+  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
+  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  CUTE_DEVICE void finish_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
+                                 FragmentS& tdPrdP, Operand& tdVrP) const {
+    using namespace cute;
+    BackwardParams const& params = arguments.params;
+    auto const& stage = shared.stages[stage_index];
+    QueryPacking const packing = unpacked_queries();
+    auto const tile = placed.tile(work, stage.m_block, tSrS, packing);
+    KeepTest const test(uint32_t(params.dropout.drop_count));
+    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);      // (MMA, MMA_N, MMA_M)
+    Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
+    CUTE_UNROLL
+    for (int k = 0; k < size<2>(tdVrP); ++k) {
+      Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
+      auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
+      if constexpr (Traits::kBiasTiles) {
+        if (call_has<kScoreMods, score_mods::Bias>(params)) {
+          float const unit = Scores::Modifiers::exponent_scale(params);
+          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index), 0,
+                                                 opaque(thread),
+                                                 bias_per_unit(params, work.sequence, unit), k, rZ);
+        }
+      }
+      Scores::template add_terms<Element>(params, stage, copies);
+      placed.mask_copies(work, stage.m_block, copies);
+      KeptBlock<Rows::Keys> kept{{~0u, ~0u}};
+      if constexpr (kDrops) {
+        if (call_has<kScoreMods, score_mods::Dropout>(params)) {
+          kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
+        }
+      }
+      CUTE_UNROLL
+      for (int i = 8 * k; i < 8 * k + 8; ++i) {
+        float const grad_p = kept.keeps(i % 8) ? tdPrdP(i) : sDelta(i);
+        tdPrdP(i) = grad_p * scores.factor(tSrS(i), rZ(i % 8), sLse(i));
+      }
+      convert_block(tSrS, k, tdVrP);
+      kept.drop(tdVrP(_, 0, k));
+    }
+  }
+};
+
+}  // namespace cute_attention::sm90
