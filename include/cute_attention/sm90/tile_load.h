@@ -99,6 +99,15 @@ struct TileLoad {
                                      : 0;
     return {begin, min_of(tile.sequence.seqlen_k - n_block * kTileN, kTileN)};
   }
+
+  // Overwrites with zeros the rows of a V tile, which has landed, that must be zeros, and tells the
+  // consumers that it is there.
+  template <int kCols, int kBox, class Element>
+  CUTE_DEVICE void mend(Element* buffer, KeyRange const& rows, uint64_t& full) {
+    clear_rows<kTileN, kCols, kBox>(buffer, 0, rows.begin);
+    clear_rows<kTileN, kCols, kBox>(buffer, rows.end);
+    tell_mended(full, leader);
+  }
 };
 
 }  // namespace cute_attention::sm90
