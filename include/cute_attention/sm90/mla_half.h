@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/online_softmax.h"
 #include "cute_attention/sm90/gemm.h"
 #include "cute_attention/sm90/mla_traits.h"
 #include "cute_attention/sm90/tile_end.h"

@@ -141,7 +141,7 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
           n_block * kTileN));
     }
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
-    bool const rescale = softmax.template take<kMayBeHidden, 1>(rS, factors);
+    bool const rescale = softmax.template take<kMayBeHidden>(rS, factors);
     convert_into(tSrS, tOrP);
     return rescale;
   }

@@ -4,7 +4,7 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/keep_scale.h"
-#include "cute_attention/core/online_softmax.h"
+#include "cute_attention/core/row_softmax.h"
 #include "cute_attention/sm90/forward_store.h"
 
 namespace cute_attention::sm90 {
