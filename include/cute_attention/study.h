@@ -16,8 +16,8 @@ enum class Loads {
   Eager,  // as soon as there is a buffer: they run beside products and softmax
   Late,   // when the tile is needed, and all threads wait for it
 };
-// Which score the exponents of a row of scores are relative to (core/row_softmax.h). The kernels of
-// sm90 have no choice: where warpgroups take turns it is exact, elsewhere optimistic.
+// Which score the exponents of a row of scores are relative to (core/online_softmax.h). The kernels
+// of sm90 have no choice: theirs is exact (core/straight_softmax.h).
 enum class Reference {
   Optimistic,  // a maximum of the row that a later one replaces only where that matters
   Exact,       // the row's maximum so far
