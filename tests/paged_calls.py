@@ -1,5 +1,5 @@
-"""Calls with a cache that kernels read where it lies, and what they should return. Everything that
-may not be read is poisoned."""
+"""Calls with a cache that kernels read where it lies, what they should return, and functions that
+compare the two. Everything that may not be read is poisoned."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from cute_attention import attention_reference
+from cute_attention.inference import attention_with_cache, explain_with_cache
+from kernel_calls import offsets
+from tolerances import assert_as_accurate, assert_close
 
 # Entries of a table for pages that a sequence does not need. The None is a page that is there, full
 # of NaN.
@@ -63,7 +67,7 @@ class Call:
         self.given: dict[str, Any] = {"cache_seqlens": lengths, **form.options}
         self.given["q"] = q if form.packed else q.unflatten(0, (batch, -1))
         if form.packed:
-            ends = torch.tensor([0, *self.many]).cumsum(0).int()
+            ends = offsets(self.many, "cpu")
             self.given |= {"cu_seqlens_q": ends, "max_seqlen_q": max(self.many)}
         if form.leftpad:
             self.given["leftpad"] = torch.tensor(form.leftpad, dtype=torch.int32)
@@ -162,3 +166,44 @@ class Call:
         if self.form.packed:
             return out, lse
         return out.flatten(0, 1), lse.transpose(0, 1).flatten(1)
+
+
+def skip_unless_served(given: dict[str, Any], backend: str) -> None:
+    explanation = explain_with_cache(**given, backend=backend)
+    if explanation.chosen is None:
+        pytest.skip(f"no {backend} kernel of this GPU is built for the call")
+    assert "cache read in place" in str(explanation)
+
+
+def served(form: Form, backend: str) -> Call:
+    """The call of a form; skips a test where the backend has no kernel for it."""
+    call = Call(form)
+    skip_unless_served(call.given, backend)
+    return call
+
+
+def run(call: Call, backend: str, **changes: Any) -> tuple[Tensor, Tensor]:
+    """Output and LSE, flat."""
+    given = {**call.given, **changes}
+    out, lse = attention_with_cache(**given, backend=backend, return_lse=True)
+    return call.flat(out, lse)
+
+
+def check(call: Call, backend: str) -> tuple[Tensor, Tensor]:
+    """Output and LSE, flat, compared with float64."""
+    out, lse = run(call, backend)
+    exact, exact_lse, plain = call.expected()
+    assert_close(lse.double(), exact_lse, "gradient", torch.float32, "lse")
+    assert_as_accurate(out, exact, plain, f"{call.form}")
+    return out, lse
+
+
+def refill(given: dict[str, Any], other: dict[str, Any]) -> None:
+    """Writes the numbers of another call into the tensors of this one, whose caches may have more
+    rows or pages."""
+    for name, value in other.items():
+        if name in ("k_cache", "v_cache"):
+            given[name].fill_(torch.nan)
+            given[name][: value.shape[0]].copy_(value)
+        elif isinstance(value, Tensor):
+            given[name].copy_(value)

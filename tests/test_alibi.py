@@ -10,43 +10,20 @@ from torch import Tensor
 
 from cute_attention import BackendError, attention, attention_varlen
 from cute_attention.native import rows
-from cute_attention.semantics.formula import attention_reference
 from every_row import (
     ALL,
-    DTYPES,
     backend_of,
     fixture_of,
     options_of,
     skip_unless_it_is_chosen,
 )
-from test_kernels import plain_pytorch
-from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert_same_bits
+from kernel_calls import assert_all_as_accurate, in_float64, in_pytorch, inputs_of, results
+from tolerances import ACCURACY_FACTOR, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
 row = fixture_of([row for row in ALL if "alibi" in row.score_mods], skip_unless_it_is_chosen)
 NAMES = ("out", "lse", "dq", "dk", "dv")
-
-
-def inputs_of(
-    row: rows.TableRow, batch: int, seqlens: tuple[int, int], heads: tuple[int, int]
-) -> list[Tensor]:
-    """q, k, v and the gradient of the output."""
-    shapes = (
-        (batch, seqlens[0], heads[0], row.head_dim),
-        (batch, seqlens[1], heads[1], row.head_dim),
-        (batch, seqlens[1], heads[1], row.head_dim_v),
-        (batch, seqlens[0], heads[0], row.head_dim_v),
-    )
-    return [torch.randn(shape, device="cuda").to(DTYPES[row.dtype]) for shape in shapes]
-
-
-def results(function: Any, tensors: list[Tensor], **options: Any) -> dict[str, Tensor]:
-    """Output, LSE, and the gradients of q, k and v."""
-    leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
-    out, lse = function(*leaves, return_lse=True, **options)
-    grads = torch.autograd.grad(out, leaves, tensors[3].to(out.dtype))
-    return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=True))
 
 
 def assert_exact(
@@ -55,15 +32,9 @@ def assert_exact(
     options: dict[str, Any],
     factor: float = ACCURACY_FACTOR,
 ) -> None:
-    def plain(*leaves: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        return plain_pytorch(*leaves, options)
-
     found = results(attention, tensors, backend=backend_of(row), **options)
-    expected = results(attention_reference, [t.double() for t in tensors], **options)
-    pytorch = results(plain, tensors)
-    assert_close(found["lse"], expected["lse"].float(), "large_scores", name="lse")
-    for name in ("out", "dq", "dk", "dv"):
-        assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name, factor)
+    exact, pytorch = in_float64(tensors, **options), in_pytorch(tensors, **options)
+    assert_all_as_accurate(found, exact, pytorch, factor=factor)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=["full", "causal"])

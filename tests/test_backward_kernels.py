@@ -14,10 +14,12 @@ from cute_attention import attention, attention_varlen, explain
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip, skip_if_places_matter
-from test_kernels import (
+from kernel_calls import (
     CASES,
     CAUSAL,
     Case,
+    case_inputs,
+    offsets,
     options_for,
     plain_pytorch,
     strided,
@@ -44,11 +46,8 @@ def gradients(
 
 def make(row: rows.TableRow, case: Case) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """q, k, v and the gradient of the output. Each has other strides."""
-    dtype, batch, magnitude = DTYPES[row.dtype], case.batch, case.magnitude
-    q = strided(batch, case.seqlen_q, case.heads, row.head_dim, dtype=dtype, magnitude=magnitude)
-    k = strided(batch, case.seqlen_k, case.heads_kv, row.head_dim, dtype=dtype, magnitude=magnitude)
-    v = strided(batch, case.seqlen_k, case.heads_kv, row.head_dim_v, dtype=dtype)
-    return (q, k, v), strided(batch, case.seqlen_q, case.heads, row.head_dim_v, dtype=dtype)
+    shape = case.batch, case.seqlen_q, case.heads, row.head_dim_v
+    return case_inputs(row, case), strided(*shape, dtype=DTYPES[row.dtype])
 
 
 def check(
@@ -161,10 +160,7 @@ def test_packed_sequences_see_nothing_but_themselves(
     skip_if_places_matter(row)
     dtype, options = DTYPES[row.dtype], options_for(row, options, 4)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64], [3, 0, 200, 0, 129, 64]
-    cu_q, cu_k = (
-        torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
-        for lengths in (lengths_q, lengths_k)
-    )
+    cu_q, cu_k = offsets(lengths_q), offsets(lengths_k)
     clean = [
         torch.randn(int(cu[-1]) + 100, heads, dim, device="cuda").to(dtype)
         for cu, heads, dim in (

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import kernel_calls
 from cute_attention import attention, attention_varlen, explain
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
@@ -22,9 +23,15 @@ from every_row import (
     run_on_small_chip,
     skip_unless_one_feature_chooses_it,
 )
-from test_alibi import inputs_of
-from test_kernels import plain_pytorch
-from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert_same_bits
+from kernel_calls import (
+    assert_all_as_accurate,
+    in_float64,
+    in_pytorch,
+    inputs_of,
+    offsets,
+    shape_of_bias,
+)
+from tolerances import ACCURACY_FACTOR, assert_close, assert_near, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -37,19 +44,14 @@ MASKS = {"full": {}, "causal": {"causal": True}, "window": {"window": (40, 17)}}
 
 
 def shape_of(kept: str) -> tuple[int, ...]:
-    """`[batch, heads, seqlen_q, seqlen_k]` with 1 for what is broadcast."""
-    sizes = {"b": BATCH, "h": HEADS, "q": QUERIES, "k": KEYS}
-    return tuple(size if name in kept else 1 for name, size in sizes.items())
+    return shape_of_bias(kept, BATCH, HEADS, QUERIES, KEYS)
 
 
 def results(
     function: Any, tensors: list[Tensor], bias: Tensor, **options: Any
 ) -> dict[str, Tensor]:
     """Output, LSE, and the gradients of q, k, v and the bias."""
-    leaves = [tensor.detach().requires_grad_() for tensor in (*tensors[:3], bias)]
-    out, lse = function(*leaves[:3], bias=leaves[3], return_lse=True, **options)
-    grads = torch.autograd.grad(out, leaves, tensors[3].to(out.dtype))
-    return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=True))
+    return kernel_calls.results(function, tensors, {"bias": bias}, **options)
 
 
 def assert_exact(
@@ -59,21 +61,14 @@ def assert_exact(
     options: dict[str, Any],
     factor: float = ACCURACY_FACTOR,
 ) -> None:
-    def plain(*leaves: Tensor, bias: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        return plain_pytorch(*leaves, {**options, "bias": bias})
-
     found = results(attention, tensors, bias, backend=backend_of(row), **options)
-    wide = [t.double() for t in tensors]
-    expected = results(attention_reference, wide, bias.double(), **options)
-    pytorch = results(plain, tensors, bias)
-    assert_close(found["lse"], expected["lse"].float(), "large_scores", name="lse")
-    names = ["out", "dq", "dk", "dv", "dbias"]
+    exact = in_float64(tensors, {"bias": bias}, **options)
+    pytorch = in_pytorch(tensors, {"bias": bias}, **options)
     if bias.shape[-1] == 1:  # the same for all keys of a query: it changes no probability
-        names.remove("dbias")
-        assert_nothing_is_left(found["dbias"], found["out"], tensors[3])
-    for name in names:
+        assert_nothing_is_left(found.pop("dbias"), found["out"], tensors[3])
+    for name in found.keys() - {"lse"}:
         assert found[name].dtype == (bias if name == "dbias" else tensors[0]).dtype
-        assert_as_accurate(found[name], expected[name], pytorch[name].nan_to_num(), name, factor)
+    assert_all_as_accurate(found, exact, pytorch, factor=factor)
 
 
 def assert_nothing_is_left(grad: Tensor, out: Tensor, grad_out: Tensor) -> None:
@@ -193,10 +188,7 @@ def test_what_the_mask_hides_may_be_anything(row: rows.TableRow) -> None:
 def test_packed(row: rows.TableRow, kept: str) -> None:
     """Sequence b has the first rows and columns of bias[b]; the rest may be anything."""
     lengths_q, lengths_k = (150, 0, 37), (203, 64, 0)
-    cu = [
-        torch.tensor([0, *torch.tensor(n).cumsum(0)], device="cuda", dtype=torch.int32)
-        for n in (lengths_q, lengths_k)
-    ]
+    cu = offsets(lengths_q), offsets(lengths_k)
     dense = inputs_of(row, 1, (sum(lengths_q) + 5, sum(lengths_k) + 9), (HEADS, 2))
     tensors = [tensor[0] for tensor in dense]
     bias = torch.randn(shape_of(kept), device="cuda").to(DTYPES[row.dtype])
@@ -217,8 +209,7 @@ def test_packed(row: rows.TableRow, kept: str) -> None:
         assert_nothing_is_left(found["dbias"], found["out"][None], tensors[3][None])
     for name in names:
         assert found[name].isfinite().all(), name
-        error = (found[name].double() - exact[name]).abs().max()
-        assert error <= 0.02 * exact[name].abs().max(), name
+        assert_near(found[name], exact[name], name)
 
 
 def test_gradient_is_repeatable_and_alone(row: rows.TableRow) -> None:
@@ -252,7 +243,7 @@ def test_with_a_sink_and_the_gradient_of_the_lse(row: rows.TableRow) -> None:
     found = gradients(attention, False, backend=backend_of(row))
     exact = gradients(attention_reference, True)
     for name, a, b in zip(("q", "k", "v", "bias", "sink"), found, exact, strict=True):
-        assert (a.double() - b).abs().max() <= 0.02 * b.abs().max(), name
+        assert_near(a, b, name)
 
 
 def test_memory_of_the_gradient(row: rows.TableRow) -> None:
@@ -292,8 +283,7 @@ def test_more_than_two_to_the_31_elements(row: rows.TableRow) -> None:
     )
     for name in ("out", "dq"):
         assert_close(found[name][:, -last:, -1:].double(), exact[name], "large_scores", dtype, name)
-    error = (found["dbias"][:, -1:, -last:].double() - exact["dbias"]).abs().max()
-    assert error <= 0.02 * exact["dbias"].abs().max()
+    assert_near(found["dbias"][:, -1:, -last:], exact["dbias"], "dbias")
 
 
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")

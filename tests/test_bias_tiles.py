@@ -12,7 +12,7 @@ from torch import Tensor
 from cute_attention import attention, attention_varlen
 from cute_attention.native import rows
 from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_one_feature_chooses_it
-from test_alibi import inputs_of
+from kernel_calls import inputs_of, offsets, shape_of_bias
 from test_bias import MASKS, NAMES, assert_exact, laid_out, results
 from tolerances import assert_close, assert_same_bits
 
@@ -36,9 +36,8 @@ SHAPES = {
 def bias_of(shape: tuple[int, ...], kept: str, dtype: torch.dtype) -> Tensor:
     """Random numbers, [batch, heads, seqlen_q, seqlen_k] with 1 for what is broadcast."""
     batch, queries, keys, heads, _ = shape
-    sizes = {"b": batch, "h": heads, "q": queries, "k": keys}
-    kept_sizes = [size if name in kept else 1 for name, size in sizes.items()]
-    return torch.randn(kept_sizes, device="cuda").to(dtype) * 2
+    made = torch.randn(shape_of_bias(kept, batch, heads, queries, keys), device="cuda")
+    return made.to(dtype) * 2
 
 
 def aligned(bias: Tensor) -> Tensor:
@@ -113,10 +112,7 @@ def test_odd_scales(row: rows.TableRow) -> None:
 def test_packed(row: rows.TableRow, kept: str) -> None:
     """Sequence b has the first rows and columns of bias[b]; the rest is NaN."""
     lengths_q, lengths_k = (150, 0, 37, 1, 70), (203, 64, 0, 300, 70)
-    ends = [
-        torch.tensor([0, *torch.tensor(n).cumsum(0)], device="cuda", dtype=torch.int32)
-        for n in (lengths_q, lengths_k)
-    ]
+    ends = offsets(lengths_q), offsets(lengths_k)
     dense = inputs_of(row, 1, (sum(lengths_q) + 5, sum(lengths_k) + 9), (6, 2))
     tensors = [tensor[0] for tensor in dense]
     bias = bias_of((len(lengths_q), 150, 300, 6, 2), kept, DTYPES[row.dtype])
@@ -138,10 +134,7 @@ def test_packed(row: rows.TableRow, kept: str) -> None:
 def test_a_sequence_longer_than_the_bias(row: rows.TableRow) -> None:
     """Each row of the output is right or NaN, and those of the other sequence are right."""
     lengths_q, lengths_k = (40, 100), (50, 200)
-    ends = [
-        torch.tensor([0, *torch.tensor(n).cumsum(0)], device="cuda", dtype=torch.int32)
-        for n in (lengths_q, lengths_k)
-    ]
+    ends = offsets(lengths_q), offsets(lengths_k)
     dense = inputs_of(row, 1, (sum(lengths_q), sum(lengths_k)), (2, 2))
     q, k, v = (tensor[0] for tensor in dense[:3])
     bias = bias_of((2, 100, 200, 2, 2), "bhqk", DTYPES[row.dtype])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cute_attention.inference import attention_with_cache, explain_with_cache
-from paged_calls import Call, Form
-from tolerances import assert_as_accurate, assert_close, assert_same_bits
+from paged_calls import Call, Form, check, refill, run, served, skip_unless_served
+from tolerances import assert_close, assert_same_bits
 
 PAGES = [16, 32, 48, 64, 80, 256, 1024]
 # 0, 1, and around the edges of pages and tiles.
@@ -24,28 +24,6 @@ MASKS: dict[str, dict[str, Any]] = {
     "left": {"window": (5, None)},
 }
 BACKENDS = ["sm90", "sm80"]
-
-
-def run(call: Call, backend: str, **changes: Any) -> tuple[Tensor, Tensor]:
-    """Output and LSE, flat."""
-    given = {**call.given, **changes}
-    out, lse = attention_with_cache(**given, backend=backend, return_lse=True)
-    return call.flat(out, lse)
-
-
-def skip_unless_served(call: Call, backend: str) -> None:
-    explanation = explain_with_cache(**call.given, backend=backend)
-    if explanation.chosen is None:
-        pytest.skip(f"no {backend} kernel of this GPU is built for the call")
-    assert "cache read in place" in str(explanation)
-
-
-def check(call: Call, backend: str) -> tuple[Tensor, Tensor]:
-    out, lse = run(call, backend)
-    exact, exact_lse, plain = call.expected()
-    assert_close(lse.double(), exact_lse, "gradient", torch.float32, "lse")
-    assert_as_accurate(out, exact, plain, f"{call.form}")
-    return out, lse
 
 
 def test_the_helper_on_the_reference_backend() -> None:
@@ -78,8 +56,7 @@ def test_pages_of_any_size_and_contiguous_caches(
     """Decoding: wherever the tokens lie, the bits are those of a contiguous cache."""
     options = {**MASKS[mask], "max_seqlen_k": max(LENGTHS)}
     form = Form(lengths=LENGTHS, queries=(1,), dims=dims, options=options)
-    contiguous = Call(form)
-    skip_unless_served(contiguous, backend)
+    contiguous = served(form, backend)
     wanted = check(contiguous, backend)
     for page_size in PAGES:
         found = run(Call(replace(form, page_size=page_size)), backend)
@@ -97,9 +74,7 @@ def test_packed_queries(backend: str, mask: str, page_size: int) -> None:
         page_size=page_size, packed=True, batch_idx=True, options=MASKS[mask],
         lengths=(300, 0, 17, 640, 64, 129, 1, 1000), queries=(150, 3, 17, 1, 0, 129, 4, 1),
     )  # fmt: skip
-    call = Call(form)
-    skip_unless_served(call, backend)
-    check(call, backend)
+    check(served(form, backend), backend)
 
 
 @pytest.mark.gpu
@@ -111,9 +86,7 @@ def test_heads(backend: str, heads: tuple[int, int], queries: int) -> None:
         page_size=32, lengths=(5, 130, 700), queries=(queries,), heads=heads,
         options={"causal": True}, dtype=torch.float16,
     )  # fmt: skip
-    call = Call(form)
-    skip_unless_served(call, backend)
-    check(call, backend)
+    check(served(form, backend), backend)
 
 
 @pytest.mark.gpu
@@ -131,9 +104,7 @@ def test_what_joins_the_scores(backend: str, name: str) -> None:
             page_size=page_size, lengths=(0, 77, 400), queries=(9,),
             options={**options, "causal": True},
         )  # fmt: skip
-        call = Call(form)
-        skip_unless_served(call, backend)
-        check(call, backend)
+        check(served(form, backend), backend)
 
 
 @pytest.mark.gpu
@@ -144,17 +115,16 @@ def test_padding_in_front(backend: str) -> None:
         lengths=(300, 40, 40, 129, 1), leftpad=(17, 39, 40, 128, 500), queries=(2,),
         batch_idx=True, options={"causal": True},
     )  # fmt: skip
-    call = Call(form)
-    skip_unless_served(call, backend)
-    check(call, backend)
+    check(served(form, backend), backend)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_shared_pages(backend: str, page_size: int) -> None:
-    call = Call(Form(page_size=page_size, lengths=(500, 333, 128, 40), shared=256, queries=(1,)))
-    skip_unless_served(call, backend)
+    call = served(
+        Form(page_size=page_size, lengths=(500, 333, 128, 40), shared=256, queries=(1,)), backend
+    )
     table = call.given["block_table"]
     assert int(table[0, 0]) == int(table[1, 0]) == int(table[2, 0])
     check(call, backend)
@@ -166,8 +136,7 @@ def test_shared_pages(backend: str, page_size: int) -> None:
 def test_more_tokens_than_there_is_room_for(backend: str, page_size: int) -> None:
     """Nothing is read that does not exist: the other sequences are right."""
     form = Form(page_size=page_size, lengths=(64, 64, 64), room=64, queries=(1,))
-    call = Call(form)
-    skip_unless_served(call, backend)
+    call = served(form, backend)
     wanted, _ = check(call, backend)
     lengths = torch.tensor([2**31 - 1, 64, -5], dtype=torch.int32, device="cuda")
     out, lse = run(call, backend, cache_seqlens=lengths)
@@ -181,8 +150,7 @@ def test_more_tokens_than_there_is_room_for(backend: str, page_size: int) -> Non
 def test_pages_that_do_not_exist(backend: str) -> None:
     """A wrong entry that is needed: the row is anything, but nothing crashes, and the other
     sequences are right."""
-    call = Call(Form(page_size=16, lengths=(100, 100), queries=(1,)))
-    skip_unless_served(call, backend)
+    call = served(Form(page_size=16, lengths=(100, 100), queries=(1,)), backend)
     wanted, _ = check(call, backend)
     for entry in (-1, 2**31 - 1, call.given["k_cache"].shape[0]):
         call.given["block_table"][0, 2] = entry
@@ -200,8 +168,7 @@ def test_graphs_see_other_lengths(backend: str, page_size: int, packed: bool) ->
         page_size=page_size, lengths=(300, 1, 64, 512), queries=(1, 1, 1, 1), packed=packed,
         batch_idx=True, room=640, options={"causal": True},
     )  # fmt: skip
-    call = Call(form)
-    skip_unless_served(call, backend)
+    call = served(form, backend)
     # As many pages as any of the calls below has.
     others = [Call(replace(form, lengths=n)) for n in ((512, 512, 512, 640), (0, 17, 0, 640))]
     given = {n: t.clone() if isinstance(t, Tensor) else t for n, t in others[0].given.items()}
@@ -211,14 +178,7 @@ def test_graphs_see_other_lengths(backend: str, page_size: int, packed: bool) ->
     with torch.cuda.graph(graph):
         out, lse = attention_with_cache(**given, backend=backend, return_lse=True)
     for other in (call, *others, call):
-        for name, value in other.given.items():
-            if not isinstance(value, Tensor):
-                continue
-            if name in ("k_cache", "v_cache"):
-                given[name].fill_(torch.nan)
-                given[name][: value.shape[0]].copy_(value)
-            else:
-                given[name].copy_(value)
+        refill(given, other.given)
         graph.replay()
         found = other.flat(out, lse)
         for one, want, name in zip(found, run(other, backend), ("out", "lse"), strict=True):
@@ -229,8 +189,7 @@ def test_graphs_see_other_lengths(backend: str, page_size: int, packed: bool) ->
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_appending_and_reading_in_one_call(backend: str) -> None:
     """What is appended is read by the same call, and a page is filled to its edge."""
-    call = Call(Form(page_size=16, lengths=(15, 16, 130, 0), room=160, queries=(1,)))
-    skip_unless_served(call, backend)
+    call = served(Form(page_size=16, lengths=(15, 16, 130, 0), room=160, queries=(1,)), backend)
     table = call.given["block_table"]
     pages = torch.randperm(table.numel()).int().view_as(table).to("cuda")
     shape = table.numel(), 16, 2, 128
@@ -250,7 +209,7 @@ def test_appending_and_reading_in_one_call(backend: str) -> None:
 def test_streams(backend: str) -> None:
     """Two streams at a time, with caches of their own."""
     calls = [Call(Form(page_size=16, lengths=(n, 900), queries=(1,))) for n in (100, 700)]
-    skip_unless_served(calls[0], backend)
+    skip_unless_served(calls[0].given, backend)
     wanted = [run(call, backend) for call in calls]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]

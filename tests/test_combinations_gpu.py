@@ -16,10 +16,9 @@ from torch import Tensor
 
 from cute_attention import attention, attention_varlen, explain
 from cute_attention.native import rows
-from cute_attention.semantics.formula import attention_reference
 from every_row import ALL, DTYPES, LIMIT, ONLY, SMALL_CHIP, is_built, run_alone, slopes_of
-from test_kernels import plain_pytorch
-from tolerances import assert_as_accurate, assert_close, assert_same_bits, error
+from kernel_calls import assert_all_as_accurate, in_float64, in_pytorch, offsets, results
+from tolerances import assert_same_bits, error
 
 pytestmark = pytest.mark.gpu
 
@@ -96,45 +95,16 @@ def options_of(subset: tuple[str, ...], heads: int) -> dict[str, Any]:
     return options
 
 
-def results(
-    function: Any, tensors: list[Tensor], learnt: dict[str, Tensor], **options: Any
-) -> dict[str, Tensor]:
-    """Output, LSE, and the gradients of q, k, v and of what else is learnt, such as a bias."""
-    leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
-    more = {name: tensor.detach().requires_grad_() for name, tensor in learnt.items()}
-    out, lse = function(*leaves, **more, return_lse=True, **options)
-    grads = torch.autograd.grad(out, [*leaves, *more.values()], tensors[3].to(out.dtype))
-    names = ("dq", "dk", "dv", *(f"d{name}" for name in more))
-    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(names, grads, strict=True))}
-
-
-def in_float64(
-    tensors: list[Tensor], learnt: dict[str, Tensor], **options: Any
-) -> dict[str, Tensor]:
-    wide = {name: t.double() if name == "bias" else t for name, t in learnt.items()}
-    return results(attention_reference, [t.double() for t in tensors], wide, **options)
-
-
-def in_pytorch(
-    tensors: list[Tensor], learnt: dict[str, Tensor], **options: Any
-) -> dict[str, Tensor]:
-    def plain(*leaves: Tensor, return_lse: bool, **rest: Any) -> tuple[Tensor, Tensor]:
-        return plain_pytorch(*leaves, rest)
-
-    return results(plain, tensors, learnt, **options)
-
-
 def check(
     found: dict[str, Tensor],
     exact: dict[str, Tensor],
     pytorch: dict[str, Tensor],
     name: str,
 ) -> None:
-    assert_close(found["lse"], exact["lse"].float(), "large_scores", name="lse")
-    for result in found.keys() - {"lse", "dsink"}:
-        what = f"{name}: {result}"
-        assert found[result].isfinite().all(), what
-        assert_as_accurate(found[result], exact[result], pytorch[result].nan_to_num(), what)
+    of_tensors = {result: t for result, t in found.items() if result != "dsink"}
+    for result in of_tensors.keys() - {"lse"}:
+        assert found[result].isfinite().all(), f"{name}: {result}"
+    assert_all_as_accurate(of_tensors, exact, pytorch, name)
     if "dsink" in found:
         limit = 8 * torch.finfo(found["out"].dtype).eps
         assert error(found["dsink"].double(), exact["dsink"].double()) < limit, f"{name}: dsink"
@@ -189,10 +159,7 @@ def test_packed(arch: str, dim: int, dtype: str) -> None:
     """Neighbours do not reach each other: rows of no sequence, and the numbers of a bias that its
     sequence does not have, are NaN, and what a sequence gets is what it gets alone."""
     heads, kv = 4, 2
-    ends = [
-        torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
-        for lengths in (LENGTHS_Q, LENGTHS_K)
-    ]
+    ends = offsets(LENGTHS_Q), offsets(LENGTHS_K)
     total_q, total_k = sum(LENGTHS_Q), sum(LENGTHS_K)
     shapes = ((total_q + 9, heads), (total_k + 9, kv), (total_k + 9, kv), (total_q + 9, heads))
     tensors = [normal(n, h, dim, dtype=DTYPES[dtype]) for n, h in shapes]

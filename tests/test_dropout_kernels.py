@@ -21,7 +21,8 @@ from every_row import (
     run_on_small_chip,
     skip_unless_one_feature_chooses_it,
 )
-from test_alibi import assert_exact, inputs_of, results
+from kernel_calls import inputs_of, offsets, results
+from test_alibi import assert_exact
 from tolerances import assert_close, assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -99,7 +100,7 @@ def test_packed_sequences_draw_what_dense_ones_do(
     """The bits of sequence `b` are those of batch entry `b`, wherever its rows lie. NaN is in every
     row of other sequences and of no sequence."""
     lengths = [100, 0, 257, 64]
-    cu = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+    cu = offsets(lengths)
     clean = [t[0] for t in inputs_of(row, 1, (sum(lengths) + 50, sum(lengths) + 50), (4, 2))]
     options = {**options, "dropout_p": 0.4, "dropout_seed": SEED, "backend": backend_of(row)}
     for b, length in enumerate(lengths):

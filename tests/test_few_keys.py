@@ -9,8 +9,8 @@ import torch
 from cute_attention import attention
 from cute_attention.native import rows
 from every_row import DTYPES, fixture_of
+from kernel_calls import CAUSAL, Case, options_for
 from test_backward_kernels import BACKWARD, check, make
-from test_kernels import CAUSAL, Case, options_for
 
 pytestmark = pytest.mark.gpu
 

@@ -17,6 +17,7 @@ from cute_attention.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from cute_attention.flash_attn import flash_attn_interface as interface
+from cute_attention.integrations import below_autograd
 from cute_attention.integrations.flash_attn.dropout import ratio
 from cute_attention.semantics.dropout import keep_mask
 from flash_attn_plain import CLOSE, cumulative, plain, plain_packed
@@ -252,6 +253,38 @@ def test_ring_attention_over_two_parts_of_the_keys() -> None:
     wanted = torch.autograd.grad(expected, [q, k, v], dout.double())
     for found, want in zip((dq, dk, dv), wanted, strict=True):
         torch.testing.assert_close(found, want, **CLOSE)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("torch_asks", [False, True])
+def test_a_private_backward_is_deterministic_where_torch_asks(
+    asked: bool, torch_asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (t.detach() for t in dense())
+    rest = (0.0, 24**-0.5, True, -1, -1, 0.0, None)
+    out, lse, *_ = interface._flash_attn_forward(q, k, v, *rest, False)
+    seen = []
+    backward_of = below_autograd.backward_of
+
+    def watched(plan: Any) -> Any:
+        op, choices = backward_of(plan)
+
+        def run(*given: Any) -> Any:
+            seen.append(given[4])
+            return op(*given)
+
+        return run, choices
+
+    monkeypatch.setattr(below_autograd, "backward_of", watched)
+    torch.use_deterministic_algorithms(torch_asks)
+    try:
+        grads = [torch.empty_like(t) for t in (q, k, v)]
+        interface._flash_attn_backward(
+            torch.ones_like(out), q, k, v, out, lse, *grads, *rest, asked
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [asked or torch_asks]
 
 
 def test_pages_of_packed_sequences() -> None:

@@ -24,6 +24,7 @@ from cute_attention import (
     kernels,
 )
 from cute_attention.dispatch import select as selection
+from kernel_calls import capture
 from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
@@ -211,21 +212,6 @@ def test_a_device_that_is_not_current(served: str) -> None:
     assert torch.cuda.current_device() == 0
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other.to("cuda:0"))
-
-
-def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Runs a function a few times on a side stream, and records a CUDA graph of it. Returns the
-    graph and its results."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = run()
-    return graph, results
 
 
 def test_cuda_graph_of_forward_and_backward(served: str) -> None:

@@ -26,12 +26,11 @@ from every_row import (
     run_on_small_chip,
     skip_unless_one_feature_chooses_it,
 )
-from test_alibi import inputs_of
+from kernel_calls import capture, inputs_of, offsets, shape_of_bias
 from test_bias import MASKS, NAMES, assert_exact, results
-from test_gpu_api import capture
 from test_key_parts import codes, workspace_of
 from test_sizes import BackwardParams, BiasTensor, garbage, set_tensor
-from tolerances import assert_same_bits
+from tolerances import assert_near, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -107,10 +106,9 @@ def test_accuracy(row: rows.TableRow, case: Shared, options: dict[str, Any]) -> 
 @pytest.mark.parametrize("dims", [(32, 32), (24, 8), (8, 32), (32, 64), (40, 32)])
 def test_small_heads(row_of_64: rows.TableRow, dims: tuple[int, int], kept: str) -> None:
     """Up to head dim 32 in kernels of their own, which the larger of the two decides."""
-    sizes = {"b": 5, "h": 4, "q": 150, "k": 203}
     narrow = dataclasses.replace(row_of_64, head_dim=dims[0], head_dim_v=dims[1])
     tensors = inputs_of(narrow, 5, (150, 203), (4, 2))
-    shape = [size if name in kept else 1 for name, size in sizes.items()]
+    shape = shape_of_bias(kept, 5, 4, 150, 203)
     bias = torch.randn(shape, device="cuda").to(DTYPES[narrow.dtype])
     for options in MASKS.values():
         assert_exact(narrow, tensors, bias, options)
@@ -176,7 +174,7 @@ def test_without_a_gradient_there_is_no_workspace(row: rows.TableRow) -> None:
 def test_packed_windows(row: rows.TableRow) -> None:
     """Sequences of other lengths, some empty, that share a bias."""
     lengths = [49, 0, 17, 64, 1, 33] * 12
-    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device="cuda", dtype=torch.int32)
+    cu = offsets(lengths)
     tensors = [t[0] for t in inputs_of(row, 1, (sum(lengths),) * 2, (4, 2))]
     bias = torch.randn(1, 4, 64, 64, device="cuda").to(DTYPES[row.dtype])
     found = results(
@@ -188,8 +186,7 @@ def test_packed_windows(row: rows.TableRow) -> None:
         [t.double() for t in tensors], bias.double(),
     )  # fmt: skip
     for name in ("out", "dq", "dk", "dv", "dbias"):
-        error = (found[name].double() - exact[name]).abs().max()
-        assert error <= 0.02 * exact[name].abs().max(), name
+        assert_near(found[name], exact[name], name)
 
 
 def test_graph(row: rows.TableRow) -> None:
@@ -221,8 +218,7 @@ def test_tiles_and_single_numbers_give_the_same_bits(
     sizes, and adds in another order."""
     batch, queries, heads = 3, 150, 6
     tensors = inputs_of(row, batch, (queries, keys), (heads, 2))
-    sizes = {"b": batch, "h": heads, "q": queries, "k": keys}
-    shape = [size if name in kept else 1 for name, size in sizes.items()]
+    shape = shape_of_bias(kept, batch, heads, queries, keys)
     wide = torch.full([*shape[:3], keys + 24 - keys % 8], torch.nan, device="cuda")
     wide = wide.to(DTYPES[row.dtype])
     numbers = torch.randn(shape, device="cuda").to(wide.dtype)

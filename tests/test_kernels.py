@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,17 +12,26 @@ from torch import Tensor
 
 from cute_attention import BackendError, attention, attention_varlen, explain
 from cute_attention.native import rows
-from cute_attention.semantics import dropout
 from cute_attention.semantics.formula import attention_reference, attention_varlen_reference
 from every_row import (
     DTYPES,
     LIMIT,
     ONLY,
     fixture_of,
-    options_of,
     run_alone,
     run_on_small_chip,
     skip_if_places_matter,
+)
+from kernel_calls import (
+    CASES,
+    CAUSAL,
+    Case,
+    case_inputs,
+    check_forward,
+    offsets,
+    options_for,
+    plain_pytorch,
+    strided,
 )
 from tolerances import assert_as_accurate, assert_close
 
@@ -31,105 +39,6 @@ pytestmark = pytest.mark.gpu
 
 FORWARD = [row for row in rows.table() if row.direction == "forward"]
 row = fixture_of(FORWARD)
-SOFTCAP = 2.5  # changes scores with a standard deviation of 1, and makes huge ones all alike
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call; `magnitude` is the standard deviation of q and k."""
-
-    batch: int
-    seqlen_q: int
-    seqlen_k: int
-    heads: int
-    heads_kv: int
-    options: dict[str, Any]
-    magnitude: float = 1.0
-
-
-CAUSAL = {"causal": True}
-CASES = {
-    "one_token": Case(1, 1, 1, 2, 2, {}),
-    "square": Case(2, 256, 256, 4, 4, {}),
-    "square_causal": Case(2, 256, 256, 4, 4, CAUSAL),
-    "ragged": Case(2, 113, 203, 4, 4, {}),
-    "ragged_causal": Case(2, 113, 203, 4, 4, CAUSAL),
-    "decode": Case(3, 1, 517, 4, 4, CAUSAL),
-    "queries_longer_than_keys": Case(2, 300, 129, 4, 2, CAUSAL),
-    "one_key": Case(2, 130, 1, 4, 4, CAUSAL),
-    "no_keys": Case(2, 65, 0, 4, 4, {}),
-    "half_a_tile": Case(1, 192, 192, 2, 2, CAUSAL),  # seqlen % 128 == 64
-    "gqa": Case(2, 200, 333, 6, 2, CAUSAL),
-    "mqa": Case(2, 129, 257, 8, 1, {}),
-    # Several query heads of a KV head share a tile of sm90 where the sequence is short.
-    "gqa_decode": Case(3, 1, 517, 16, 2, CAUSAL),
-    "gqa_of_seven": Case(2, 9, 300, 14, 2, CAUSAL),
-    "mqa_of_more_heads_than_rows": Case(1, 3, 257, 71, 1, CAUSAL),
-    "gqa_queries_longer_than_keys": Case(2, 40, 17, 8, 2, CAUSAL),
-    "gqa_short_window": Case(2, 20, 300, 8, 2, {"window": (30, 3)}),
-    "window": Case(2, 300, 350, 4, 4, {"window": (40, 17)}),
-    "window_left": Case(2, 511, 300, 4, 4, {"window": (64, 0)}),
-    "window_one_key": Case(2, 200, 200, 4, 4, {"window": (0, 0)}),
-    "window_right": Case(2, 77, 300, 4, 4, {"window": (None, 5)}),
-    "window_without_keys": Case(1, 300, 100, 4, 4, {"window": (5, 5)}),
-    "scale": Case(2, 150, 170, 4, 4, {"scale": 0.3, "causal": True}),
-    "huge_logits": Case(1, 200, 300, 2, 2, CAUSAL, magnitude=12.0),
-    # The maximum grows by far from one tile to the next.
-    "growing_maximum": Case(1, 200, 900, 2, 2, {}, magnitude=4.0),
-    # The first key that row 0 sees is the last of a tile that all rows see whole.
-    "no_key_before_a_full_tile": Case(1, 128, 255, 2, 2, CAUSAL, magnitude=3.0),
-    "long_causal": Case(1, 1500, 1500, 2, 2, CAUSAL),
-}
-
-
-def options_for(row: rows.TableRow, options: dict[str, Any], heads: int) -> dict[str, Any]:
-    """The options, with those added that the row's score modifiers need."""
-    return options_of(row, options, heads, SOFTCAP)
-
-
-def strided(*shape: int, dtype: torch.dtype, magnitude: float = 1.0) -> Tensor:
-    """Random values with strides that no contiguous tensor has. The last stride is 1."""
-    *outer, dim = shape
-    whole = torch.randn(*outer[::-1], dim + 8, device="cuda") * magnitude
-    return whole.to(dtype).permute(*range(len(outer))[::-1], len(outer))[..., :dim]
-
-
-def plain_pytorch(
-    q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """The formula with every step in the dtype of the inputs, but for the terms of ALiBi."""
-    heads, heads_kv, seqlen_q, seqlen_k = q.shape[2], k.shape[2], q.shape[1], k.shape[1]
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    k, v = (t.repeat_interleave(heads // heads_kv, 1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * options.get("scale", q.shape[-1] ** -0.5)
-    if cap := options.get("softcap"):
-        scores = cap * torch.tanh(scores / cap)
-    left, right = options.get("window", (None, None))
-    right = 0 if options.get("causal") else right
-    position = torch.arange(seqlen_q, device="cuda")[:, None] + seqlen_k - seqlen_q
-    key = torch.arange(seqlen_k, device="cuda")
-    if (slopes := options.get("alibi_slopes")) is not None:  # distances need more than 16 bits
-        distances = slopes[..., None, None] * (position - key).abs()
-        scores = (scores.float() - distances).to(q.dtype)
-    if (bias := options.get("bias")) is not None:
-        scores = (scores + bias).to(q.dtype)
-    hidden = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device="cuda")
-    if left is not None:
-        hidden |= key < position - left
-    if right is not None:
-        hidden |= key > position + right
-    scores = scores.masked_fill(hidden, -math.inf)
-    if (sink := options.get("sink")) is not None:
-        logits = sink[None, :, None, None].to(q.dtype).expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, logits], -1)
-    probabilities = scores.softmax(-1).nan_to_num()[..., :seqlen_k]
-    if p := options.get("dropout_p"):
-        seed = dropout.as_seed(options["dropout_seed"], "cuda")
-        heads_of_all = (0, q.shape[0] * heads)
-        kept = dropout.keep_mask(seed, p, heads_of_all, (0, seqlen_q), (0, seqlen_k))
-        probabilities = probabilities * kept.view_as(probabilities) * dropout.keep_scale(p)
-    out = (probabilities @ v).transpose(1, 2)
-    return out, scores.float().logsumexp(-1)
 
 
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
@@ -165,17 +74,8 @@ def test_the_row_is_chosen(row: rows.TableRow) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_accuracy(row: rows.TableRow, case: Case) -> None:
-    dtype, options = DTYPES[row.dtype], options_for(row, case.options, case.heads)
-    make = lambda s, h, d: strided(case.batch, s, h, d, dtype=dtype, magnitude=case.magnitude)  # noqa: E731
-    q = make(case.seqlen_q, case.heads, row.head_dim)
-    k = make(case.seqlen_k, case.heads_kv, row.head_dim)
-    v = strided(case.batch, case.seqlen_k, case.heads_kv, row.head_dim_v, dtype=dtype)
-    out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
-    exact, exact_lse = attention_reference(
-        q.double(), k.double(), v.double(), return_lse=True, **options
-    )
-    assert_as_accurate(out, exact, plain_pytorch(q, k, v, options)[0], "out")
-    assert_close(lse, exact_lse.float(), "large_scores", name="lse")
+    options = options_for(row, case.options, case.heads)
+    check_forward(case_inputs(row, case), row.arch, **options)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +95,7 @@ def test_scores_that_rise_from_tile_to_tile(
     k[..., 0] = level[None, :, None]
     q, k = q.to(dtype), k.to(dtype)
     v = torch.randn(1, 900, 2, row.head_dim_v, device="cuda").to(dtype)
-    out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
-    exact, exact_lse = attention_reference(
-        q.double(), k.double(), v.double(), return_lse=True, **options
-    )
-    assert_as_accurate(out, exact, plain_pytorch(q, k, v, options)[0], "out")
-    assert_close(lse, exact_lse.float(), "large_scores", name="lse")
+    check_forward((q, k, v), row.arch, **options)
 
 
 @pytest.mark.parametrize("heads", [4, 16])
@@ -214,27 +109,24 @@ def test_packed_sequences_see_nothing_but_themselves(
     skip_if_places_matter(row)
     dtype, options = DTYPES[row.dtype], options_for(row, options, heads)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64, 1], [3, 0, 200, 0, 129, 64, 77]
-    offsets = [
-        torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
-        for lengths in (lengths_q, lengths_k)
-    ]
+    ends = [offsets(lengths_q), offsets(lengths_k)]
     clean = [
         torch.randn(int(cu[-1]) + 300, heads, dim, device="cuda").to(dtype)
         for cu, heads, dim in (
-            (offsets[0], heads, row.head_dim),
-            (offsets[1], 2, row.head_dim),
-            (offsets[1], 2, row.head_dim_v),
+            (ends[0], heads, row.head_dim),
+            (ends[1], 2, row.head_dim),
+            (ends[1], 2, row.head_dim_v),
         )
     ]
     longest = max(lengths_q), max(lengths_k)
     for sequence in range(len(lengths_q)):
-        first = [int(cu[sequence]) for cu in (offsets[0], offsets[1], offsets[1])]
-        last = [int(cu[sequence + 1]) for cu in (offsets[0], offsets[1], offsets[1])]
+        first = [int(cu[sequence]) for cu in (ends[0], ends[1], ends[1])]
+        last = [int(cu[sequence + 1]) for cu in (ends[0], ends[1], ends[1])]
         q, k, v = (torch.full_like(t, math.nan) for t in clean)
         for poisoned, source, begin, end in zip((q, k, v), clean, first, last, strict=True):
             poisoned[begin:end] = source[begin:end]
         out, lse = attention_varlen(
-            q, k, v, *offsets, *longest, backend=row.arch, return_lse=True, **options
+            q, k, v, *ends, *longest, backend=row.arch, return_lse=True, **options
         )
         mine = [
             source[begin:end][None] for source, begin, end in zip(clean, first, last, strict=True)
@@ -243,8 +135,8 @@ def test_packed_sequences_see_nothing_but_themselves(
             *(t.double() for t in mine), return_lse=True, **options
         )
         rows_of_it = slice(first[0], last[0])
-        no_sequence = out[offsets[0][-1] :]
-        assert no_sequence.eq(0).all() and lse[:, offsets[0][-1] :].isneginf().all()
+        no_sequence = out[ends[0][-1] :]
+        assert no_sequence.eq(0).all() and lse[:, ends[0][-1] :].isneginf().all()
         assert_as_accurate(out[rows_of_it][None], exact, plain_pytorch(*mine, options)[0], "out")
         assert_close(lse[None, :, rows_of_it], exact_lse.float(), "rounding", name="lse")
 

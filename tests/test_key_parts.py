@@ -19,8 +19,8 @@ from cute_attention.native.core import UNBOUNDED, core
 from cute_attention.semantics import dropout
 from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip, skip_if_places_matter
+from kernel_calls import CAUSAL, Case, offsets, options_for, plain_pytorch
 from test_backward_kernels import BACKWARD, NAMES, check, gradients, make
-from test_kernels import CAUSAL, Case, options_for, plain_pytorch
 from test_sizes import (
     AlibiSlopes,
     BackwardParams,
@@ -132,10 +132,7 @@ def test_packed_sequences(row: rows.TableRow, options: dict[str, Any]) -> None:
     skip_if_places_matter(row)
     dtype, options = DTYPES[row.dtype], options_for(row, options, 24)
     lengths_q, lengths_k = [700, 1, 0, 130, 64, 300], [400, 1, 77, 0, 300, 129]
-    cu_q, cu_k = (
-        torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
-        for lengths in (lengths_q, lengths_k)
-    )
+    cu_q, cu_k = offsets(lengths_q), offsets(lengths_k)
     case = Case(len(lengths_q), max(lengths_q), max(lengths_k), 24, 1, options)
     tensors = [
         torch.randn(int(cu[-1]) + 100, heads, dim, device="cuda").to(dtype)

@@ -15,11 +15,23 @@ from cute_attention import attention, attention_varlen, attention_varlen_referen
 from cute_attention.native import core, rows
 from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, backend_of, fixture_of, is_built
-from test_kernels import CASES, CAUSAL, FORWARD, Case, options_for, plain_pytorch, strided
+from kernel_calls import (
+    CASES,
+    CAUSAL,
+    Case,
+    case_inputs,
+    check_forward,
+    offsets,
+    options_for,
+    packed_inputs,
+    plain_pytorch,
+    poison_free_memory,
+)
+from test_kernels import FORWARD
 from test_packed import test_a_short_max_seqlen_leaves_no_row_unwritten as check_short_max_seqlen
 from test_sinks import sinks
 from test_sizes import BFLOAT16, ForwardParams, garbage, set_shape, set_tensor
-from tolerances import assert_as_accurate, assert_close, assert_same_bits
+from tolerances import assert_as_accurate, assert_close, assert_near, assert_same_bits
 
 SPLITS = "CUTE_ATTENTION_SPLITS"
 MOST = 128  # kMostSplits of params.h
@@ -67,23 +79,6 @@ def test_a_number_of_splits_that_there_is_not(splits: int) -> None:
         workspace_of(params, 0)
 
 
-def inputs_of(row: rows.TableRow, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    dtype, batch = DTYPES[row.dtype], case.batch
-    return (
-        strided(batch, case.seqlen_q, case.heads, row.head_dim, dtype=dtype,
-                magnitude=case.magnitude),
-        strided(batch, case.seqlen_k, case.heads_kv, row.head_dim, dtype=dtype,
-                magnitude=case.magnitude),
-        strided(batch, case.seqlen_k, case.heads_kv, row.head_dim_v, dtype=dtype),
-    )  # fmt: skip
-
-
-def poison_free_memory() -> None:
-    """Fills with NaN what the allocator hands out next, workspaces too."""
-    old = [torch.full((2**count,), math.nan, device="cuda") for count in range(8, 25)]
-    del old
-
-
 @gpu
 @pytest.mark.parametrize("splits", [2, 3, 7, 64])
 @pytest.mark.parametrize("case", OWN_CASES.values(), ids=OWN_CASES.keys())
@@ -93,14 +88,9 @@ def test_accuracy(
     """Most calls have fewer KV tiles than 64, and so splits without keys."""
     monkeypatch.setenv(SPLITS, str(splits))
     options = options_for(row, case.options, case.heads)
-    inputs = inputs_of(row, case)
+    inputs = case_inputs(row, case)
     poison_free_memory()
-    out, lse = attention(*inputs, backend=row.arch, return_lse=True, **options)
-    exact, exact_lse = attention_reference(
-        *(t.double() for t in inputs), return_lse=True, **options
-    )
-    assert_as_accurate(out, exact, plain_pytorch(*inputs, options)[0], "out")
-    assert_close(lse, exact_lse.float(), "large_scores", name="lse")
+    check_forward(inputs, row.arch, **options)
 
 
 @gpu
@@ -110,14 +100,7 @@ def test_sinks(row: rows.TableRow, name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(SPLITS, "3")
     case = OWN_CASES[name]
     options = options_for(row, case.options, case.heads)
-    inputs, sink = inputs_of(row, case), sinks(case.heads)
-    out, lse = attention(*inputs, sink=sink, backend=row.arch, return_lse=True, **options)
-    exact, exact_lse = attention_reference(
-        *(t.double() for t in inputs), sink=sink.double(), return_lse=True, **options
-    )
-    plain, _ = plain_pytorch(*inputs, {"sink": sink, **options})
-    assert_as_accurate(out, exact, plain, "out")
-    assert_close(lse, exact_lse.float(), "large_scores", name="lse")
+    check_forward(case_inputs(row, case), row.arch, sink=sinks(case.heads), **options)
 
 
 @gpu
@@ -129,40 +112,26 @@ def test_packed(
 ) -> None:
     """Empty sequences, sequences without keys, and NaN in the rows of no sequence."""
     monkeypatch.setenv(SPLITS, str(splits))
-    dtype, heads, padding = DTYPES[row.dtype], 6, 50
+    heads = 6
     options = options_for(row, {"causal": causal}, heads)
     if sink:
         options["sink"] = sinks(heads)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64, 9], [3, 0, 800, 0, 129, 1500, 0]
-    offsets = [
-        torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
-        for lengths in (lengths_q, lengths_k)
-    ]
+    ends = offsets(lengths_q), offsets(lengths_k)
     total_q, total_k = sum(lengths_q), sum(lengths_k)
-    inputs = []
-    for total, heads_of_it, dim in (
-        (total_q, heads, row.head_dim),
-        (total_k, 2, row.head_dim),
-        (total_k, 2, row.head_dim_v),
-    ):
-        tensor = torch.full(
-            (total + padding, heads_of_it, dim), math.nan, device="cuda", dtype=dtype
-        )
-        tensor[:total] = torch.randn(total, heads_of_it, dim, device="cuda").to(dtype)
-        inputs.append(tensor)
+    inputs = packed_inputs(row, (total_q, total_k), (heads, 2), padding=50)
     poison_free_memory()
     out, lse = attention_varlen(
-        *inputs, *offsets, max(lengths_q), max(lengths_k), backend=row.arch, return_lse=True,
+        *inputs, *ends, max(lengths_q), max(lengths_k), backend=row.arch, return_lse=True,
         **options,
     )  # fmt: skip
     assert bool(out[total_q:].eq(0).all()) and bool(lse[:, total_q:].isneginf().all())
     mine = [t[:total] for t, total in zip(inputs, (total_q, total_k, total_k), strict=True)]
     exact, exact_lse = attention_varlen_reference(
-        *(t.double() for t in mine), *offsets, return_lse=True, **options
+        *(t.double() for t in mine), *ends, return_lse=True, **options
     )
     assert_close(lse[:, :total_q], exact_lse.float(), "rounding", name="lse")
-    difference = (out[:total_q].double() - exact).abs().max()
-    assert float(difference) <= 2**-6 * float(exact.abs().max())
+    assert_near(out[:total_q], exact, "out", 2**-6)
 
 
 @gpu
@@ -203,7 +172,7 @@ def test_nan_stays_in_its_row(
 ) -> None:
     """A NaN in a query reaches its row alone, one in a value all rows that see it."""
     monkeypatch.setenv(SPLITS, "4")
-    q, k, v = inputs_of(row, Case(1, 40, 700, 2, 2, {}))
+    q, k, v = case_inputs(row, Case(1, 40, 700, 2, 2, {}))
     options = options_for(row, {}, 2)
     (q[0, 3, 1] if where == "score" else v[0, 650, 1]).fill_(math.nan)
     out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
@@ -225,18 +194,15 @@ def test_repeats_bitwise_and_in_a_graph(
 ) -> None:
     """Dense and packed. A graph has memory of its own for the workspace."""
     monkeypatch.setenv(SPLITS, "5")
-    q, k, v = inputs_of(row, Case(2, 9, 3000, 8, 2, {}))
+    q, k, v = case_inputs(row, Case(2, 9, 3000, 8, 2, {}))
     options = options_for(row, CAUSAL, 8)
-    offsets = (
-        torch.tensor([0, 9, 18], device="cuda").int(),
-        torch.tensor([0, 3000, 6000], device="cuda").int(),
-    )
+    ends = offsets([9, 9]), offsets([3000, 3000])
     flat = [t.flatten(0, 1) for t in (q, k, v)]
 
     def run() -> list[Tensor]:
         dense = attention(q, k, v, backend=row.arch, return_lse=True, **options)
         packed = attention_varlen(
-            *flat, *offsets, 9, 3000, backend=row.arch, return_lse=True, **options
+            *flat, *ends, 9, 3000, backend=row.arch, return_lse=True, **options
         )
         return [*dense, *packed]
 
@@ -261,7 +227,7 @@ def test_gradients(row: rows.TableRow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SPLITS, "4")
     case = Case(1, 60, 900, 4, 2, CAUSAL)
     options = options_for(row, case.options, case.heads)
-    inputs = inputs_of(row, case)
+    inputs = case_inputs(row, case)
     grad = torch.randn(1, 60, 4, row.head_dim_v, device="cuda").to(DTYPES[row.dtype])
 
     def gradients(function: Any, tensors: list[Tensor]) -> tuple[Tensor, ...]:

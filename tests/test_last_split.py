@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from cute_attention.inference import attention_with_cache
-from paged_calls import Call, Form
-from test_cache_kernels import check, run, skip_unless_served
-from test_key_splits import poison_free_memory
+from kernel_calls import poison_free_memory
+from paged_calls import Call, Form, check, run, served, skip_unless_served
 from tolerances import assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +41,7 @@ def test_accuracy(
     without keys leave in the workspace is NaN."""
     for splits in (2, 16, 3, 8, 40, 128, 2):
         call = decode(heads, splits, dims=dims, page_size=page_size)
-        skip_unless_served(call, backend)
+        skip_unless_served(call.given, backend)
         poison_free_memory()
         check(call, backend)
 
@@ -55,7 +54,7 @@ def test_whoever_combines_them_the_bits_are_the_same(
 ) -> None:
     """Of packed queries a kernel combines them. Which split is the last differs from run to run."""
     dense = decode(heads, splits, dims=dims)
-    skip_unless_served(dense, "sm90")
+    skip_unless_served(dense.given, "sm90")
     wanted = run(decode(heads, splits, dims=dims, packed=True), "sm90")
     for _ in range(30):
         for one, other, name in zip(run(dense, "sm90"), wanted, ("out", "lse"), strict=True):
@@ -76,23 +75,19 @@ def test_what_joins_once(name: str) -> None:
             lengths=LENGTHS, queries=(queries,) * len(LENGTHS),
             options={"causal": name != "window", "num_splits": 5, **options},
         )  # fmt: skip
-        call = Call(form)
-        skip_unless_served(call, "sm90")
-        check(call, "sm90")
+        check(served(form, "sm90"), "sm90")
 
 
 def test_more_tiles_than_counters() -> None:
     """A call with more tiles than a stream has counters for."""
     form = Form(lengths=(300,) * 150, queries=(1,) * 150, heads=(8, 8), options={"num_splits": 2})
-    call = Call(form)
-    skip_unless_served(call, "sm90")
-    check(call, "sm90")
+    check(served(form, "sm90"), "sm90")
 
 
 def test_streams_have_counters_of_their_own() -> None:
     """Calls of many streams at a time, of different numbers of splits."""
     calls = [decode((8, 2), splits) for splits in (2, 5, 16, 7)]
-    skip_unless_served(calls[0], "sm90")
+    skip_unless_served(calls[0].given, "sm90")
     wanted = [run(call, "sm90") for call in calls]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in calls]
@@ -111,7 +106,7 @@ def test_streams_have_counters_of_their_own() -> None:
 def test_graphs_at_the_same_time() -> None:
     """Two graphs, captured in one stream, replayed in two, beside calls without a graph."""
     calls = [decode((8, 2), splits) for splits in (16, 9)]
-    skip_unless_served(calls[0], "sm90")
+    skip_unless_served(calls[0].given, "sm90")
     wanted = [run(call, "sm90") for call in calls]
     torch.cuda.synchronize()
     graphs, captured = [], []

@@ -18,9 +18,9 @@ from cute_attention.inference.in_place import obstacle
 from cute_attention.inference.lowered import lowered_forward
 from cute_attention.integrations.flash_attn.kvcache import _copies_pages
 from latent_calls import LATENT, ROPE, latent_call, latent_form, with_qv
-from paged_calls import Call, Form
+from paged_calls import Call, Form, check, refill, skip_unless_served
 from test_cache_in_place import stand_in  # noqa: F401  (a fixture)
-from tolerances import assert_as_accurate, assert_close, assert_same_bits
+from tolerances import assert_close, assert_same_bits
 
 LENGTHS = (0, 1, 63, 64, 65, 130, 4096)
 PAGES = [16, 48, 64, 256]
@@ -187,24 +187,15 @@ def test_flash_attention_3s_function() -> None:
 # ---- the kernel
 
 
-def run(given: dict[str, Any], backend: str = "sm90") -> tuple[Tensor, Tensor]:
-    return attention_with_cache(**given, backend=backend, return_lse=True)
+def run(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    return attention_with_cache(**given, backend="sm90", return_lse=True)
 
 
-def skip_unless_served(given: dict[str, Any]) -> None:
-    explanation = explain_with_cache(**given, backend="sm90")
-    if explanation.chosen is None:
-        pytest.skip("no sm90 kernel with qv is built, or the GPU has none")
-    assert "cache read in place" in str(explanation)
-
-
-def check(call: Call) -> tuple[Tensor, Tensor]:
-    """Output and LSE, flat, compared with float64."""
-    out, lse = call.flat(*run(call.given))
-    exact, exact_lse, plain = call.expected()
-    assert_close(lse.double(), exact_lse, "gradient", torch.float32, "lse")
-    assert_as_accurate(out, exact, plain, f"{call.form}")
-    return out, lse
+def served(form: Form) -> Call:
+    """The call of a form; skips a test where no kernel with qv serves it."""
+    call = latent_call(form)
+    skip_unless_served(call.given, "sm90")
+    return call
 
 
 @gpu
@@ -215,9 +206,8 @@ def test_caches_of_all_kinds(dtype: torch.dtype, heads: int, queries: int) -> No
     """Wherever the tokens lie, and in whichever form the call comes, the bits are the same."""
     options = {"max_seqlen_k": max(LENGTHS)}  # as many splits in all of them
     form = latent_form(queries, heads, lengths=LENGTHS, dtype=dtype, options=options)
-    call = latent_call(form)
-    skip_unless_served(call.given)
-    wanted = check(call)
+    call = served(form)
+    wanted = check(call, "sm90")
     ways = {"qv": with_qv(call), "qv apart": with_qv(call, apart=True)}
     for page_size in PAGES:
         ways[f"pages of {page_size}"] = latent_call(replace(form, page_size=page_size)).given
@@ -243,9 +233,7 @@ def test_options(options: str, page_size: int) -> None:
     form = latent_form(
         3, lengths=LENGTHS, page_size=page_size, options=OPTIONS[options], batch_idx=True
     )
-    call = latent_call(form)
-    skip_unless_served(call.given)
-    check(call)
+    check(served(form), "sm90")
 
 
 @gpu
@@ -255,9 +243,7 @@ def test_options(options: str, page_size: int) -> None:
 def test_splits(splits: int, heads: int, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences shorter than the splits are many, and those without tokens."""
     monkeypatch.setenv("CUTE_ATTENTION_SPLITS", str(splits))
-    call = latent_call(latent_form(2, heads, lengths=LENGTHS, page_size=page_size))
-    skip_unless_served(call.given)
-    check(call)
+    check(served(latent_form(2, heads, lengths=LENGTHS, page_size=page_size)), "sm90")
 
 
 @gpu
@@ -268,43 +254,34 @@ def test_packed_queries(page_size: int) -> None:
         latent_form(heads=16, page_size=page_size, lengths=(300, 0, 17, 640, 64, 1)),
         packed=True, queries=(150, 3, 30, 1, 0, 4),
     )  # fmt: skip
-    call = latent_call(form)
-    skip_unless_served(call.given)
-    check(call)
+    check(served(form), "sm90")
 
 
 @gpu
 @pytest.mark.parametrize("dims", [(64, 256), (8, 504), (40, 320)], ids=str)
 def test_fewer_columns(dims: tuple[int, int]) -> None:
-    call = latent_call(latent_form(2, dims=dims, lengths=(0, 5, 64, 333)))
-    skip_unless_served(call.given)
-    check(call)
+    check(served(latent_form(2, dims=dims, lengths=(0, 5, 64, 333))), "sm90")
 
 
 @gpu
 @pytest.mark.parametrize("heads", [1, 5, 40, 96])
 def test_heads_that_do_not_fill_tiles(heads: int) -> None:
     for queries in (1, 3):
-        call = latent_call(latent_form(queries, heads, lengths=(0, 5, 64, 333)))
-        skip_unless_served(call.given)
-        check(call)
+        check(served(latent_form(queries, heads, lengths=(0, 5, 64, 333))), "sm90")
 
 
 @gpu
 def test_several_kv_heads() -> None:
     form = replace(latent_form(2, lengths=(0, 5, 64, 333), page_size=16), heads=(48, 3))
-    call = latent_call(form)
-    skip_unless_served(call.given)
-    check(call)
+    check(served(form), "sm90")
 
 
 @gpu
 def test_many_tiles_of_a_cta() -> None:
     """More tiles than SMs, some of them empty: buffers and barriers go round many times."""
     lengths = tuple((37 * i) % 700 if i % 5 else 0 for i in range(300))
-    call = latent_call(latent_form(1, 128, lengths=lengths, page_size=64))
-    skip_unless_served(call.given)
-    first = check(call)
+    call = served(latent_form(1, 128, lengths=lengths, page_size=64))
+    first = check(call, "sm90")
     for _ in range(10):
         for found, one in zip(call.flat(*run(call.given)), first, strict=True):
             assert_same_bits(found, one, "the same call again")
@@ -313,8 +290,7 @@ def test_many_tiles_of_a_cta() -> None:
 @gpu
 def test_a_row_of_a_tile_does_not_change_others() -> None:
     """NaN in one query head reaches no other."""
-    call = latent_call(latent_form(2, 64, lengths=(0, 5, 64, 333)))
-    skip_unless_served(call.given)
+    call = served(latent_form(2, 64, lengths=(0, 5, 64, 333)))
     wanted, _ = run(call.given)
     q = call.given["q"].clone()
     q[:, 1, 7] = torch.nan
@@ -328,8 +304,7 @@ def test_a_row_of_a_tile_does_not_change_others() -> None:
 @pytest.mark.parametrize("page_size", [0, 64])
 def test_graphs_see_other_lengths(page_size: int) -> None:
     form = latent_form(2, lengths=(300, 1, 64, 512), page_size=page_size, room=640)
-    call = latent_call(form)
-    skip_unless_served(call.given)
+    call = served(form)
     others = [
         latent_call(replace(form, lengths=n)) for n in ((512, 512, 512, 640), (0, 17, 0, 640))
     ]
@@ -341,11 +316,7 @@ def test_graphs_see_other_lengths(page_size: int) -> None:
     with torch.cuda.graph(graph):
         out, lse = run(given)
     for other in (call, *others, call):
-        for name in ("q", "cache_seqlens", *(("block_table",) if page_size else ())):
-            given[name].copy_(other.given[name])
-        cache = other.given["k_cache"]
-        given["k_cache"].fill_(torch.nan)
-        given["k_cache"][: cache.shape[0]].copy_(cache)
+        refill(given, other.given)
         graph.replay()
         for found, one in zip((out, lse), run(other.given), strict=True):
             assert_same_bits(found, one, "replayed")
@@ -353,8 +324,7 @@ def test_graphs_see_other_lengths(page_size: int) -> None:
 
 @gpu
 def test_what_no_kernel_serves_says_why() -> None:
-    call = latent_call(latent_form(1, lengths=(5, 64)))
-    skip_unless_served(call.given)
+    call = served(latent_form(1, lengths=(5, 64)))
     apart = {**call.given, "v_cache": call.given["v_cache"].contiguous()}
     said = str(explain_with_cache(**apart))
     assert f"head_dim {ROPE + LATENT} is above the row's" in said

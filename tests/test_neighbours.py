@@ -25,6 +25,7 @@ from every_row import (
     skip_if_places_matter,
     skip_unless_it_is_chosen,
 )
+from kernel_calls import offsets
 from tolerances import assert_same_bits
 
 MASKS: dict[str, dict[str, Any]] = {
@@ -216,10 +217,7 @@ def check_packed_order(
         parts = [
             torch.cat([t[b, -n[b] :] for b in order]) for t, n in zip(tensors, lengths, strict=True)
         ]
-        cu = [
-            torch.tensor([0, *(n[b] for b in order)], device=device).cumsum(0).int()
-            for n in lengths[:2]
-        ]
+        cu = [offsets([n[b] for b in order], device) for n in lengths[:2]]
 
         def call(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Any:
             longest = max(lengths_q), max(lengths_k)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cute_attention import attention_varlen, attention_varlen_reference, explain
+from kernel_calls import offsets
 from tolerances import assert_close
 
 LENGTHS_Q, LENGTHS_K, PADDING = (70, 0, 129, 3), (150, 4, 129, 60), 45
@@ -19,10 +20,6 @@ LONGEST = max(LENGTHS_Q), max(LENGTHS_K)
 # Lengths for a max_seqlen that is too small. They take up to five tiles of 128, and the grid has
 # fewer.
 LONG_Q, LONG_K = (70, 0, 629, 3, 0, 40), (150, 4, 129, 500, 300, 0)
-
-
-def offsets(lengths: tuple[int, ...], device: str) -> Tensor:
-    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
 
 
 def padded(

@@ -20,7 +20,7 @@ from cute_attention.native import kernel_cache, rows
 from cute_attention.rows import BuildError, Kernel, load_library, use
 from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, LIMIT, is_built
-from test_kernels import plain_pytorch
+from kernel_calls import plain_pytorch
 from tolerances import assert_as_accurate
 
 pytestmark = pytest.mark.gpu

@@ -13,8 +13,22 @@ from cute_attention import attention, attention_varlen, attention_varlen_referen
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference
 from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_it_is_chosen
-from test_kernels import CASES, Case, options_for, plain_pytorch, strided
-from tolerances import ACCURACY_FACTOR, assert_as_accurate, assert_close, assert_same_bits
+from kernel_calls import (
+    CASES,
+    Case,
+    case_inputs,
+    offsets,
+    options_for,
+    packed_inputs,
+    plain_pytorch,
+)
+from tolerances import (
+    ACCURACY_FACTOR,
+    assert_as_accurate,
+    assert_close,
+    assert_near,
+    assert_same_bits,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -26,17 +40,6 @@ SINKS = (0.5, 4.0, -3.0, 12.0, 40.0, -200.0)
 
 def sinks(heads: int) -> Tensor:
     return torch.tensor(SINKS, device="cuda").repeat(heads // len(SINKS) + 1)[:heads].contiguous()
-
-
-def inputs_of(row: rows.TableRow, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    dtype, batch = DTYPES[row.dtype], case.batch
-    return (
-        strided(batch, case.seqlen_q, case.heads, row.head_dim, dtype=dtype,
-                magnitude=case.magnitude),
-        strided(batch, case.seqlen_k, case.heads_kv, row.head_dim, dtype=dtype,
-                magnitude=case.magnitude),
-        strided(batch, case.seqlen_k, case.heads_kv, row.head_dim_v, dtype=dtype),
-    )  # fmt: skip
 
 
 def results(
@@ -66,7 +69,7 @@ def exact_dsink(
 def test_accuracy(row: rows.TableRow, case: Case) -> None:
     """Output, LSE and all gradients; those of an sm90 row come from the backward that serves it."""
     options = options_for(row, case.options, case.heads)
-    inputs, sink = inputs_of(row, case), sinks(case.heads)
+    inputs, sink = case_inputs(row, case), sinks(case.heads)
     grad_out = torch.randn(case.batch, case.seqlen_q, case.heads, row.head_dim_v, device="cuda").to(
         DTYPES[row.dtype]
     )
@@ -102,36 +105,24 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 
 def test_packed(row: rows.TableRow) -> None:
     """Empty sequences, sequences without keys, and NaN in the rows of no sequence."""
-    dtype, options = DTYPES[row.dtype], options_for(row, {"causal": True}, 6)
+    options = options_for(row, {"causal": True}, 6)
     lengths_q, lengths_k = [0, 5, 130, 0, 257, 64, 9], [3, 0, 200, 0, 129, 64, 0]
-    offsets = [
-        torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
-        for lengths in (lengths_q, lengths_k)
-    ]
+    ends = offsets(lengths_q), offsets(lengths_k)
     total_q, total_k, heads, padding = sum(lengths_q), sum(lengths_k), 6, 50
-    q, k, v = (
-        torch.full((total + padding, heads, dim), math.nan, device="cuda", dtype=dtype)
-        for total, heads, dim in (
-            (total_q, heads, row.head_dim),
-            (total_k, 2, row.head_dim),
-            (total_k, 2, row.head_dim_v),
-        )
-    )
-    for tensor, total in ((q, total_q), (k, total_k), (v, total_k)):
-        tensor[:total] = torch.randn(tensor[:total].shape, device="cuda").to(dtype)
+    q, k, v = packed_inputs(row, (total_q, total_k), (heads, 2), padding)
     sink = sinks(heads)
-    grad_out = torch.randn(total_q + padding, heads, row.head_dim_v, device="cuda").to(dtype)
+    grad_out = torch.randn(total_q + padding, heads, row.head_dim_v, device="cuda").to(q.dtype)
     grad_lse = torch.randn(heads, total_q + padding, device="cuda")
     grad_out[total_q:], grad_lse[:, total_q:] = math.nan, math.nan
 
     def ours(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Any:
         return attention_varlen(
-            q, k, v, *offsets, 257, 200, sink=sink, backend=backend_of(row), return_lse=True,
+            q, k, v, *ends, 257, 200, sink=sink, backend=backend_of(row), return_lse=True,
             **options,
         )  # fmt: skip
 
     def exact(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Any:
-        return attention_varlen_reference(q, k, v, *offsets, sink=sink, return_lse=True, **options)
+        return attention_varlen_reference(q, k, v, *ends, sink=sink, return_lse=True, **options)
 
     found = results(ours, (q, k, v, sink), grad_out, grad_lse)
     assert bool(found["out"][total_q:].eq(0).all())
@@ -143,15 +134,14 @@ def test_packed(row: rows.TableRow) -> None:
     expected = results(exact, tuple(t.double() for t in inputs), *grads)
     assert_close(found["lse"][:, :total_q], expected["lse"].float(), "rounding", name="lse")
     for name, total in (("out", total_q), ("dq", total_q), ("dk", total_k), ("dv", total_k)):
-        close = found[name][:total].double() - expected[name]
-        assert float(close.abs().max()) <= 2**-6 * float(expected[name].abs().max()), name
+        assert_near(found[name][:total], expected[name], name, 2**-6)
     mine = {"out": found["out"][None, :total_q], "lse": found["lse"][None, :, :total_q]}
     dsink, magnitudes = exact_dsink(mine, sink, grads[0][None], grads[1][None])
     assert bool(((found["dsink"] - dsink).abs() <= 1e-4 * magnitudes + 1e-30).all())
 
 
 def test_a_sink_of_minus_infinity_is_none(row: rows.TableRow) -> None:
-    q, k, v = inputs_of(row, CASES["gqa"])
+    q, k, v = case_inputs(row, CASES["gqa"])
     options = options_for(row, {"causal": True, "return_lse": True, "backend": backend_of(row)}, 6)
     sink = torch.full((6,), -math.inf, device="cuda")
     for name, a, b in zip(
@@ -171,7 +161,7 @@ def test_gradient_repeats_bitwise(row: rows.TableRow, seqlen_q: int) -> None:
         pytest.skip("the backward of another row")
     batch = 2000 // seqlen_q
     case = Case(batch, seqlen_q, 100, 4, 2, {})
-    q, k, v = inputs_of(row, case)
+    q, k, v = case_inputs(row, case)
     sink = sinks(4).requires_grad_()
     out, lse = attention(
         q, k, v, sink=sink, backend=row.arch, return_lse=True, **options_for(row, {}, 4)
@@ -188,7 +178,7 @@ def test_gradient_repeats_bitwise(row: rows.TableRow, seqlen_q: int) -> None:
 
 @pytest.mark.parametrize("strides", ["every other", "one for all"])
 def test_sinks_of_any_strides(row: rows.TableRow, strides: str) -> None:
-    q, k, v = inputs_of(row, CASES["gqa"])
+    q, k, v = case_inputs(row, CASES["gqa"])
     options = options_for(row, {"backend": backend_of(row)}, 6)
     sink = torch.randn(12, device="cuda")[::2]
     if strides == "one for all":

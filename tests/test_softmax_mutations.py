@@ -34,20 +34,33 @@ class Mutation:
 
 LOOP = "; ++row) {\n"
 LAG = "fminf(fmaxf(log2f(row_sum(row)), 0.f), float(kMostLag))"
-FACTOR = "this->reference(row) > old ? exp2f(-rise) : 1.f"
+FACTOR = "reference(row) > old ? exp2f(-rise) : 1.f"
 SUM = "col == 0 ? value : sums(row) + value"
-LAST_SUM = "this->row_sum(row) = sums(row);"
+ROW = [
+    Mutation("row without LSE", "kRows", "kRows - 1", LOOP + "      bool const empty ="),
+    Mutation("row without P", "kRows", "kRows - 1", LOOP + "        float const value ="),
+    Mutation("row not lowered", "kRows", "kRows - 1", LOOP + "      bool const usual ="),
+    Mutation("row not looked at", "kRows", "kRows - 1", LOOP + "      unusual |="),
+    Mutation("-infinity not guarded", "usual || reference(row) == -INFINITY", "usual"),
+    Mutation("large references kept", "fabsf(base) <= kLargest", "fabsf(base) < INFINITY"),
+    Mutation("large references not looked for", "unusual |= !is_usual(bases(row));", ";"),
+    Mutation("large references not subtracted", "scores(row, col) -= seen;", ";"),
+    Mutation("base kept", "usual ? base(row) : 0.f", "base(row)"),
+    Mutation("sum of one column", SUM, "value"),
+    Mutation("sums of the first attempt kept", SUM, "sums(row) + value"),
+    Mutation("sums not added", "row_sum(row) += sums(row);", ";"),
+    Mutation("sums of the last tile", "row_sum(row) += sums(row);", "row_sum(row) = sums(row);"),
+    Mutation(
+        "sum of one thread", "reduce_row_threads<Warp>(row_sum(row), SumOp{})", "row_sum(row)"
+    ),
+    Mutation("sums of other warps ignored", "combine(sums, SumOp{});", ";"),
+    Mutation("row without keys divided", "sums(row) == 0.f", "false"),
+    Mutation("rise of a base that is none", "is_usual(old_base) && is_usual(base)", "true"),
+]
 ONLINE = [
     Mutation("no vote on new references", "Warp::any(grows)", "grows"),
     Mutation("factor not written by take", "1.f", "NAN", ";\n        row_sum"),
     Mutation("row without factor", "kRows", "kRows - 1", LOOP + "        bool const grown ="),
-    Mutation("row without LSE", "kRows", "kRows - 1", LOOP + "      bool const empty ="),
-    Mutation("row not lowered", "kRows", "kRows - 1", LOOP + "      bool const usual ="),
-    Mutation("-infinity not guarded", "usual || reference(row) == -INFINITY", "usual"),
-    Mutation("large references kept", "fabsf(base) <= kLargest", "fabsf(base) < INFINITY"),
-    Mutation("large references not looked for", "unusual |= !is_usual(base(row));", ";"),
-    Mutation("large references not subtracted", "scores(row, col) -= seen;", ";"),
-    Mutation("base kept", "usual ? base(row) : 0.f", "base(row)"),
     Mutation("negative scores in the order of others", "negative |= most[row] < 0;", ";"),
     Mutation(
         "other scores in the order of negative ones", "most[row] < 0 ? least : most[row]", "least"
@@ -55,10 +68,6 @@ ONLINE = [
     Mutation("maximum of every other column", "bits(scores(row, col + 1))", "0"),
     Mutation("maximum of one chain", "extreme(chains[0], chains[1], chains[1])", "chains[0]"),
     Mutation("sum not scaled by take", "row_sum(row) *= factors(row);", ";"),
-    Mutation("chain of a sum forgotten", "sums[0](row) += sums[chain](row);", ";"),
-    Mutation(
-        "sum of one thread", "reduce_row_threads<Warp>(row_sum(row), SumOp{})", "row_sum(row)"
-    ),
     Mutation(
         "maximum of one thread",
         "reduce_row_threads<Warp>(maxima(row), MaxOp{})",
@@ -70,9 +79,6 @@ ONLINE = [
     Mutation("maxima of other warps ignored", "combine(maxima, MaxOp{});", ";"),
     Mutation("reference kept", "grown ? maxima(row) : old", "old"),
     Mutation("reference replaced by less", "grown ? maxima(row) : old", "maxima(row)"),
-    Mutation("sums of other warps ignored", "combine(sums, SumOp{});", ";"),
-    Mutation("row without keys divided", "sums(row) == 0.f", "false"),
-    Mutation("rise of a base that is none", "is_usual(old_base) && is_usual(base)", "true"),
 ]
 STRAIGHT = [
     Mutation("straight: row not raised", "kRows", "kRows - 1", LOOP + "      float const old ="),
@@ -85,16 +91,14 @@ STRAIGHT = [
     Mutation("straight: reference kept", "fmaxf(old, maximum)", "old"),
     Mutation("straight: factor forgotten", FACTOR, "1.f"),
     Mutation("straight: factor where nothing rises", FACTOR, "exp2f(-rise)"),
-    Mutation("straight: sum not scaled", "this->row_sum(row) *= factors(row);", ";"),
-    Mutation("straight: row without P", "kRows", "kRows - 1", LOOP + "        float const value ="),
-    Mutation("straight: sum of one column", SUM, "value"),
-    Mutation("straight: sums of the first attempt kept", SUM, "sums(row) + value"),
-    Mutation("straight: unusual bases not looked for", "Warp::any(unusual)", "false"),
-    Mutation("straight: row not looked at", "kRows", "kRows - 1", LOOP + "      unusual |="),
-    Mutation("straight: sums not added", "this->row_sum(row) += sums(row);", ";"),
-    Mutation("straight: sums of the last tile", "this->row_sum(row) += sums(row);", LAST_SUM),
+    Mutation("straight: sum not scaled", "row_sum(row) *= factors(row);", ";"),
 ]
-MUTATIONS = [*ONLINE, *STRAIGHT]
+HEADERS = {
+    "row_softmax.h": ROW,
+    "online_softmax.h": ONLINE,
+    "straight_softmax.h": STRAIGHT,
+}
+MUTATIONS = [*ROW, *ONLINE, *STRAIGHT]
 
 
 def _choice(original: str, mutants: dict[int, str]) -> str:
@@ -133,7 +137,7 @@ def program(tmp_path_factory) -> Path:
         f'inline int const mutation = std::atoi(std::getenv("{SELECTED}"));\n'
     )
     (folder / CORE).mkdir(parents=True)
-    for name, mutations in (("online_softmax.h", ONLINE), ("straight_softmax.h", STRAIGHT)):
+    for name, mutations in HEADERS.items():
         text = (root / "include" / CORE / name).read_text()
         (folder / CORE / name).write_text(_mutated(text, mutations))
     source = root / "tests" / "cpp" / "test_softmax.cpp"

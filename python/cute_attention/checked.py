@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import checks
 from .arguments import CHECKS, OPTIONAL_TENSORS, Arguments, is_positive, specialized
-from .options import DEFAULTS
+from .options import DEFAULTS, with_defaults
 from .semantics.dropout import as_seed
 from .shapes import check_kinds, check_packing, check_shapes
 
@@ -55,6 +55,36 @@ def checked(
         if not _without_numpy(options):
             raise
     return _checked_options(name, (q, k, v), packing, options, passed)
+
+
+class Described(NamedTuple):
+    """A call of `attention` or `attention_varlen` that another function is asked about."""
+
+    name: str  # the function
+    packing: tuple[Any, ...]  # as `checked` takes it
+    options: dict[str, Any]  # all of them
+    arguments: Arguments
+
+
+def described(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    options: Mapping[str, Any],
+) -> Described:
+    """The call that has these arguments: of `attention_varlen` where there are `cu_seqlens_q`.
+    `options` are those that were passed; errors as of `checked`."""
+    packing: tuple[Any, ...] = ()
+    name = "attention"
+    if cu_seqlens_q is not None:
+        packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        name = "attention_varlen"
+    given = with_defaults(name, dict(options))
+    return Described(name, packing, given, checked(name, q, k, v, packing, dict(given)))
 
 
 _CAST = (torch.float16, torch.bfloat16, torch.float32)

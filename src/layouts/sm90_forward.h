@@ -75,10 +75,10 @@ struct Sm90Forward {
 
   static Json roles() {
     return Json::array()
-        .add(role_json("producer", sm90::kWarpgroupThreads, Traits::kProducerRegisters, true,
+        .add(role_json("producer", sm90::kWarpgroupThreads, Traits::Registers::kProducer, true,
                        Json::array()))
         .add(role_json("consumers", kConsumers * sm90::kWarpgroupThreads,
-                       Traits::kConsumerRegisters, true, json_array({json_array({"S", "O"})})));
+                       Traits::Registers::kConsumer, true, json_array({json_array({"S", "O"})})));
   }
 };
 

@@ -102,10 +102,10 @@ struct Sm90Mla {
 
   static Json roles() {
     auto const consumer = [](char const* name, Json const& together) {
-      return role_json(name, sm90::kWarpgroupThreads, Traits::kConsumerRegisters, true, together);
+      return role_json(name, sm90::kWarpgroupThreads, Traits::Registers::kConsumer, true, together);
     };
     return Json::array()
-        .add(role_json("producer", sm90::kWarpgroupThreads, Traits::kProducerRegisters, true,
+        .add(role_json("producer", sm90::kWarpgroupThreads, Traits::Registers::kProducer, true,
                        Json::array()))
         .add(consumer("left half", json_array({json_array({"S", "O"})})))
         .add(consumer("right half", json_array({json_array({"O"})})));

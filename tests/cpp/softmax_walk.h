@@ -32,21 +32,19 @@ struct SoftmaxWarp : HostWarp {
 // What the walks of different kernels differ in: the type that P is rounded to, the rows that a
 // thread holds, and the softmax.
 //
-// sm80: P V of a tile is added to the output before the softmax of the next tile, which says
-// whether the output must be multiplied by factors.
-//   kChains_  independent sums of a row
-template <class Element_, int kRows_, int kChains_ = 1, int kMostLag = 14>
+// sm80, and sm90 where warpgroups take no turns: P V of a tile is added to the output before the
+// softmax of the next tile has ended, which says whether the output must be multiplied by factors.
+template <class Element_, int kRows_, int kMostLag = 14>
 struct Online {
   using Element = Element_;
   static constexpr int kRows = kRows_;
-  static constexpr int kChains = kChains_;
   static constexpr bool kLags = kMostLag > 0;  // whether a maximum may exceed the reference
   static constexpr bool kStraight = false;
   using Softmax = OnlineSoftmax<kRows, kMostLag, SoftmaxWarp>;
 };
 
-// sm90: P V of a tile is added to the output after the scores of the next tile are there, and
-// before its softmax, which always multiplies the output by factors.
+// sm90 with turns: P V of a tile is added to the output after the scores of the next tile are
+// there, and before its softmax, which always multiplies the output by factors.
 template <class Element_>
 struct Straight {
   using Element = Element_;
@@ -145,12 +143,11 @@ class Walk {
       }
     }
 
-    // A KV tile of sm80.
+    // A KV tile of Online.
     void visit_online() {
-      constexpr int kChains = Variant::kChains;
       bool const rescale = walk.problem_.masked[tile]
-                               ? softmax.template take<true, kChains>(scores, factors, combine())
-                               : softmax.template take<false, kChains>(scores, factors, combine());
+                               ? softmax.template take<true>(scores, factors, combine())
+                               : softmax.template take<false>(scores, factors, combine());
       note(rescale);
       cute::copy(scores, probabilities);
       store_probabilities();
@@ -158,7 +155,7 @@ class Walk {
       accumulate(tile);
     }
 
-    // A KV tile of sm90.
+    // A KV tile of Straight.
     void visit_straight() {
       Rows bases, sums;
       cute::fill(bases, NAN);

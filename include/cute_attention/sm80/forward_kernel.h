@@ -268,7 +268,7 @@ struct ForwardKernel {
     modify_and_mask<(kHeadDimV > 128 ? 1 : 4)>(
         modifiers, rS, masked, [&] { mask_scores(score_tile()); },
         [&] { add_terms(score_tile, terms, tSrS); });
-    if (softmax.template take<true, 1>(rS, factors, combine_rows(mma))) {
+    if (softmax.template take<true>(rS, factors, combine_rows(mma))) {
       scale_rows(rO, factors);
     }
   }

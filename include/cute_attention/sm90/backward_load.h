@@ -7,62 +7,29 @@
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/call_features.h"
-#include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/packed_blocks.h"
-#include "cute_attention/sm90/backward_traits.h"
-#include "cute_attention/sm90/mended_load.h"
+#include "cute_attention/sm90/work_load.h"
 
 namespace cute_attention::sm90 {
 
 //   Traits  BackwardTraits or GradKvTraits
 template <class Traits>
-struct BackwardLoad {
+struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, BackwardLoad<Traits>> {
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
+  using Base = WorkLoad<BackwardWork, SharedMemory, BackwardLoad>;
+  using Base::arguments, Base::blocks, Base::leader, Base::mended, Base::shared, Base::work;
   using Step = BackwardStep<Element>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr uint32_t kScoreMods = Traits::kKey.score_mods;
 
-  BackwardArguments const& arguments;
-  SharedMemory& shared;
-  bool const leader;  // one lane talks to the TMA unit and to the barriers
-  MendedLoad mended;
-  BackwardWork const* work = nullptr;  // what is being loaded
-  PackedBlocks blocks;                 // of keys, of packed sequences
   Ring<Traits::kStages> ring{};
   Ring<Traits::kStagesK> ring_k{};
   Ring<1> ring_v{};
 
   CUTE_DEVICE BackwardLoad(BackwardArguments const& arguments, SharedMemory& shared)
-      : arguments(arguments),
-        shared(shared),
-        leader(cute::elect_one_sync()),
-        mended{shared.landed, leader},
-        blocks{arguments.params.cu_seqlens_k, arguments.params.batch, kTileN} {}
+      : Base(arguments, shared, {arguments.params.cu_seqlens_k, arguments.params.batch, kTileN}) {}
 
-  CUTE_DEVICE void run() {
-    int32_t index = in_order() ? next_index() : int32_t(blockIdx.x);
-    for (Ring<kWorkSlots> slot{};; slot.advance()) {
-      Barrier::wait(&shared.work_empty[slot.stage], slot.parity ^ 1);
-      BackwardWork const next = work_from(index);
-      if (leader) {
-        shared.works[slot.stage] = next;
-        Barrier::arrive(&shared.work_full[slot.stage]);
-      }
-      __syncwarp();  // all lanes see what the leader wrote
-      work = &shared.works[slot.stage];
-      if (work->is_end()) {
-        break;
-      }
-      load_work();
-      // The next block is taken only when all loads of this one have been started, so that another
-      // CTA may take it if it is free sooner.
-      index = Traits::kOneTile ? INT32_MAX : next_index();
-    }
-  }
-
- private:
   // Where dQ is summed in a fixed order, a CTA waits for those that have blocks of lower numbers.
   // These must have begun: so no CTA has a block before it runs. In any other order its first block
   // is the one of its own number.
@@ -73,12 +40,12 @@ struct BackwardLoad {
     return arguments.params.grad_q_turn != nullptr;
   }
 
-  CUTE_DEVICE int32_t next_index() const {
-    int32_t taken = 0;
-    if (lane_of_warp() == 0) {
-      taken = atomicAdd(arguments.next_tile, 1);
-    }
-    return (in_order() ? 0 : int32_t(gridDim.x)) + warp_uniform(taken);
+  CUTE_DEVICE int32_t first_index() const {
+    return in_order() ? taken_index() : int32_t(blockIdx.x);
+  }
+  CUTE_DEVICE int32_t next_index() const { return Traits::kOneTile ? INT32_MAX : taken_index(); }
+  CUTE_DEVICE int32_t taken_index() const {
+    return (in_order() ? 0 : int32_t(gridDim.x)) + Base::take(arguments.next_tile);
   }
 
   // Part number `index` of all blocks, or the end. The blocks of packed sequences are counted on
@@ -130,6 +97,7 @@ struct BackwardLoad {
     }
   }
 
+ private:
   CUTE_DEVICE void load_step(Step const& step) {
     int const m_begin = step.m_block * kTileM;
     load_queries(step, m_begin);
@@ -162,8 +130,9 @@ struct BackwardLoad {
   template <int kCols, int kBox>
   CUTE_DEVICE void load_rows_of_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {
     int32_t const n_begin = work->tile.n_block * kTileN;
-    mended.load<kTileN, kCols, kBox>(map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
-                                     arguments.params.cu_seqlens_k != nullptr, buffer, full);
+    mended.template load<kTileN, kCols, kBox>(
+        map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
+        arguments.params.cu_seqlens_k != nullptr, buffer, full);
   }
 
   CUTE_DEVICE void load_queries(Step const& step, int m_begin) {
@@ -198,7 +167,7 @@ struct BackwardLoad {
     }
     load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
                  work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);
-    mended.load<kTileM, Traits::kHeadDim>(
+    mended.template load<kTileM, Traits::kHeadDim>(
         arguments.map_q, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.q.data() + ring.stage * (Traits::kBytesQ / int(sizeof(Element))), full);
@@ -208,7 +177,7 @@ struct BackwardLoad {
     uint64_t& full = shared.grad_o_full[ring.stage];
     load_numbers(arguments.params.delta + step.row, work->sequence.seqlen_q - m_begin,
                  shared.delta[ring.stage], full);
-    mended.load<kTileM, Traits::kHeadDimV>(
+    mended.template load<kTileM, Traits::kHeadDimV>(
         arguments.map_grad_o, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.grad_o.data() + ring.stage * (Traits::kBytesGradO / int(sizeof(Element))), full);

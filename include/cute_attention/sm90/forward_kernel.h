@@ -2,13 +2,12 @@
 // consumer warpgroups.
 #pragma once
 
-#include <cutlass/arch/reg_reconfig.h>
-
 #include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/sm90/forward_compute.h"
 #include "cute_attention/sm90/forward_load.h"
 #include "cute_attention/sm90/forward_schedule.h"
+#include "cute_attention/sm90/warp_roles.h"
 
 namespace cute_attention::sm90 {
 
@@ -17,60 +16,45 @@ struct ForwardKernel {
   using Traits = ForwardTraits<Row>;
   using SharedMemory = typename Traits::SharedMemory;
 
-  // One thread sets the barriers up, with the arrivals that complete a phase.
-  CUTE_DEVICE static void init_barriers(SharedMemory& shared) {
+  // The roles of the CTA (warp_roles.h).
+  CUTE_DEVICE static void set_up(ForwardArguments const& arguments, SharedMemory& shared) {
+    prefetch_maps(arguments.map_q, arguments.map_k, arguments.map_v);
+    if (Traits::kBiasTiles &&
+        call_has<Traits::kKey.score_mods, score_mods::Bias>(arguments.params)) {
+      prefetch_maps(arguments.bias.map);
+    }
     constexpr int kReaders = Traits::kConsumers * kWarpgroupWarps;
-    for (int i = 0; i < Traits::kStagesQ * Traits::kConsumers; ++i) {
-      Barrier::init(&shared.query_full[0][i], 1);
-      Barrier::init(&shared.query_empty[0][i], kWarpgroupWarps);
+    for (int stage = 0; stage < Traits::kStagesQ; ++stage) {
+      init_barriers(shared.query_full[stage], 1, shared.query_empty[stage], kWarpgroupWarps);
     }
-    for (int stage = 0; stage < Traits::kStages; ++stage) {
-      Barrier::init(&shared.key_full[stage], 1);
-      Barrier::init(&shared.key_empty[stage], kReaders);
-      Barrier::init(&shared.value_full[stage], 1);
-      Barrier::init(&shared.value_empty[stage], kReaders);
-    }
-    for (int slot = 0; slot < kTileSlots; ++slot) {
-      Barrier::init(&shared.tile_full[slot], 1);
-      Barrier::init(&shared.tile_empty[slot], kReaders + 1);
-    }
+    init_barriers(shared.key_full, 1, shared.key_empty, kReaders);
+    init_barriers(shared.value_full, 1, shared.value_empty, kReaders);
+    init_barriers(shared.tile_full, 1, shared.tile_empty, kReaders + 1);
     Barrier::init(&shared.value_landed, 1);
-    cutlass::arch::fence_barrier_init();
+  }
+
+  CUTE_DEVICE static void produce(ForwardArguments const& arguments, SharedMemory& shared,
+                                  int warp) {
+    if (warp == 0) {
+      ForwardLoad<Row>(arguments, shared).run();
+    } else if (warp == 1) {
+      schedule_tiles<Row>(arguments, shared);
+    } else if (warp == 2) {
+      if (has_splits(arguments.params) && threadIdx.x % 32 == 0) {
+        start_kernel_after();  // the one that combines them
+      }
+      clear_unused_rows<typename Traits::Element>(arguments.params,
+                                                  grid_warp(blockIdx.x, gridDim.x, 0, 32));
+    }
+  }
+
+  CUTE_DEVICE static void consume(ForwardArguments const& arguments, SharedMemory& shared,
+                                  int warpgroup) {
+    ForwardCompute<Row>(arguments, shared, warpgroup, int(threadIdx.x) % kWarpgroupThreads).run();
   }
 
   CUTE_DEVICE static void run(ForwardArguments const& arguments, SharedMemory& shared) {
-    int const thread = int(threadIdx.x);
-    int const warp = warp_uniform(thread / 32);
-    if (thread == 0) {
-      cute::prefetch_tma_descriptor(&arguments.map_q);
-      cute::prefetch_tma_descriptor(&arguments.map_k);
-      cute::prefetch_tma_descriptor(&arguments.map_v);
-      if (Traits::kBiasTiles &&
-          call_has<Traits::kKey.score_mods, score_mods::Bias>(arguments.params)) {
-        cute::prefetch_tma_descriptor(&arguments.bias.map);
-      }
-      init_barriers(shared);
-    }
-    __syncthreads();  // the barriers are there
-
-    if (warp < kWarpgroupWarps) {
-      cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
-      if (warp == 0) {
-        ForwardLoad<Row>(arguments, shared).run();
-      } else if (warp == 1) {
-        schedule_tiles<Row>(arguments, shared);
-      } else if (warp == 2) {
-        if (has_splits(arguments.params) && thread % 32 == 0) {
-          start_kernel_after();  // the one that combines them
-        }
-        clear_unused_rows<typename Traits::Element>(arguments.params,
-                                                    grid_warp(blockIdx.x, gridDim.x, 0, 32));
-      }
-    } else {
-      cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
-      ForwardCompute<Row>(arguments, shared, warp / kWarpgroupWarps - 1, thread % kWarpgroupThreads)
-          .run();
-    }
+    play_roles<ForwardKernel>(arguments, shared);
   }
 };
 

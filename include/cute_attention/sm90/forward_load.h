@@ -93,13 +93,7 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
     if (mend) {
       Barrier::wait(landed, ring_landed.parity);
       ring_landed.advance();
-      clear_rows<kTileN, Traits::kHeadDimV, Traits::kBoxV>(buffer, 0, rows.begin);
-      clear_rows<kTileN, Traits::kHeadDimV, Traits::kBoxV>(buffer, rows.end);
-      cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
-      __syncwarp();
-      if (leader) {
-        Barrier::arrive(full);
-      }
+      this->template mend<Traits::kHeadDimV, Traits::kBoxV>(buffer, rows, *full);
     }
     ring_v.advance();
   }

@@ -4,6 +4,7 @@
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
+#include "cute_attention/core/online_softmax.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/core/straight_softmax.h"
@@ -118,7 +119,7 @@ struct ForwardScores {
       }
       softmax.add(sums);
     } else {
-      bool const rescale = softmax.template take<kMasked, 1>(view(), factors);
+      bool const rescale = softmax.template take<kMasked>(view(), factors);
       end_output();
       convert_into(accumulator, tOrP);
       if (__builtin_expect(rescale, false)) {

@@ -32,15 +32,9 @@ struct ForwardTraits {
 
   // One warpgroup loads, the others compute 64 queries each.
   static constexpr int kConsumers = kTileM / kWarpgroupM;
+  using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_m / 64 consumers");
-
-  // Registers of a thread. At entry all have 65536 / kThreads; setmaxnreg moves the producer's to
-  // the consumers.
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160;
-  static_assert(kWarpgroupThreads * (kProducerRegisters + kConsumers * kConsumerRegisters) <=
-                65536);
 
   // Warpgroups take turns at the tensor cores where one's softmax is as long as its products.
   static constexpr bool kTakeTurns =

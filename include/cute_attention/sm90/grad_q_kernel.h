@@ -3,10 +3,9 @@
 // warpgroups.
 #pragma once
 
-#include <cutlass/arch/reg_reconfig.h>
-
 #include "cute_attention/sm90/grad_q_compute.h"
 #include "cute_attention/sm90/grad_q_load.h"
+#include "cute_attention/sm90/warp_roles.h"
 
 namespace cute_attention::sm90 {
 
@@ -15,51 +14,32 @@ struct GradQKernel {
   using Traits = GradQTraits<Row>;
   using SharedMemory = typename Traits::SharedMemory;
 
-  // One thread sets the barriers up, with the arrivals that complete a phase.
-  CUTE_DEVICE static void init_barriers(SharedMemory& shared) {
+  // The roles of the CTA (warp_roles.h).
+  CUTE_DEVICE static void set_up(BackwardArguments const& arguments, SharedMemory& shared) {
+    prefetch_maps(arguments.map_q, arguments.map_grad_o, arguments.map_k, arguments.map_v);
     constexpr int kReaders = Traits::kConsumers * kWarpgroupWarps;
-    for (int slot = 0; slot < kWorkSlots; ++slot) {
-      Barrier::init(&shared.work_full[slot], 1);
-      Barrier::init(&shared.work_empty[slot], kReaders);
-    }
-    Barrier::init(&shared.query_full, 1);
-    Barrier::init(&shared.query_empty, kReaders);
-    Barrier::init(&shared.grad_o_full, 1);
-    Barrier::init(&shared.grad_o_empty, kReaders);
-    for (int stage = 0; stage < Traits::kStagesK; ++stage) {
-      Barrier::init(&shared.key_full[stage], 1);
-      Barrier::init(&shared.key_empty[stage], kReaders);
-    }
-    for (int stage = 0; stage < Traits::kStagesV; ++stage) {
-      Barrier::init(&shared.value_full[stage], 1);
-      Barrier::init(&shared.value_empty[stage], kReaders);
-    }
+    init_barriers(shared.work_full, 1, shared.work_empty, kReaders);
+    init_barriers(shared.query_full, 1, shared.query_empty, kReaders);
+    init_barriers(shared.grad_o_full, 1, shared.grad_o_empty, kReaders);
+    init_barriers(shared.key_full, 1, shared.key_empty, kReaders);
+    init_barriers(shared.value_full, 1, shared.value_empty, kReaders);
     Barrier::init(&shared.landed, 1);
-    cutlass::arch::fence_barrier_init();
+  }
+
+  CUTE_DEVICE static void produce(BackwardArguments const& arguments, SharedMemory& shared,
+                                  int warp) {
+    if (warp == 0) {
+      GradQLoad<Row>(arguments, shared).run();
+    }
+  }
+
+  CUTE_DEVICE static void consume(BackwardArguments const& arguments, SharedMemory& shared,
+                                  int warpgroup) {
+    GradQCompute<Row>(arguments, shared, warpgroup, int(threadIdx.x) % kWarpgroupThreads).run();
   }
 
   CUTE_DEVICE static void run(BackwardArguments const& arguments, SharedMemory& shared) {
-    int const thread = int(threadIdx.x);
-    int const warp = warp_uniform(thread / 32);
-    if (thread == 0) {
-      cute::prefetch_tma_descriptor(&arguments.map_q);
-      cute::prefetch_tma_descriptor(&arguments.map_grad_o);
-      cute::prefetch_tma_descriptor(&arguments.map_k);
-      cute::prefetch_tma_descriptor(&arguments.map_v);
-      init_barriers(shared);
-    }
-    __syncthreads();  // the barriers are there
-
-    if (warp < kWarpgroupWarps) {
-      cutlass::arch::warpgroup_reg_dealloc<Traits::Registers::kProducer>();
-      if (warp == 0) {
-        GradQLoad<Row>(arguments, shared).run();
-      }
-    } else {
-      cutlass::arch::warpgroup_reg_alloc<Traits::Registers::kConsumer>();
-      GradQCompute<Row>(arguments, shared, warp / kWarpgroupWarps - 1, thread % kWarpgroupThreads)
-          .run();
-    }
+    play_roles<GradQKernel>(arguments, shared);
   }
 };
 

@@ -2,69 +2,32 @@
 // other, and loads its Q and dO, and K and V of its steps, as far ahead as there are buffers.
 #pragma once
 
-#include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/packed_blocks.h"
 #include "cute_attention/sm90/grad_q_traits.h"
-#include "cute_attention/sm90/mended_load.h"
+#include "cute_attention/sm90/work_load.h"
 
 namespace cute_attention::sm90 {
 
 template <class Row>
-struct GradQLoad {
+struct GradQLoad : WorkLoad<GradQWork, typename GradQTraits<Row>::SharedMemory, GradQLoad<Row>> {
   using Traits = GradQTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
+  using Base = WorkLoad<GradQWork, SharedMemory, GradQLoad>;
+  using Base::arguments, Base::blocks, Base::leader, Base::mended, Base::shared, Base::work;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
 
-  BackwardArguments const& arguments;
-  SharedMemory& shared;
-  bool const leader;  // one lane talks to the TMA unit and to the barriers
-  MendedLoad mended;
-  GradQWork const* work = nullptr;  // what is being loaded
-  PackedBlocks blocks;              // of queries, of packed sequences
   Ring<1> ring_q{};
   Ring<Traits::kStagesK> ring_k{};
   Ring<Traits::kStagesV> ring_v{};
 
   CUTE_DEVICE GradQLoad(BackwardArguments const& arguments, SharedMemory& shared)
-      : arguments(arguments),
-        shared(shared),
-        leader(cute::elect_one_sync()),
-        mended{shared.landed, leader},
-        blocks{arguments.params.cu_seqlens_q, arguments.params.batch, kTileM} {}
+      : Base(arguments, shared, {arguments.params.cu_seqlens_q, arguments.params.batch, kTileM}) {}
 
-  CUTE_DEVICE void run() {
-    int32_t index = int32_t(blockIdx.x);
-    for (Ring<kWorkSlots> slot{};; slot.advance()) {
-      Barrier::wait(&shared.work_empty[slot.stage], slot.parity ^ 1);
-      GradQWork const next = work_from(index);
-      if (leader) {
-        shared.works[slot.stage] = next;
-        Barrier::arrive(&shared.work_full[slot.stage]);
-      }
-      __syncwarp();  // all lanes see what the leader wrote
-      work = &shared.works[slot.stage];
-      if (work->is_end()) {
-        break;
-      }
-      if (work->kv.begin < work->kv.end) {
-        load_work();
-      }
-      // The next tile is taken only when all loads of this one have been started, so that another
-      // CTA may take it if it is free sooner.
-      index = kOneTile<Row> ? INT32_MAX : next_index();
-    }
-  }
-
- private:
   // The first tile of a CTA is the one of its own number.
+  CUTE_DEVICE int32_t first_index() const { return int32_t(blockIdx.x); }
   CUTE_DEVICE int32_t next_index() const {
-    int32_t taken = 0;
-    if (lane_of_warp() == 0) {
-      taken = atomicAdd(arguments.next_tile + 1, 1);
-    }
-    return int32_t(gridDim.x) + warp_uniform(taken);
+    return kOneTile<Row> ? INT32_MAX : int32_t(gridDim.x) + Base::take(arguments.next_tile + 1);
   }
 
   // Tile number `index`, or the end. The tiles of packed sequences are counted on the device, one
@@ -93,6 +56,9 @@ struct GradQLoad {
 
   // In the order in which the consumers need it.
   CUTE_DEVICE void load_work() {
+    if (work->kv.begin >= work->kv.end) {
+      return;
+    }
     load_keys(work->kv.end - 1);
     load_queries<Traits::kHeadDim>(arguments.map_q, shared.q.data(), shared.query_empty,
                                    shared.query_full);
@@ -106,6 +72,7 @@ struct GradQLoad {
     }
   }
 
+ private:
   // Loads Q or dO. Rows past the end of the sequence give rows of dQ that nobody stores.
   template <int kCols>
   CUTE_DEVICE void load_queries(CUtensorMap const& map, Element* buffer, uint64_t& empty,
@@ -145,7 +112,7 @@ struct GradQLoad {
                                      uint64_t& full) {
     bool const packed = arguments.params.cu_seqlens_k != nullptr;
     int32_t const head_kv = work->tile.head / (arguments.params.heads / arguments.params.heads_kv);
-    mended.load<kTileN, kCols>(
+    mended.template load<kTileN, kCols>(
         map, {packed ? 0 : work->tile.batch, head_kv, 0, int32_t(work->sequence.row_k)},
         n_block * kTileN, work->sequence.seqlen_k - n_block * kTileN, packed, buffer, full);
   }

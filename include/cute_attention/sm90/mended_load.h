@@ -30,11 +30,7 @@ struct MendedLoad {
       Barrier::wait(&landed, ring.parity);
       ring.advance();
       clear_rows<kRows, kCols, kBox>(buffer, rows);
-      cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
-      __syncwarp();
-      if (leader) {
-        Barrier::arrive(&full);
-      }
+      tell_mended(full, leader);
     }
   }
 };

@@ -4,9 +4,10 @@
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/online_softmax.h"
-#include "cute_attention/sm90/forward_store.h"
 #include "cute_attention/sm90/gemm.h"
 #include "cute_attention/sm90/mla_traits.h"
+#include "cute_attention/sm90/tile_end.h"
+#include "cute_attention/sm90/tile_reader.h"
 
 namespace cute_attention::sm90 {
 
@@ -37,22 +38,23 @@ struct MlaHalf {
   FragmentP tOrP;  // (MMA, MMA_M, MMA_N / 16)
   MlaChannel<kTileN> channel;
   Ring ring{};  // the buffer of the KV tile that is visited
-  sm90::Ring<kTileSlots> ring_tile{};
+  TileReader<SharedMemory> tiles;
 
   CUTE_DEVICE MlaHalf(ForwardArguments const& arguments, SharedMemory& shared, int thread)
-      : arguments(arguments), shared(shared), thread(thread), channel{shared.exchange, thread} {}
+      : arguments(arguments),
+        shared(shared),
+        thread(thread),
+        channel{shared.exchange, thread},
+        tiles{shared} {}
 
   CUTE_DEVICE void run() {
     while (true) {
-      Barrier::wait(&shared.tile_full[ring_tile.stage], ring_tile.parity);
-      ForwardTile const& tile = shared.tiles[ring_tile.stage];
+      ForwardTile const& tile = tiles.wait();
       if (tile.is_end()) {
         return;
       }
       static_cast<Compute*>(this)->compute(tile);
-      __syncwarp();  // all lanes have read it
-      arrive_by_warp(shared.tile_empty[ring_tile.stage]);
-      ring_tile.advance();
+      tiles.release(lane_of_warp() == 0);
     }
   }
 
@@ -87,30 +89,12 @@ struct MlaHalf {
     release(of, kPart);
   }
 
-  // O of this thread, (ROWS, COLS).
-  CUTE_DEVICE auto output() {
-    using namespace cute;
-    Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
-    CUTE_STATIC_ASSERT_V(size<0>(rO) == size(Rows{}));
-    return rO;
-  }
+  CUTE_DEVICE auto output() { return rows_of_output<Softmax>(tOrO); }  // (ROWS, COLS)
 
-  // What the softmax of a tile of queries ends with.
-  struct Ending {
-    Rows factors;  // (ROWS) normalise O; of a split, the sums of its rows
-    Rows lse;      // (ROWS) of a split, the bases of its rows
-  };
-
-  // Stores this half of O; kLeft has column 0, and so stores what `ending` says of the rows.
-  CUTE_DEVICE void store(ForwardTile const& tile, Ending const& ending) {
+  // Stores this half of O; kLeft has column 0, and so stores what `end` says of the rows.
+  CUTE_DEVICE void store(ForwardTile const& tile, SoftmaxEnd<Rows> const& end) {
     auto rO = output();
-    constexpr int kFirstCol = Traits::col(kPart);
-    if (has_splits(arguments.params)) {
-      store_split<Row>(arguments, tile, 0, thread, rO, ending.factors, ending.lse, kFirstCol);
-      return;
-    }
-    scale_rows(rO, ending.factors);
-    store_tile<Element>(arguments, tile, 0, thread, rO, ending.lse, kFirstCol);
+    end_tile<Row>(arguments, tile, 0, thread, rO, end, Traits::col(kPart));
   }
 };
 

@@ -2,13 +2,12 @@
 // CTAs, a producer warpgroup and two consumer warpgroups.
 #pragma once
 
-#include <cutlass/arch/reg_reconfig.h>
-
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/sm90/forward_schedule.h"
 #include "cute_attention/sm90/mla_left.h"
 #include "cute_attention/sm90/mla_load.h"
 #include "cute_attention/sm90/mla_right.h"
+#include "cute_attention/sm90/warp_roles.h"
 
 namespace cute_attention::sm90 {
 
@@ -17,58 +16,43 @@ struct MlaKernel {
   using Traits = MlaTraits<Row>;
   using SharedMemory = typename Traits::SharedMemory;
 
-  // One thread sets the barriers up, with the arrivals that complete a phase.
-  CUTE_DEVICE static void init_barriers(SharedMemory& shared) {
-    Barrier::init(&shared.query_full, 1);
-    Barrier::init(&shared.query_empty, kWarpgroupWarps);
+  // The roles of the CTA (warp_roles.h).
+  CUTE_DEVICE static void set_up(ForwardArguments const& arguments, SharedMemory& shared) {
+    prefetch_maps(arguments.map_q, arguments.map_qv, arguments.map_k, arguments.map_v);
+    init_barriers(shared.query_full, 1, shared.query_empty, kWarpgroupWarps);
     for (int stage = 0; stage < Traits::kStages; ++stage) {
-      for (int part = 0; part < kParts; ++part) {
-        Barrier::init(&shared.part_full[stage][part], 1);
-        Barrier::init(&shared.part_empty[stage][part], kWarpgroupWarps);
-      }
+      init_barriers(shared.part_full[stage], 1, shared.part_empty[stage], kWarpgroupWarps);
     }
-    Barrier::init(&shared.exchange.full, kWarpgroupWarps);
-    Barrier::init(&shared.exchange.empty, kWarpgroupWarps);
-    for (int slot = 0; slot < kTileSlots; ++slot) {
-      Barrier::init(&shared.tile_full[slot], 1);
-      Barrier::init(&shared.tile_empty[slot], Traits::kConsumers * kWarpgroupWarps + 1);
-    }
+    init_barriers(shared.exchange.full, kWarpgroupWarps, shared.exchange.empty, kWarpgroupWarps);
+    init_barriers(shared.tile_full, 1, shared.tile_empty, Traits::kConsumers * kWarpgroupWarps + 1);
     Barrier::init(&shared.landed[kLeft], 1);
     Barrier::init(&shared.landed[kRight], 1);
-    cutlass::arch::fence_barrier_init();
+  }
+
+  CUTE_DEVICE static void produce(ForwardArguments const& arguments, SharedMemory& shared,
+                                  int warp) {
+    if (warp == 0) {
+      MlaLoad<Row>(arguments, shared).run();
+    } else if (warp == 1) {
+      schedule_tiles<Row>(arguments, shared);
+    } else if (warp == 2) {
+      clear_unused_rows<typename Traits::Element>(arguments.params,
+                                                  grid_warp(blockIdx.x, gridDim.x, 0, 32));
+    }
+  }
+
+  CUTE_DEVICE static void consume(ForwardArguments const& arguments, SharedMemory& shared,
+                                  int warpgroup) {
+    int const thread = int(threadIdx.x) % kWarpgroupThreads;
+    if (warpgroup == kLeft) {
+      MlaLeft<Row>(arguments, shared, thread).run();
+    } else {
+      MlaRight<Row>(arguments, shared, thread).run();
+    }
   }
 
   CUTE_DEVICE static void run(ForwardArguments const& arguments, SharedMemory& shared) {
-    int const thread = int(threadIdx.x);
-    int const warp = warp_uniform(thread / 32);
-    if (thread == 0) {
-      cute::prefetch_tma_descriptor(&arguments.map_q);
-      cute::prefetch_tma_descriptor(&arguments.map_qv);
-      cute::prefetch_tma_descriptor(&arguments.map_k);
-      cute::prefetch_tma_descriptor(&arguments.map_v);
-      init_barriers(shared);
-    }
-    __syncthreads();  // the barriers are there
-
-    if (warp < kWarpgroupWarps) {
-      cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
-      if (warp == 0) {
-        MlaLoad<Row>(arguments, shared).run();
-      } else if (warp == 1) {
-        schedule_tiles<Row>(arguments, shared);
-      } else if (warp == 2) {
-        clear_unused_rows<typename Traits::Element>(arguments.params,
-                                                    grid_warp(blockIdx.x, gridDim.x, 0, 32));
-      }
-    } else {
-      cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
-      int const own = thread % kWarpgroupThreads;
-      if (warp < 2 * kWarpgroupWarps) {
-        MlaLeft<Row>(arguments, shared, own).run();
-      } else {
-        MlaRight<Row>(arguments, shared, own).run();
-      }
-    }
+    play_roles<MlaKernel>(arguments, shared);
   }
 };
 

@@ -20,8 +20,8 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
   using Base = MlaHalf<Row, kLeft, MlaLeft>;
   using Base::arguments, Base::channel, Base::kTileN, Base::ring, Base::shared, Base::thread,
       Base::tOrO, Base::tOrP;
-  using typename Base::Element, typename Base::Ending, typename Base::Ring, typename Base::Rows,
-      typename Base::Softmax, typename Base::Traits;
+  using typename Base::Element, typename Base::Ring, typename Base::Rows, typename Base::Softmax,
+      typename Base::Traits;
 
   typename Base::FragmentS tSrS;  // (MMA, MMA_M, MMA_N): S, which the softmax turns into P
   Softmax softmax;
@@ -84,12 +84,12 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
 
   CUTE_DEVICE void last_output(ForwardTile const& tile) {
     this->start_output();
-    Ending const ending = end_softmax(tile);
-    channel.send(ending.factors);
+    auto const end = end_softmax<Row>(arguments, tile, 0, thread, softmax);
+    channel.send(end.factors);
     cute::warpgroup_wait<0>();
     this->release_output(ring);
     ring.advance();
-    this->store(tile, ending);
+    this->store(tile, end);
   }
 
   // Adds the columns of one part to S, as soon as they are there.
@@ -141,21 +141,9 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
           n_block * kTileN));
     }
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
-    bool const rescale = softmax.template take<kMayBeHidden, 1>(rS, factors);
+    bool const rescale = softmax.template take<kMayBeHidden>(rS, factors);
     convert_into(tSrS, tOrP);
     return rescale;
-  }
-
-  // Ends the softmax of the tile's rows, and joins their sinks, while the tensor cores compute O.
-  CUTE_DEVICE Ending end_softmax(ForwardTile const& tile) {
-    if (has_splits(arguments.params)) {
-      return {softmax.sums(), softmax.bases()};
-    }
-    Ending ending;
-    ending.factors = softmax.finish(ending.lse);
-    join_sinks(arguments.params, heads_of_thread(arguments, tile, 0, thread), ending.factors,
-               ending.lse);
-    return ending;
   }
 };
 

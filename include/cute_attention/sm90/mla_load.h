@@ -81,13 +81,7 @@ struct MlaLoad : TileLoad<Row, typename MlaTraits<Row>::SharedMemory, MlaLoad<Ro
 #pragma unroll 1
     for (int half = kLeft; half <= kRight; ++half) {
       Barrier::wait(&shared.landed[half], ring_landed.parity);
-      clear_rows<kTileN, Traits::kHalf, Traits::kBoxV>(part(half), 0, rows.begin);
-      clear_rows<kTileN, Traits::kHalf, Traits::kBoxV>(part(half), rows.end);
-      cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
-      __syncwarp();
-      if (leader) {
-        Barrier::arrive(&full[half]);
-      }
+      this->template mend<Traits::kHalf, Traits::kBoxV>(part(half), rows, full[half]);
     }
     ring_landed.advance();
   }

@@ -10,7 +10,7 @@ template <class Row>
 struct MlaRight : MlaHalf<Row, kRight, MlaRight<Row>> {
   using Base = MlaHalf<Row, kRight, MlaRight>;
   using Base::arguments, Base::Base, Base::channel, Base::ring, Base::tOrO, Base::tOrP;
-  using typename Base::Ending, typename Base::Rows;
+  using typename Base::Rows;
 
   CUTE_DEVICE void compute(ForwardTile const& tile) {
     if (!tile.sees_keys()) {
@@ -20,9 +20,9 @@ struct MlaRight : MlaHalf<Row, kRight, MlaRight<Row>> {
     for (int32_t count = tile.kv.end - tile.kv.begin; count > 0; --count) {
       step();
     }
-    Ending ending{};
-    channel.receive(ending.factors);
-    this->store(tile, ending);
+    SoftmaxEnd<Rows> end{};
+    channel.receive(end.factors);
+    this->store(tile, end);
   }
 
  private:

@@ -42,12 +42,9 @@ struct MlaTraits {
   static constexpr int kConsumers = 2;
   static constexpr int kHalf = kHeadDimV / kConsumers;
   static_assert(kTileM == kWarpgroupM, "both have all rows of the tile");
+  using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and two consumers");
-
-  // Registers of a thread, as in forward_traits.h.
-  static constexpr int kProducerRegisters = 24;
-  static constexpr int kConsumerRegisters = 240;
 
   // S = Q K^T, both from shared memory, one part of the columns after the other; a warpgroup's half
   // of O = P V, P from registers.

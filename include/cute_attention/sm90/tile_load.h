@@ -7,6 +7,7 @@
 #include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/page_load.h"
+#include "cute_attention/sm90/tile_reader.h"
 #include "cute_attention/sm90/tma_tile.h"
 
 namespace cute_attention::sm90 {
@@ -21,26 +22,21 @@ struct TileLoad {
   ForwardArguments const& arguments;
   SharedMemory& shared;
   bool const leader;  // one lane talks to the TMA unit and to the barriers
-  Ring<kTileSlots> ring_tile{};
+  TileReader<SharedMemory> tiles;
 
   CUTE_DEVICE TileLoad(ForwardArguments const& arguments, SharedMemory& shared)
-      : arguments(arguments), shared(shared), leader(cute::elect_one_sync()) {}
+      : arguments(arguments), shared(shared), leader(cute::elect_one_sync()), tiles{shared} {}
 
   CUTE_DEVICE void run() {
     while (true) {
-      Barrier::wait(&shared.tile_full[ring_tile.stage], ring_tile.parity);
-      ForwardTile const& tile = shared.tiles[ring_tile.stage];
+      ForwardTile const& tile = tiles.wait();
       if (tile.is_end()) {
         return;
       }
       if (tile.sees_keys()) {
         static_cast<Load*>(this)->load_tile(tile);
       }
-      __syncwarp();  // all lanes have read it
-      if (leader) {
-        Barrier::arrive(&shared.tile_empty[ring_tile.stage]);
-      }
-      ring_tile.advance();
+      tiles.release(leader);
     }
   }
 
@@ -102,6 +98,15 @@ struct TileLoad {
                                            arguments.box_rows_k
                                      : 0;
     return {begin, min_of(tile.sequence.seqlen_k - n_block * kTileN, kTileN)};
+  }
+
+  // Overwrites with zeros the rows of a V tile, which has landed, that must be zeros, and tells the
+  // consumers that it is there.
+  template <int kCols, int kBox, class Element>
+  CUTE_DEVICE void mend(Element* buffer, KeyRange const& rows, uint64_t& full) {
+    clear_rows<kTileN, kCols, kBox>(buffer, 0, rows.begin);
+    clear_rows<kTileN, kCols, kBox>(buffer, rows.end);
+    tell_mended(full, leader);
   }
 };
 

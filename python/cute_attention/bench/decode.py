@@ -16,7 +16,7 @@ import torch
 
 import cute_attention.inference as inference
 
-from .contenders import CONTENDERS, Contender
+from .contenders import CONTENDERS, Contender, named
 from .contenders.base import Attention, needs_gpu
 from .contenders.ours import Ours
 from .contenders.packages import FlashAttn3, PackageContender
@@ -192,13 +192,7 @@ def select(names: str | None, page_size: int, device: torch.device) -> list[Cont
         "flashinfer": FlashInfer(page_size),
         **{name: CONTENDERS[name] for name in ("cudnn", "flash", "math")},
     }
-    unknown = [name for name in chosen if name not in known]
-    if unknown:
-        raise ValueError(
-            f"no contender of decode is named {', '.join(map(repr, unknown))}: choose from "
-            f"{', '.join(known)}"
-        )
-    return [known[name] for name in chosen]
+    return named(chosen, known, "no contender of decode is named")
 
 
 _DEFAULT = {

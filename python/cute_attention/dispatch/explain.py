@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack  # which torch depends on
 
 from ..arguments import feature_words, problem_of
-from ..checked import checked
+from ..checked import described
 from ..native import core
 from ..native.core import Kernel
-from ..options import AllOptions, documented, with_defaults
+from ..options import AllOptions, documented
 from ..problem import Problem
 from .backends import Report, survey, table
 from .request import (
@@ -103,13 +102,9 @@ def explain(
         >>> explain(q, k, v, causal=True).chosen
         'reference'
     """
-    packing: tuple[Any, ...] = ()
-    name = "attention"
-    if cu_seqlens_q is not None:
-        packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        name = "attention_varlen"
-    given = with_defaults(name, {**options})
-    call = checked(name, q, k, v, packing, given)
+    name, _, given, call = described(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options
+    )
     words = feature_words(call)
     if given["deterministic"] or torch.are_deterministic_algorithms_enabled():
         words.append("deterministic")

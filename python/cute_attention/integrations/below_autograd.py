@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..api import attention, attention_varlen
-from ..arguments import EXTRAS, OPTIONAL_GRADIENTS, kind_of
+from ..arguments import EXTRAS, OPTIONAL_GRADIENTS, Arguments, kind_of
 from ..checked import checked
 from ..dispatch.backends import survey
 from ..dispatch.plans import backward_of, plan_for
@@ -58,6 +58,18 @@ def gradients(
     passes the seed."""
     given = with_defaults(name, options)
     call = checked(name, q, k, v, packing, given, options)
+    return gradients_of(name, call, given, grad_out, out, lse)
+
+
+def gradients_of(
+    name: str,
+    call: Arguments,
+    given: dict[str, Any],
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+) -> dict[str, Tensor]:
+    """`gradients` of checked arguments; `given` are all options. `out` and `lse` are contiguous."""
     op, choices = backward_of(plan_for(name, call, given))
     extras = call[-len(EXTRAS) :]
     needs = [getattr(call, argument) is not None for argument in OPTIONAL_GRADIENTS]

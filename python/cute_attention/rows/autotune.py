@@ -16,7 +16,7 @@ from typing_extensions import Unpack  # which torch depends on
 
 from ..api import attention, attention_varlen
 from ..arguments import problem_of
-from ..checked import checked
+from ..checked import described
 from ..checks import type_name
 from ..dispatch.backends import whole_vectors
 from ..dispatch.jit import best_rows, chip_of
@@ -25,7 +25,7 @@ from ..native import build, core, kernel_cache, packages, toolchain
 from ..native.build import Source
 from ..native.core import Device, Kernel
 from ..native.rows import TableRow
-from ..options import AllOptions, documented, with_defaults
+from ..options import AllOptions, documented
 from ..problem import Problem
 from ..timing import Timer, make_timer, median, turns
 from .builds import build_all, default_jobs
@@ -92,14 +92,10 @@ def autotune(
         ...     kernel = rows.autotune(q.cuda(), k.cuda(), v.cuda())
         ...     out = attention(q.cuda(), k.cuda(), v.cuda(), kernel=kernel)
     """
-    packing: tuple[Any, ...] = ()
-    name = "attention"
-    if cu_seqlens_q is not None:
-        packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        name = "attention_varlen"
-    given = with_defaults(name, {**options})
-    _check(direction, candidates, given["kernel"])
-    call = checked(name, q, k, v, packing, dict(given))
+    _check(direction, candidates, options.get("kernel"))
+    _, packing, given, call = described(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options
+    )
     if q.device.type != "cuda":
         raise ValueError(f"autotune: q is on {q.device}, expected a CUDA device")
     problem = problem_of(call)._replace(direction=direction)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from .base import BASELINE, OURS, PEER, Contender
@@ -11,7 +13,16 @@ from .packages import FlashAttn2, FlashAttn3, FlashAttn4, Xformers
 from .plain import Plain
 from .sdpa import Cudnn, Efficient, Flash, Math
 
-__all__ = ["BASELINE", "CONTENDERS", "OURS", "PEER", "Contender", "default_names", "select"]
+__all__ = [
+    "BASELINE",
+    "CONTENDERS",
+    "OURS",
+    "PEER",
+    "Contender",
+    "default_names",
+    "named",
+    "select",
+]
 
 CONTENDERS: dict[str, Contender] = {
     contender.name: contender
@@ -53,10 +64,17 @@ def select(names: str | None, device: torch.device) -> list[Contender]:
         chosen = list(CONTENDERS)
     else:
         chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
-    unknown = [name for name in chosen if name not in CONTENDERS]
+    return named(chosen, CONTENDERS, "no contender is named", " or all")
+
+
+def named(
+    names: Sequence[str], known: Mapping[str, Contender], none: str, others: str = ""
+) -> list[Contender]:
+    """The contenders of these names. The error for one that is not `known` begins with `none`, and
+    says which there are."""
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(
-            f"no contender is named {', '.join(map(repr, unknown))}: "
-            f"choose from {', '.join(CONTENDERS)} or all"
+            f"{none} {', '.join(map(repr, unknown))}: choose from {', '.join(known)}{others}"
         )
-    return [CONTENDERS[name] for name in chosen]
+    return [known[name] for name in names]

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import EXTRAS
 from ...checked import checked
 from ...checks import tensors
-from ...dispatch.plans import backward_of, plan_for
 from ...options import with_defaults
+from ..below_autograd import gradients_of
 
 
 def gradients(
@@ -52,11 +51,8 @@ def gradients(
     ):
         if list(tensor.shape) != shape:
             raise ValueError(f"{name}: {label} has shape {list(tensor.shape)}, expected {shape}")
-    op, choices = backward_of(plan_for(name, call, given))
-    extras = call[-len(EXTRAS) :]
-    results = (grad_out, None, out.contiguous(), lse.contiguous(), given["deterministic"])
-    dq, dk, dv, *_ = op(*results, call.q, call.k, call.v, *choices, *extras)
-    return dq, dk, dv
+    grads = gradients_of(name, call, given, grad_out, out.contiguous(), lse.contiguous())
+    return grads["q"], grads["k"], grads["v"]
 
 
 @torch.no_grad()
