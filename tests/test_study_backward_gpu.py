@@ -20,7 +20,7 @@ from cute_attention import attention, attention_varlen
 from cute_attention.native import kernel_cache
 from cute_attention.rows import Kernel, load_library, use
 from cute_attention.semantics.formula import attention_reference
-from test_kernels import plain_pytorch
+from kernel_calls import plain_pytorch
 from test_rows_gpu import BUILT, kernel_called, skip_unless_it_runs_here
 from test_study_gpu import tensors
 from tolerances import assert_as_accurate
