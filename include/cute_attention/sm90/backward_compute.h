@@ -33,7 +33,7 @@ namespace cute_attention::sm90 {
 
 //   kWritesGradQ  whether dQ of a step is written to its place. Else another warp adds it to sums.
 template <class Row, bool kWritesGradQ>
-struct BackwardCompute {
+struct BackwardCompute : BackwardPointwise<Row> {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   using SharedMemory = typename Traits::SharedMemory;
@@ -60,11 +60,10 @@ struct BackwardCompute {
   using FragmentV = Fragment<typename Traits::MmaV, kTileN, kHeadDimV>;
   using FragmentQ = Fragment<typename Traits::MmaQ, kWarpgroupM, Traits::kColsQ>;
 
-  BackwardArguments const& arguments;
-  SharedMemory& shared;
+  using Pointwise::arguments;
+  using Pointwise::shared;
+  using Pointwise::thread;
   int const warpgroup;  // of the consumers
-  int const thread;     // of the consumers
-  Pointwise const pointwise;
 
   FragmentK tdKrdK;  // (MMA, MMA_N, MMA_D)
   FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
@@ -76,11 +75,7 @@ struct BackwardCompute {
 
   CUTE_DEVICE BackwardCompute(BackwardArguments const& arguments, SharedMemory& shared,
                               int warpgroup, int thread)
-      : arguments(arguments),
-        shared(shared),
-        warpgroup(warpgroup),
-        thread(thread),
-        pointwise(arguments, shared, thread) {}
+      : Pointwise(arguments, shared, thread), warpgroup(warpgroup) {}
 
   CUTE_DEVICE void run() {
     for (int32_t number = 0;; ++number) {
@@ -299,8 +294,8 @@ struct BackwardCompute {
     }
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
-    auto const lse = pointwise.lse(ring.stage);  // (KEYS, QUERIES)
-    auto const terms = pointwise.template begin<kGradQFirst>(work, ring.stage, tSrS, lse);
+    auto const lse = Pointwise::lse(ring.stage);  // (KEYS, QUERIES)
+    auto const terms = Pointwise::template begin<kGradQFirst>(work, ring.stage, tSrS, lse);
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
       start_grad_q(tdQrdQ);
@@ -313,7 +308,7 @@ struct BackwardCompute {
       arrive(shared.value_empty);
     }
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
-    pointwise.finish(work, ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
+    Pointwise::finish(work, ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
     start_grad_v(tdVrP, ring);
     convert_into(tdPrdP, tdKrdS);
     if constexpr (kGradQFirst) {

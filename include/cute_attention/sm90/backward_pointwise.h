@@ -13,6 +13,8 @@
 
 namespace cute_attention::sm90 {
 
+// A base class of the one that computes products. With a member in its place the instructions are
+// the same, and those of rows with every modifier come in another order.
 template <class Row>
 struct BackwardPointwise {
   using Traits = BackwardTraits<Row>;
@@ -35,15 +37,10 @@ struct BackwardPointwise {
   typename Traits::SharedMemory& shared;
   int const thread;  // of the consumers
   Scores const scores;
-  PlacedScores<Traits, Scores> const placed;
 
   CUTE_DEVICE BackwardPointwise(BackwardArguments const& arguments,
                                 typename Traits::SharedMemory& shared, int thread)
-      : arguments(arguments),
-        shared(shared),
-        thread(thread),
-        scores(arguments.params),
-        placed{arguments.params, thread} {}
+      : arguments(arguments), shared(shared), thread(thread), scores(arguments.params) {}
 
   // The LSE of the thread's scores of a step, for begin() and finish().
   CUTE_DEVICE auto lse(uint32_t stage_index) const {
@@ -72,13 +69,13 @@ struct BackwardPointwise {
           arguments.bias, shared.bias_tile(stage_index), 0, opaque(thread),
           bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
     } else if constexpr (Scores::kTermsInScores) {
-      placed.add_terms(work, stage, tSrS);
+      placed().add_terms(work, stage, tSrS);
     }
     if constexpr (Scores::kMasksFirst) {
-      placed.mask(work, stage.m_block, tSrS);
+      placed().mask(work, stage.m_block, tSrS);
     }
     bool const near = scores.all_near(rS);
-    auto const terms = placed.terms(work, stage, tSrS);
+    auto const terms = placed().terms(work, stage, tSrS);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
       if (kFewRegisters && query > 0 && query % kLseAhead == 0) {
@@ -87,7 +84,7 @@ struct BackwardPointwise {
       scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
-      placed.mask(work, stage.m_block, tSrS);
+      placed().mask(work, stage.m_block, tSrS);
     }
     return terms;
   }
@@ -110,7 +107,7 @@ struct BackwardPointwise {
     } else if constexpr (kDrops) {
       QueryPacking const packing = unpacked_queries();
       auto const& stage = shared.stages[stage_index];
-      auto const tile = placed.tile(work, stage.m_block, tSrS, packing);
+      auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
       KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
       Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
           row_numbers<Traits>(thread, shared.delta[stage_index]);
@@ -138,6 +135,8 @@ struct BackwardPointwise {
   }
 
  private:
+  CUTE_DEVICE PlacedScores<Traits, Scores> placed() const { return {arguments.params, thread}; }
+
   // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a
   // block registers hold a copy of the scores, with terms and masked (backward_scores.h).
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
@@ -148,7 +147,7 @@ struct BackwardPointwise {
     BackwardParams const& params = arguments.params;
     auto const& stage = shared.stages[stage_index];
     QueryPacking const packing = unpacked_queries();
-    auto const tile = placed.tile(work, stage.m_block, tSrS, packing);
+    auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
     KeepTest const test(uint32_t(params.dropout.drop_count));
     Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);      // (MMA, MMA_N, MMA_M)
     Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
@@ -165,7 +164,7 @@ struct BackwardPointwise {
         }
       }
       Scores::template add_terms<Element>(params, stage, copies);
-      placed.mask_copies(work, stage.m_block, copies);
+      placed().mask_copies(work, stage.m_block, copies);
       KeptBlock<Rows::Keys> kept{{~0u, ~0u}};
       if constexpr (kDrops) {
         if (call_has<kScoreMods, score_mods::Dropout>(params)) {

@@ -42,14 +42,11 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   using Bias = BiasWords<WordsOfTranspose, cute::size(FragmentS{}) / 2, Traits::kTileN>;
 
   Scores const scores;
-  PlacedScores<Traits, Scores> const placed;
   FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
 
   CUTE_DEVICE GradVCompute(BackwardArguments const& arguments,
                            typename Traits::SharedMemory& shared, int thread)
-      : Base{arguments, shared, thread},
-        scores(arguments.params),
-        placed{arguments.params, thread} {}
+      : Base{arguments, shared, thread}, scores(arguments.params) {}
 
   CUTE_DEVICE void clear() { cute::clear(tdVrdV); }
 
@@ -84,20 +81,20 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
         bias.template add<Element>(
             bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
       } else {
-        placed.add_terms(work, shared.stages[ring.stage], tSrS);
+        placed().add_terms(work, shared.stages[ring.stage], tSrS);
       }
     }
     if constexpr (Scores::kMasksFirst) {
-      placed.mask(work, shared.stages[ring.stage].m_block, tSrS);
+      placed().mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
     bool const near = scores.all_near(rS);
-    auto const terms = placed.terms(work, shared.stages[ring.stage], tSrS);
+    auto const terms = placed().terms(work, shared.stages[ring.stage], tSrS);
     CUTE_UNROLL
     for (int query = 0; query < size<1>(rS); ++query) {
       scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
-      placed.mask(work, shared.stages[ring.stage].m_block, tSrS);
+      placed().mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
     auto const take_factors = [&](FragmentS& factors) {
       if constexpr (Scores::kModifiesCopies) {
@@ -116,7 +113,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
       }
     };
     if constexpr (kDrops) {
-      auto const kept = placed.kept(work, shared.stages[ring.stage], tSrS);
+      auto const kept = placed().kept(work, shared.stages[ring.stage], tSrS);
       // A factor is P times a derivative, neither of them negative: its sign says that its score is
       // dropped.
       write_factors([&](FragmentS& factors) {
@@ -163,6 +160,8 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
   }
 
  private:
+  CUTE_DEVICE PlacedScores<Traits, Scores> placed() const { return {arguments.params, thread}; }
+
   // This warp has read the LSE, and what stands beside it.
   CUTE_DEVICE void release_queries(uint32_t stage) {
     __syncwarp();
@@ -178,7 +177,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     BackwardParams const& params = arguments.params;
     auto const& stage = shared.stages[stage_index];
     QueryPacking const packing = unpacked_queries();
-    auto const tile = placed.tile(work, stage.m_block, tSrS, packing);
+    auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
     Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);  // (MMA, MMA_N, MMA_M)
     float const unit = Scores::Modifiers::exponent_scale(params);
     CUTE_UNROLL
@@ -191,7 +190,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
       } else {
         Scores::template add_terms<Element>(params, stage, copies);
       }
-      placed.mask_copies(work, stage.m_block, copies);
+      placed().mask_copies(work, stage.m_block, copies);
       CUTE_UNROLL
       for (int i = 8 * k; i < 8 * k + 8; ++i) {
         factors(i) = scores.factor(tSrS(i), rZ(i % 8), sLse(i));
