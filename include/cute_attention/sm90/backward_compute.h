@@ -87,6 +87,8 @@ struct BackwardCompute : BackwardPointwise<Row> {
       }
       compute_keys(work);
       if (arguments.schedule.parts == 1) {
+        // One after the other or row by row, the stores are the same; ptxas spills with the other
+        // order in kernels on either side.
         if constexpr (kOverlapsBlocks || (Traits::kUpkeep && !kWritesGradQ)) {
           store_grad_keys<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
                                   tdKrdK);
