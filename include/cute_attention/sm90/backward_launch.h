@@ -8,12 +8,12 @@
 #include "cute_attention/core/call_features.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
-#include "cute_attention/sm80/grad_bias_launch.h"
 #include "cute_attention/sm90/backward_finish.h"
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/backward_without_sums.h"
 #include "cute_attention/sm90/bias_map.h"
+#include "cute_attention/sm90/grad_bias_launch.h"
 
 namespace cute_attention::sm90 {
 
@@ -37,8 +37,9 @@ struct PrepareTraits {
   static constexpr bool kHasSums = true;
 };
 
-// The counter of the blocks of keys that CTAs have taken: behind delta and the LSE in the
-// workspace.
+// The counters of the blocks of keys, and of the works of the gradient of a bias, that CTAs have
+// taken: behind delta and the LSE in the workspace.
+constexpr int kCountersWithSums = 2;
 CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
   return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
 }
@@ -46,8 +47,8 @@ CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
 template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *next_tile(params) = 0;
+  if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
+    next_tile(params)[threadIdx.x] = 0;
   }
   BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
 }
@@ -69,7 +70,7 @@ struct BackwardWithSums {
   using Sums = typename BackwardFinish<Row>::Sums;
   static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
-  using GradBias = sm80::GradBiasLaunch<Row, kSharedMemoryBytes>;
+  using GradBias = GradBiasLaunch<Row>;
 
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
@@ -77,7 +78,7 @@ struct BackwardWithSums {
     *sizes = grad_workspace(*params,
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
-    sizes->delta += 1;  // next_tile()
+    sizes->delta += kCountersWithSums;
     sizes->grad_bias_parts = GradBias::workspace(*params, *device);
     if (writes_grad_q(*params)) {
       sizes->grad_q_sum = 0;
@@ -131,7 +132,7 @@ struct BackwardWithSums {
     if (m_tiles > 0) {
       backward_prepare<Row><<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p);
     } else {
-      error = cudaMemsetAsync(arguments.next_tile, 0, sizeof(int32_t), stream);
+      error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
         return error;
       }
@@ -147,7 +148,7 @@ struct BackwardWithSums {
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
               p, sums);
     }
-    error = GradBias::launch(p, *context->device, stream);
+    error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;
   }
 
