@@ -11,11 +11,11 @@ namespace cute_attention {
 
 // Of four blocks of 8 columns, each thread of the four that share a row has two columns. Gives each
 // thread all columns of one block: thread i of the four those of block i.
-CUTE_DEVICE void exchange_blocks(uint32_t (&pairs)[4]) {
-  int const lane = lane_of_warp();
+template <class Warp>
+CUTE_DEVICE void exchange_blocks(int lane, uint32_t (&pairs)[4]) {
   auto const swap = [&](int distance, uint32_t& low, uint32_t& high) {
     bool const keeps_high = lane & distance;
-    uint32_t const got = __shfl_xor_sync(0xffffffffu, keeps_high ? low : high, unsigned(distance));
+    uint32_t const got = Warp::shuffle_xor(keeps_high ? low : high, distance);
     (keeps_high ? low : high) = got;
   };
   swap(1, pairs[0], pairs[1]);
@@ -34,10 +34,9 @@ CUTE_DEVICE void write_number(BiasTensor const& grad, int64_t index, float numbe
   }
 }
 
-//   Traits  kTileM x kTileN, the tile; TiledMma, whose accumulators hold it; kStoreThreads, which
-//   hold
-//           them together
-template <class Traits>
+//   Traits  kTileM x kTileN, the tile; TiledMma, whose accumulators hold it, those of kStoreThreads
+//   Warp    the warp that a thread exchanges with
+template <class Traits, class Warp = DeviceWarp>
 struct GradBiasStore {
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
@@ -213,7 +212,7 @@ struct GradBiasStore {
         for (int block = 0; block < 4; ++block) {
           pairs[block] = pack<Element>(rS(i, first + 2 * block), rS(i, first + 2 * block + 1));
         }
-        exchange_blocks(pairs);
+        exchange_blocks<Warp>(Warp::lane(thread), pairs);
         int const row = int(get<0>(cS(i, 0)));
         if (row < place.rows && col < place.cols) {
           write_vector(target + row * grad.row_stride, place.cols - col, pairs);

@@ -34,12 +34,15 @@ struct GradBiasCompute {
   using Scores = BackwardScores<kScoreMods>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
+  // Many chunks are not unrolled: the addresses of all their barriers would spill.
+  static constexpr int kUnroll = Traits::kChunks > 4 ? 1 : 2;
   using FragmentS = decltype(cute::partition_fragment_C(
       TiledMma{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
 
   GradBiasArguments const& arguments;
   SharedMemory& shared;
-  int const thread;  // of the consumers
+  int const warpgroup;  // of the consumers
+  int const thread;     // of the warpgroup
   Scores const scores;
 
   RowNumbers<kScoreMods> rows;
@@ -49,8 +52,13 @@ struct GradBiasCompute {
   Ring<Traits::kBuffersN> ring_n{};
   Ring<1> ring_bias{};
 
-  CUTE_DEVICE GradBiasCompute(GradBiasArguments const& arguments, SharedMemory& shared, int thread)
-      : arguments(arguments), shared(shared), thread(thread), scores(arguments.params) {}
+  CUTE_DEVICE GradBiasCompute(GradBiasArguments const& arguments, SharedMemory& shared,
+                              int warpgroup, int thread)
+      : arguments(arguments),
+        shared(shared),
+        warpgroup(warpgroup),
+        thread(thread),
+        scores(arguments.params) {}
 
   CUTE_DEVICE void run() {
     cute::clear(tdBrdB);
@@ -75,41 +83,46 @@ struct GradBiasCompute {
   }
 
  private:
-  CUTE_DEVICE int warpgroup() const { return thread / kWarpgroupThreads; }
+  CUTE_DEVICE int first_query(ScoreBlock const& block) const {
+    return block.m_block * kTileM + warpgroup * kWarpgroupM;
+  }
+  // The number of this thread among all that hold a tile of the gradient.
+  CUTE_DEVICE int thread_of_store() const { return warpgroup * kWarpgroupThreads + opaque(thread); }
 
   CUTE_DEVICE void compute(GradBiasVisit const& visit) {
     using namespace cute;
     BackwardParams const& params = arguments.params;
     if (visit.new_queries) {
       rows.load(params, visit.sequence, visit.block.batch, visit.block.head,
-                visit.block.m_block * kTileM + warpgroup() * kWarpgroupM +
-                    row_of_thread(thread % kWarpgroupThreads));
+                first_query(visit.block) + row_of_thread(opaque(thread)));
     }
     FragmentS tSrS;    // (MMA, MMA_M, MMA_N): S, then P, then dS
     FragmentS tdPrdP;  // (MMA, MMA_M, MMA_N)
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < Traits::kChunksS; ++chunk) {
-      start_chunk(chunk, chunk == 0, tSrS);
-      if (chunk > 0) {
-        warpgroup_wait<1>();
-        release_chunk(visit, chunk - 1);
-      }
+    auto m = ring_m;
+    auto n = ring_n;
+    start_chunk<GMMA::ScaleOut::Zero>(m, n, tSrS);
+#pragma unroll kUnroll
+    for (int chunk = 1; chunk < Traits::kChunksS; ++chunk) {
+      start_next(visit, m, n, tSrS);
     }
-    start_chunk(Traits::kChunksS, true, tdPrdP);
+    auto const last_m = m;
+    auto const last_n = n;
+    m.advance();
+    n.advance();
+    start_chunk<GMMA::ScaleOut::Zero>(m, n, tdPrdP);
     warpgroup_wait<1>();  // S
-    release_chunk(visit, Traits::kChunksS - 1);
-    CUTE_UNROLL
-    for (int chunk = Traits::kChunksS + 1; chunk < Traits::kChunks; ++chunk) {
-      start_chunk(chunk, false, tdPrdP);
+    release(visit, last_m, last_n);
+#pragma unroll kUnroll
+    for (int chunk = 1; chunk < Traits::kChunksP; ++chunk) {
+      m.advance();
+      n.advance();
+      start_chunk<GMMA::ScaleOut::One>(m, n, tdPrdP);
     }
     warpgroup_fence_operand(tSrS);
     take_probabilities(visit, tSrS);
     warpgroup_wait<0>();  // dP
     warpgroup_fence_operand(tdPrdP);
-    CUTE_UNROLL
-    for (int chunk = Traits::kChunksS; chunk < Traits::kChunks; ++chunk) {
-      release_chunk(visit, chunk);
-    }
+    release_all(visit);
     if (visit.ends_queries) {
       ring_m = behind(ring_m, Traits::kChunks);
     }
@@ -119,39 +132,60 @@ struct GradBiasCompute {
     take_gradients(visit, tSrS, tdPrdP);
     if constexpr (!kSums) {
       scale(tSrS);
-      Store::write(params, visit.block, opaque(thread), tSrS);
+      Store::write(params, visit.block, thread_of_store(), tSrS);
     }
   }
 
+  using RingM = Ring<Traits::kBuffersM>;
+  using RingN = Ring<Traits::kBuffersN>;
+
   // Starts a chunk of S, or of dP: C = A B^T, or C += A B^T.
-  //   chunk  counts those of Q and dO
-  //   tCrC   (MMA, MMA_M, MMA_N)
-  CUTE_DEVICE void start_chunk(int chunk, bool first, FragmentS& tCrC) {
+  //   tCrC  (MMA, MMA_M, MMA_N)
+  template <cute::GMMA::ScaleOut kFirst>
+  CUTE_DEVICE void start_chunk(RingM const& m, RingN const& n, FragmentS& tCrC) {
     using namespace cute;
-    auto const m = behind(ring_m, chunk);
-    auto const n = behind(ring_n, chunk);
     Barrier::wait(&shared.m_full[m.stage], m.parity);
     Barrier::wait(&shared.n_full[n.stage], n.parity);
     TiledMma const mma;
-    auto const thread_mma = mma.get_slice(warpgroup() * kWarpgroupThreads);
+    auto const thread_mma = mma.get_slice(warpgroup * kWarpgroupThreads);
     Tensor sA = in_shared<typename Traits::SmemLayoutM>(shared.chunks.m);  // (M, CHUNK, BUFFER)
     Tensor sB = in_shared<typename Traits::SmemLayoutN>(shared.chunks.n);  // (N, CHUNK, BUFFER)
     Tensor tCrA = thread_mma.partition_fragment_A(sA);  // (MMA, MMA_M, MMA_K, BUFFER)
     Tensor tCrB = thread_mma.partition_fragment_B(sB);  // (MMA, MMA_N, MMA_K, BUFFER)
-    if (first) {
-      start_gemm<GMMA::ScaleOut::Zero>(mma, tCrA(_, _, _, m.stage), tCrB(_, _, _, n.stage), tCrC);
-    } else {
-      start_gemm<GMMA::ScaleOut::One>(mma, tCrA(_, _, _, m.stage), tCrB(_, _, _, n.stage), tCrC);
+    start_gemm<kFirst>(mma, tCrA(_, _, _, m.stage), tCrB(_, _, _, n.stage), tCrC);
+  }
+
+  // Starts the chunk after that in these buffers, awaits that one, and releases it.
+  CUTE_DEVICE void start_next(GradBiasVisit const& visit, RingM& m, RingN& n, FragmentS& tCrC) {
+    auto const last_m = m;
+    auto const last_n = n;
+    m.advance();
+    n.advance();
+    start_chunk<cute::GMMA::ScaleOut::One>(m, n, tCrC);
+    cute::warpgroup_wait<1>();
+    release(visit, last_m, last_n);
+  }
+
+  // A chunk has been read. Its buffers are free, unless the next visit reads it too.
+  CUTE_DEVICE void release(GradBiasVisit const& visit, RingM const& m, RingN const& n) {
+    if (visit.ends_queries) {
+      arrive_by_warp(shared.m_empty[m.stage]);
+    }
+    if (visit.ends_keys) {
+      arrive_by_warp(shared.n_empty[n.stage]);
     }
   }
 
-  // A chunk has been read. Its buffers are released, unless the next visit reads it too.
-  CUTE_DEVICE void release_chunk(GradBiasVisit const& visit, int chunk) {
-    if (visit.ends_queries) {
-      arrive_by_warp(shared.m_empty[behind(ring_m, chunk).stage]);
-    }
-    if (visit.ends_keys) {
-      arrive_by_warp(shared.n_empty[behind(ring_n, chunk).stage]);
+  // All chunks of dP have been read. Which buffers they have is computed once more: to know it
+  // would hold registers during the products.
+  CUTE_DEVICE void release_all(GradBiasVisit const& visit) {
+    auto m = behind(RingM{opaque(ring_m.stage), 0}, Traits::kChunksS);
+    auto n = behind(RingN{opaque(ring_n.stage), 0}, Traits::kChunksS);
+#pragma unroll kUnroll
+    for (int chunk = 0; chunk < Traits::kChunksP; ++chunk) {
+      release(visit, m, n);
+      m.advance();
+      n.advance();
     }
   }
 
@@ -164,8 +198,7 @@ struct GradBiasCompute {
         params, scores, visit.block, tile, arguments.bias_is_aligned, [&](float unit) {
           Barrier::wait(&shared.bias_full, ring_bias.parity);
           add_bias_tile<BiasOfScores, kTileM>(arguments.bias, shared.bias_tile(0),
-                                              warpgroup() * kWarpgroupM,
-                                              opaque(thread % kWarpgroupThreads),
+                                              warpgroup * kWarpgroupM, opaque(thread),
                                               bias_per_unit(params, visit.sequence, unit), tSrS);
           if (visit.ends_bias) {
             __syncwarp();  // all lanes have read the tile
@@ -215,7 +248,7 @@ struct GradBiasCompute {
   CUTE_DEVICE void write_zeros(ScoreBlock const& block) const {
     FragmentS zeros;  // (MMA, MMA_M, MMA_N)
     cute::clear(zeros);
-    Store::write(arguments.params, block, opaque(thread), zeros);
+    Store::write(arguments.params, block, thread_of_store(), zeros);
   }
 
   // Dropout's factor, which dS does not have yet (core/keep_scale.h).
@@ -242,15 +275,15 @@ struct GradBiasCompute {
         cutlass::arch::NamedBarrier::sync(Traits::kStoreThreads, uint32_t(NamedBarrier::kSum));
       };
       synchronize();  // no MMA reads where the sum will lie
-      Store::write_sums(params, visit.block, target, opaque(thread), tdBrdB, shared.sum,
+      Store::write_sums(params, visit.block, target, thread_of_store(), tdBrdB, shared.sum,
                         synchronize);
       cutlass::arch::fence_view_async_shared();  // before TMA writes where these threads read
       __syncwarp();
       arrive_by_warp(shared.sum_written);
     } else if (in_parts) {
-      Store::write_part(target, opaque(thread), tdBrdB);
+      Store::write_part(target, thread_of_store(), tdBrdB);
     } else {
-      Store::write(params, visit.block, opaque(thread), tdBrdB);
+      Store::write(params, visit.block, thread_of_store(), tdBrdB);
     }
   }
 
@@ -261,9 +294,9 @@ struct GradBiasCompute {
 
   CUTE_DEVICE auto score_tile(GradBiasVisit const& visit, FragmentS& tSrS,
                               QueryPacking const& packing) const {
-    return make_score_tile<kTileM, kTileN>(TiledMma{}, opaque(thread), tSrS, visit.sequence,
-                                           packing, visit.block.m_block * kTileM,
-                                           visit.block.n_block * kTileN);
+    return make_score_tile<kWarpgroupM, kTileN>(
+        typename Traits::MmaOfWarpgroup{}, opaque(thread), tSrS, visit.sequence, packing,
+        first_query(visit.block), visit.block.n_block * kTileN);
   }
 };
 

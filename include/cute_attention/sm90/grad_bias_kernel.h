@@ -54,7 +54,9 @@ struct GradBiasKernel {
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Traits::Registers::kConsumer>();
-      GradBiasCompute<Row, kSums>(arguments, shared, thread - kWarpgroupThreads).run();
+      GradBiasCompute<Row, kSums>(arguments, shared, warp / kWarpgroupWarps - 1,
+                                  thread % kWarpgroupThreads)
+          .run();
     }
   }
 };

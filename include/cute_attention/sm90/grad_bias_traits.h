@@ -1,9 +1,9 @@
 // sm90/grad_bias_traits.h: every layout and MMA of the sm90 kernel for the gradient of a bias, its
 // barriers and its shared memory, for one row of the table.
 //
-// A CTA has tiles of 128 queries and 128 keys, 64 queries for each consumer warpgroup. Operands
-// come in chunks of 64 columns, which any head dim is made of: Q and then dO in one ring of
-// buffers, K and then V in another.
+// A CTA has tiles of 128 queries and 128 or 64 keys, 64 queries for each consumer warpgroup.
+// Operands come in chunks of 64 columns, which any head dim is made of: Q and then dO in one ring
+// of buffers, K and then V in another.
 #pragma once
 
 #include "cute_attention/core/grad_bias_tiles.h"
@@ -44,10 +44,12 @@ struct GradBiasVisit {
 // How many visits the load warp is ahead at most.
 constexpr int kVisitSlots = 4;
 
-// The buffer that is taken `count` buffers after that of `ring`.
+// The buffer that is taken `count` buffers after that of `ring`. Cheap where the compiler knows
+// `count`.
 template <int kStages>
-CUTE_DEVICE Ring<kStages> behind(Ring<kStages> ring, int count) {
-  ring.stage += uint32_t(count);
+CUTE_HOST_DEVICE Ring<kStages> behind(Ring<kStages> ring, uint32_t count) {
+  ring.stage += count % kStages;
+  ring.parity ^= count / kStages % 2;
   if (ring.stage >= kStages) {
     ring.stage -= kStages;
     ring.parity ^= 1;
@@ -63,7 +65,9 @@ struct GradBiasTraits {
   static constexpr int kHeadDimV = kKey.head_dim_v;
   using Element = ElementOf<kKey.dtype>;
   static constexpr int kTileM = 128;
-  static constexpr int kTileN = 128;
+  // S, dP and their sum are 192 registers of a thread at 128 keys: beside them there are none for
+  // every other feature.
+  static constexpr int kTileN = serves_subsets(kKey.score_mods) ? 64 : 128;
   static constexpr TileShape kTile{kTileM, kTileN};
   static constexpr int kConsumers = kTileM / kWarpgroupM;
   static constexpr int kStoreThreads = kConsumers * kWarpgroupThreads;
@@ -90,12 +94,13 @@ struct GradBiasTraits {
   static_assert(kChunksP <= kBuffersM && kChunksP <= kBuffersN, "buffers of dP");
   static_assert(kSums || kKeepsM, "a run reads its queries once");
 
-  // A chunk of S = Q K^T or dP = dO V^T. TiledMma is all consumers' (grad_bias_store.h).
+  // A chunk of S = Q K^T or dP = dO V^T: of a warpgroup, and of all (grad_bias_store.h).
+  using Op = decltype(cute::GMMA::ss_op_selector<
+                      Element, Element, float,
+                      cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>, cute::Int<kChunk>>>());
+  using MmaOfWarpgroup = decltype(cute::make_tiled_mma(Op{}));
   using TiledMma = decltype(cute::make_tiled_mma(
-      cute::GMMA::ss_op_selector<
-          Element, Element, float,
-          cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>, cute::Int<kChunk>>>(),
-      cute::Layout<cute::Shape<cute::Int<kConsumers>, cute::_1, cute::_1>>{}));
+      Op{}, cute::Layout<cute::Shape<cute::Int<kConsumers>, cute::_1, cute::_1>>{}));
 
   static constexpr int kBoxColsK = kChunk;  // of the maps (backward_maps.h)
   using SmemLayoutM = SmemTiles<Element, kTileM, kChunk, kBuffersM>;      // (M, CHUNK, BUFFER)
