@@ -17,6 +17,8 @@ namespace cute_attention {
 namespace rows {
 CUTE_ATTENTION_BACKWARD(of_sm80, Sm80, Float16, 128, 128, Bias, 64, 128, 2, 8, O3)
 CUTE_ATTENTION_BACKWARD(of_sm90, Sm90, Float16, 128, 128, Bias, 64, 128, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(of_every, Sm90, Float16, 64, 64, Softcap | Alibi | Bias | Dropout, 64, 128,
+                        2, 12, O3)
 }  // namespace rows
 namespace {
 
@@ -173,5 +175,6 @@ int main() {
   using namespace cute_attention;
   test_traits<sm80::GradBiasTraits<rows::of_sm80, max_shared_memory(Arch::Sm80), false>>();
   test_traits<sm90::GradBiasTraits<rows::of_sm90, true>>();
+  test_traits<sm90::GradBiasTraits<rows::of_every, false>>();
   return testing::report();
 }

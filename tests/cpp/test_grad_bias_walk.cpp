@@ -26,6 +26,8 @@ namespace rows {
 CUTE_ATTENTION_BACKWARD(of_64, Sm90, Float16, 64, 64, Bias, 64, 128, 2, 12, O3)
 CUTE_ATTENTION_BACKWARD(of_128, Sm90, Float16, 128, 128, Bias, 64, 128, 2, 12, O3)
 CUTE_ATTENTION_BACKWARD(of_256, Sm90, Float16, 256, 256, Bias, 128, 64, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(of_every, Sm90, Float16, 256, 256, Softcap | Alibi | Bias | Dropout, 128,
+                        64, 2, 12, O3)
 }  // namespace rows
 namespace {
 
@@ -249,5 +251,7 @@ int main() {
   check_buffers<sm90::GradBiasTraits<rows::of_128, false>>();
   check_buffers<sm90::GradBiasTraits<rows::of_256, true>>();
   check_buffers<sm90::GradBiasTraits<rows::of_256, false>>();
+  check_buffers<sm90::GradBiasTraits<rows::of_every, true>>();
+  check_buffers<sm90::GradBiasTraits<rows::of_every, false>>();
   return testing::report();
 }

@@ -86,6 +86,11 @@ struct GradBiasCompute {
   CUTE_DEVICE int first_query(ScoreBlock const& block) const {
     return block.m_block * kTileM + warpgroup * kWarpgroupM;
   }
+  // `thread`, as soon as `number` is computed: coordinates that come from it are not computed
+  // before that, and do not hold registers meanwhile. A square has no sign (opaque.h).
+  CUTE_DEVICE int thread_after(float number) const {
+    return thread + int(zero_after(number * number));
+  }
   // The number of this thread among all that hold a tile of the gradient.
   CUTE_DEVICE int thread_of_store() const { return warpgroup * kWarpgroupThreads + opaque(thread); }
 
@@ -193,7 +198,7 @@ struct GradBiasCompute {
   CUTE_DEVICE void take_probabilities(GradBiasVisit const& visit, FragmentS& tSrS) {
     BackwardParams const& params = arguments.params;
     QueryPacking const packing = unpacked_queries();
-    auto const tile = score_tile(visit, tSrS, packing);
+    auto const tile = score_tile(visit, thread, tSrS, packing);
     modify_scores<Element>(
         params, scores, visit.block, tile, arguments.bias_is_aligned, [&](float unit) {
           Barrier::wait(&shared.bias_full, ring_bias.parity);
@@ -207,7 +212,7 @@ struct GradBiasCompute {
           }
         });
     if (visit.is_masked) {
-      mask_scores_by_side(tile);
+      mask_scores_by_side(score_tile(visit, thread_after(tSrS(0)), tSrS, packing));
     }
     auto rS = view(tSrS);  // (ROWS, COLS)
     CUTE_UNROLL
@@ -222,8 +227,7 @@ struct GradBiasCompute {
   // Makes P dS, or adds dS to the sum.
   CUTE_DEVICE void take_gradients(GradBiasVisit const& visit, FragmentS& tSrS, FragmentS& tdPrdP) {
     QueryPacking const packing = unpacked_queries();
-    auto const make_tile = [&] { return score_tile(visit, tSrS, packing); };
-    rows.drop(arguments.params, make_tile, tdPrdP);
+    rows.drop(arguments.params, [&] { return score_tile(visit, thread, tSrS, packing); }, tdPrdP);
     auto rS = view(tSrS);     // (ROWS, COLS)
     auto rdP = view(tdPrdP);  // (ROWS, COLS)
     CUTE_UNROLL
@@ -235,7 +239,7 @@ struct GradBiasCompute {
     }
     if (visit.block.m_block * kTileM + kTileM > visit.sequence.seqlen_q ||
         visit.block.n_block * kTileN + kTileN > visit.sequence.seqlen_k) {
-      clear_missing(make_tile());
+      clear_missing(score_tile(visit, thread_after(tSrS(0)), tSrS, packing));
     }
     if constexpr (kSums) {
       CUTE_UNROLL
@@ -292,7 +296,7 @@ struct GradBiasCompute {
     return cute::make_tensor(accumulator.data(), rows_and_columns(accumulator.layout()));
   }
 
-  CUTE_DEVICE auto score_tile(GradBiasVisit const& visit, FragmentS& tSrS,
+  CUTE_DEVICE auto score_tile(GradBiasVisit const& visit, int thread, FragmentS& tSrS,
                               QueryPacking const& packing) const {
     return make_score_tile<kWarpgroupM, kTileN>(
         typename Traits::MmaOfWarpgroup{}, opaque(thread), tSrS, visit.sequence, packing,
