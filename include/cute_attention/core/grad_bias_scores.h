@@ -4,6 +4,7 @@
 
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/grad_bias_tiles.h"
+#include "cute_attention/core/opaque.h"
 
 namespace cute_attention {
 
@@ -13,7 +14,9 @@ namespace cute_attention {
 //   tile            scores (score_tile.h) of one head
 //   has_tile        whether a tile of the bias is in shared memory: then add_tile(unit) adds it to
 //                   scores in this unit. If not, its numbers are read from global memory.
-template <class Element, uint32_t kScoreMods, class Tile, class AddTile>
+//   kAtOnce         of how many of the thread's columns they are read at a time, where registers do
+//                   not hold those of more; 0 if they do
+template <class Element, int kAtOnce = 0, uint32_t kScoreMods, class Tile, class AddTile>
 CUTE_DEVICE void modify_scores(BackwardParams const& params,
                                BackwardScores<kScoreMods> const& scores, ScoreBlock const& block,
                                Tile const& tile, bool has_tile, AddTile const& add_tile) {
@@ -26,8 +29,17 @@ CUTE_DEVICE void modify_scores(BackwardParams const& params,
     OtherScores::template add_terms<Element>(
         params, OtherScores::of_head(params, block.batch, block.head), tile);
   } else {
-    Scores::template add_terms<Element>(params, Scores::of_head(params, block.batch, block.head),
-                                        tile);
+    constexpr int kCols = kAtOnce == 0 ? Tile::kCols : kAtOnce;
+    auto const head = Scores::of_head(params, block.batch, block.head);
+    uint32_t zero = 0;
+    CUTE_UNROLL
+    for (int col = 0; col < Tile::kCols; col += kCols) {
+      Scores::template add_terms<Element>(
+          params, head, columns_of_scores<kCols>(tile, col, tile.n_begin + int32_t(zero)));
+      // The next addresses cannot be known before these scores are computed. A square has no sign.
+      float const last = tile.scores(Tile::kRows - 1, col + kCols - 1);
+      zero = zero_after(last * last);
+    }
   }
 }
 

@@ -199,7 +199,7 @@ struct GradBiasCompute {
     BackwardParams const& params = arguments.params;
     QueryPacking const packing = unpacked_queries();
     auto const tile = score_tile(visit, thread, tSrS, packing);
-    modify_scores<Element>(
+    modify_scores<Element, 4>(
         params, scores, visit.block, tile, arguments.bias_is_aligned, [&](float unit) {
           Barrier::wait(&shared.bias_full, ring_bias.parity);
           add_bias_tile<BiasOfScores, kTileM>(arguments.bias, shared.bias_tile(0),
