@@ -78,20 +78,29 @@ void check_walk(BackwardParams const& params, GradBiasSchedule const& schedule,
   using Walk = GradBiasWalk<kTile, kTile, kSums>;
   Walk const walk{params, schedule};
   std::map<Block, int> visited, hidden;
-  auto const on_hidden = [&](ScoreBlock const& block) { ++hidden[of(block)]; };
+  auto const is_visible_there = [&](ScoreBlock const& block) {
+    bool const visible = walk.is_visible(block);
+    if (!kSums && !visible) ++hidden[of(block)];
+    return visible;
+  };
+  auto const advance = [&](auto& visit) {
+    while (walk.move(visit)) {
+      if (is_visible_there(Walk::here(visit.block))) return true;
+    }
+    return false;
+  };
   BlockGrid const grad = grad_bias_grid(params, Walk::kTile);
   for (int64_t index = 0; index < grad_bias_ctas(grad, schedule); ++index) {
     GradBiasWork const work = walk.work(index);
     typename Walk::Visit visit{work.first, work.count};
-    if (visit.left <= 0 ||
-        !(walk.is_visible(visit.block, on_hidden) || walk.advance(visit, on_hidden))) {
+    if (visit.left <= 0 || !(is_visible_there(visit.block) || advance(visit))) {
       continue;
     }
     bool more = true;
     while (more) {
       ScoreBlock const now = visit.block;
       ++visited[of(now)];
-      more = walk.advance(visit, on_hidden);
+      more = advance(visit);
       if (more) {
         auto const changes = walk.changes(now, visit.block);
         bool const queries = now.batch != visit.block.batch || now.head != visit.block.head ||

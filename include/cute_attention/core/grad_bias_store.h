@@ -214,23 +214,20 @@ struct GradBiasStore {
         }
         exchange_blocks<Warp>(Warp::lane(thread), pairs);
         int const row = int(get<0>(cS(i, 0)));
-        if (row < place.rows && col < place.cols) {
-          write_vector(target + row * grad.row_stride, place.cols - col, pairs);
+        if (row >= place.rows || col >= place.cols) {
+          continue;
         }
-      }
-    }
-  }
-
-  // Writes up to 8 numbers: `cols` of them, where those are the last columns of the gradient.
-  CUTE_DEVICE static void write_vector(Element* vector, int32_t cols, uint32_t const (&pairs)[4]) {
-    if (cols >= 8) {
-      *reinterpret_cast<uint4*>(vector) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
-      return;
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      if (i < cols) {
-        vector[i] = Element::bitcast(uint16_t(pairs[i / 2] >> (16 * (i % 2))));
+        Element* const vector = target + row * grad.row_stride;
+        if (col + 8 <= place.cols) {
+          *reinterpret_cast<uint4*>(vector) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+        } else {  // the last columns of the gradient
+          CUTE_UNROLL
+          for (int j = 0; j < 8; ++j) {
+            if (col + j < place.cols) {
+              vector[j] = Element::bitcast(uint16_t(pairs[j / 2] >> (16 * (j % 2))));
+            }
+          }
+        }
       }
     }
   }

@@ -43,33 +43,24 @@ struct GradBiasWalk {
     return {opaque(block.batch), opaque(block.head), opaque(block.m_block), opaque(block.n_block)};
   }
 
-  // Whether a query of the tile sees one of its keys. If not, and if it is a tile of the gradient,
-  // calls on_hidden(block): there are zeros to write.
-  template <class OnHidden>
-  CUTE_DEVICE bool is_visible(ScoreBlock const& block, OnHidden const& on_hidden) const {
+  // Whether a query of the tile sees one of its keys.
+  CUTE_DEVICE bool is_visible(ScoreBlock const& block) const {
     KvTiles const tiles =
         kv_tiles(load_sequence(params, block.batch), block.m_block * kTileM, kTileM, kTileN);
-    bool const visible = tiles.begin <= block.n_block && block.n_block < tiles.end;
-    if (!kSums && !visible) {
-      on_hidden(block);
-    }
-    return visible;
+    return tiles.begin <= block.n_block && block.n_block < tiles.end;
   }
 
-  // Moves to the next visible tile. Returns false after the last.
-  template <class OnHidden>
-  CUTE_DEVICE bool advance(Visit& visit, OnHidden const& on_hidden) const {
-    while (--visit.left > 0) {
-      if constexpr (kSums) {
-        advance_visit(params, kTile, visit.block);
-      } else {
-        ++visit.block.n_block;
-      }
-      if (is_visible(here(visit.block), on_hidden)) {
-        return true;
-      }
+  // Moves to the next tile, whether it is visible or not. Returns false after the last.
+  CUTE_DEVICE bool move(Visit& visit) const {
+    if (--visit.left <= 0) {
+      return false;
     }
-    return false;
+    if constexpr (kSums) {
+      advance_visit(params, kTile, visit.block);
+    } else {
+      ++visit.block.n_block;
+    }
+    return true;
   }
 
   CUTE_DEVICE int32_t head_kv(ScoreBlock const& block) const {

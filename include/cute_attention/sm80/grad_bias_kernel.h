@@ -63,7 +63,7 @@ struct GradBiasKernel : GradBiasScores<Traits> {
   CUTE_DEVICE void run() {
     GradBiasWork const work = steps.work(int64_t(blockIdx.x));
     Visit visit{work.first, work.count};
-    if (visit.left > 0 && (steps.is_visible(visit.block, write_zeros()) || advance(visit))) {
+    if (visit.left > 0 && (is_visible(visit.block) || advance(visit))) {
       walk(visit);
     } else if (kSums) {
       FragmentS zeros;  // (MMA, MMA_M, MMA_N)
@@ -73,16 +73,26 @@ struct GradBiasKernel : GradBiasScores<Traits> {
   }
 
  private:
-  // Writes a tile of the gradient whose scores are all hidden.
-  CUTE_DEVICE auto write_zeros() const {
-    return [this](ScoreBlock const& block) {
+  // Whether the tile is visible. If not, and if it is a tile of the gradient, writes zeros there.
+  CUTE_DEVICE bool is_visible(ScoreBlock const& block) const {
+    bool const visible = steps.is_visible(block);
+    if (!kSums && !visible) {
       FragmentS zeros;  // (MMA, MMA_M, MMA_N)
       cute::clear(zeros);
       Store::write(params, block, opaque(thread), zeros);
-    };
+    }
+    return visible;
   }
 
-  CUTE_DEVICE bool advance(Visit& visit) const { return steps.advance(visit, write_zeros()); }
+  // Moves to the next visible tile. Returns false after the last.
+  CUTE_DEVICE bool advance(Visit& visit) const {
+    while (steps.move(visit)) {
+      if (is_visible(Walk::here(visit.block))) {
+        return true;
+      }
+    }
+    return false;
+  }
 
   CUTE_DEVICE void walk(Visit visit) {
     FragmentS tdBrdB;  // (MMA, MMA_M, MMA_N): the sum of dS, with kSums

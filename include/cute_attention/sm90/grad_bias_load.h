@@ -73,9 +73,7 @@ struct GradBiasLoad {
   CUTE_DEVICE void visit_work(int32_t index) {
     GradBiasWork const work = steps.work(index);
     typename Walk::Visit visit{work.first, work.count};
-    auto const announce_hidden = [&](ScoreBlock const& block) { announce(hidden(block, index)); };
-    if (visit.left <= 0 || !(steps.is_visible(visit.block, announce_hidden) ||
-                             steps.advance(visit, announce_hidden))) {
+    if (visit.left <= 0 || !(is_visible(visit.block, index) || advance(visit, index))) {
       if (kSums) {
         announce(hidden(work.first, index));
       }
@@ -85,7 +83,7 @@ struct GradBiasLoad {
     bool more = true;
     while (more) {
       ScoreBlock const now = visit.block;
-      more = steps.advance(visit, announce_hidden);
+      more = advance(visit, index);
       News const next = more ? between(now, visit.block) : News{true, true, true};
       Sequence const sequence = load_sequence(arguments.params, now.batch);
       announce({now, sequence, index, false, true,
@@ -94,6 +92,26 @@ struct GradBiasLoad {
       load(now, sequence, news);
       news = next;
     }
+  }
+
+  // Whether the tile is visible. If not, and if it is a tile of the gradient, the consumers are
+  // told to write zeros there.
+  CUTE_DEVICE bool is_visible(ScoreBlock const& block, int32_t index) {
+    bool const visible = steps.is_visible(block);
+    if (!kSums && !visible) {
+      announce(hidden(block, index));
+    }
+    return visible;
+  }
+
+  // Moves to the next visible tile. Returns false after the last.
+  CUTE_DEVICE bool advance(typename Walk::Visit& visit, int32_t index) {
+    while (steps.move(visit)) {
+      if (is_visible(visit.block, index)) {
+        return true;
+      }
+    }
+    return false;
   }
 
   // A visit of scores that are all hidden.
