@@ -15,7 +15,7 @@ namespace cute_attention {
 //   has_tile        whether a tile of the bias is in shared memory: then add_tile(unit) adds it to
 //                   scores in this unit. If not, its numbers are read from global memory.
 //   kAtOnce         of how many of the thread's columns they are read at a time, where registers do
-//                   not hold those of more; 0 if they do
+//                   not hold those of all; 0 where they do
 template <class Element, int kAtOnce = 0, uint32_t kScoreMods, class Tile, class AddTile>
 CUTE_DEVICE void modify_scores(BackwardParams const& params,
                                BackwardScores<kScoreMods> const& scores, ScoreBlock const& block,
@@ -29,16 +29,20 @@ CUTE_DEVICE void modify_scores(BackwardParams const& params,
     OtherScores::template add_terms<Element>(
         params, OtherScores::of_head(params, block.batch, block.head), tile);
   } else {
-    constexpr int kCols = kAtOnce == 0 ? Tile::kCols : kAtOnce;
     auto const head = Scores::of_head(params, block.batch, block.head);
-    uint32_t zero = 0;
-    CUTE_UNROLL
-    for (int col = 0; col < Tile::kCols; col += kCols) {
-      Scores::template add_terms<Element>(
-          params, head, columns_of_scores<kCols>(tile, col, tile.n_begin + int32_t(zero)));
-      // The next addresses cannot be known before these scores are computed. A square has no sign.
-      float const last = tile.scores(Tile::kRows - 1, col + kCols - 1);
-      zero = zero_after(last * last);
+    if constexpr (kAtOnce == 0) {
+      Scores::template add_terms<Element>(params, head, tile);
+    } else {
+      uint32_t zero = 0;
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; col += kAtOnce) {
+        Scores::template add_terms<Element>(
+            params, head, columns_of_scores<kAtOnce>(tile, col, tile.n_begin + int32_t(zero)));
+        // The next addresses cannot be known before these scores are computed. A square has no
+        // sign.
+        float const last = tile.scores(Tile::kRows - 1, col + kAtOnce - 1);
+        zero = zero_after(last * last);
+      }
     }
   }
 }

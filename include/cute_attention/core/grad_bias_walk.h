@@ -52,15 +52,15 @@ struct GradBiasWalk {
 
   // Moves to the next tile, whether it is visible or not. Returns false after the last.
   CUTE_DEVICE bool move(Visit& visit) const {
-    if (--visit.left <= 0) {
-      return false;
+    bool const more = --visit.left > 0;
+    if (more) {
+      if constexpr (kSums) {
+        advance_visit(params, kTile, visit.block);
+      } else {
+        ++visit.block.n_block;
+      }
     }
-    if constexpr (kSums) {
-      advance_visit(params, kTile, visit.block);
-    } else {
-      ++visit.block.n_block;
-    }
-    return true;
+    return more;
   }
 
   CUTE_DEVICE int32_t head_kv(ScoreBlock const& block) const {

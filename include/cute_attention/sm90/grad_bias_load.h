@@ -55,12 +55,12 @@ struct GradBiasLoad {
     announce(end);
   }
 
+ private:
   // Whether the consumers add up columns or rows of a sum where the chunks lie.
   CUTE_DEVICE static bool sums_in_shared(BackwardParams const& params) {
     return params.grad_bias.row_stride == 0 || params.grad_bias.col_stride == 0;
   }
 
- private:
   // The first work of a CTA is the one of its own number.
   CUTE_DEVICE int32_t next_index() const {
     int32_t taken = 0;
