@@ -139,7 +139,7 @@ def warps_of(row: rows.TableRow, kernel: str) -> int:
     """Of a CTA, at most. The kernels for the gradient of a bias have tiles of their own. The one of
     sm90 that reads a bias from global memory has at most two consumer warpgroups."""
     if "grad_bias" in kernel:
-        return 8
+        return 12 if "4sm909grad_biasI" in kernel else 8
     return min(row.warps, 12) if "14BiasFromGlobal" in kernel else row.warps
 
 

@@ -23,6 +23,14 @@ CUTE_HOST_DEVICE void const* bias_of_head(Params const& params, int32_t batch, i
   return static_cast<char const*>(bias.data) + index * (bias.is_float ? 4 : 2);
 }
 
+// Whether a bias, or its gradient, consists of numbers of q's type whose rows, one behind the
+// other or the same for all queries, begin at multiples of 16 bytes.
+CUTE_HOST_DEVICE bool has_vectors(BiasTensor const& bias) {
+  int64_t const strides = bias.batch_stride | bias.head_stride | bias.row_stride;
+  return !bias.is_float && bias.col_stride == 1 && strides % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
+}
+
 // A modifier of scores (score_mod.h).
 struct BiasTerm {
   static constexpr uint32_t kBit = score_mods::Bias;

@@ -76,4 +76,21 @@ CUTE_DEVICE void mask_missing_queries(Tile const& tile) {
   }
 }
 
+// Makes the numbers of queries and keys that the sequence does not have 0, whatever they are.
+//   tile  gradients in the place of its scores
+template <class Tile>
+CUTE_DEVICE void clear_missing(Tile const& tile) {
+  CUTE_UNROLL
+  for (int row = 0; row < Tile::kRows; ++row) {
+    bool const missing = tile.query(row) >= tile.sequence.seqlen_q;
+    int32_t const keys_left = missing ? 0 : tile.sequence.seqlen_k - tile.first_key(row);
+    CUTE_UNROLL
+    for (int col = 0; col < Tile::kCols; ++col) {
+      if (tile.keys_behind_first(row, col) >= keys_left) {
+        tile.scores(row, col) = 0.f;
+      }
+    }
+  }
+}
+
 }  // namespace cute_attention

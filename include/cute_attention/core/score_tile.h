@@ -83,6 +83,20 @@ CUTE_DEVICE auto make_score_tile_of_transpose(TiledMma const& mma, int thread, A
                                                                packing, m_begin, n_begin};
 }
 
+// Those of a thread's scores of a tile that are in kCols columns, from `col` on.
+//   n_begin  the key of column 0 of the tile
+template <int kCols, class Tile>
+CUTE_DEVICE auto columns_of_scores(Tile const& tile, int col, int32_t n_begin) {
+  using namespace cute;
+  auto const part = make_tile(Layout<Int<Tile::kRows>>{}, Layout<Int<kCols>>{});
+  Tensor rS = make_tensor(tile.scores.data() + tile.scores.layout()(0, col),
+                          composition(tile.scores.layout(), part));  // (ROWS, COLS)
+  Tensor rC = make_tensor(tile.coords.data() + tile.coords.layout()(0, col),
+                          composition(tile.coords.layout(), part));  // (ROWS, COLS)
+  return ScoreTile<Tile::kTileM, Tile::kTileN, decltype(rS), decltype(rC)>{
+      rS, rC, tile.sequence, tile.packing, tile.m_begin, n_begin};
+}
+
 // Copies of scores of a tile, in a few registers: those of the thread's rows and columns from
 // (row, col) on, kRows x kCols.
 //   copies  in the order of the accumulator

@@ -22,6 +22,11 @@ struct DeviceWarp {
   CUTE_DEVICE static float shuffle_xor(float value, int mask) {
     return __shfl_xor_sync(0xffffffffu, value, mask);
   }
+  CUTE_DEVICE static uint32_t shuffle_xor(uint32_t value, int mask) {
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+  }
+  // The number of thread `thread` in its warp: of the thread that asks.
+  CUTE_DEVICE static int lane(int) { return lane_of_warp(); }
   // The largest and the smallest of three, by one instruction from compute capability 9.0 on.
   CUTE_DEVICE static int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
   CUTE_DEVICE static int min3(int a, int b, int c) { return __vimin3_s32(a, b, c); }

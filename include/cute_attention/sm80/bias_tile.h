@@ -16,14 +16,6 @@
 
 namespace cute_attention::sm80 {
 
-// Whether a bias, or its gradient, consists of numbers of q's type whose rows, one behind the
-// other or the same for all queries, begin at multiples of 16 bytes.
-CUTE_HOST_DEVICE bool has_vectors(BiasTensor const& bias) {
-  int64_t const strides = bias.batch_stride | bias.head_stride | bias.row_stride;
-  return !bias.is_float && bias.col_stride == 1 && strides % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
-}
-
 // Whether tiles of the bias of a sequence go through shared memory. A packed sequence that is
 // longer than params.seqlen_q or seqlen_k says has scores without a bias, which become NaN
 // (core/bias.h).

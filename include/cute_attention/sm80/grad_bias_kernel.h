@@ -21,7 +21,8 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/grad_bias_tiles.h"
+#include "cute_attention/core/grad_bias_store.h"
+#include "cute_attention/core/grad_bias_walk.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/work_tile.h"
@@ -29,7 +30,6 @@
 #include "cute_attention/sm80/copy.h"
 #include "cute_attention/sm80/gemm.h"
 #include "cute_attention/sm80/grad_bias_scores.h"
-#include "cute_attention/sm80/grad_bias_store.h"
 #include "cute_attention/sm80/grad_bias_traits.h"
 
 namespace cute_attention::sm80 {
@@ -47,28 +47,21 @@ struct GradBiasKernel : GradBiasScores<Traits> {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr uint32_t kScoreMods = Traits::kKey.score_mods;
 
-  // A tile of scores, and how many visits are left, this one included.
-  struct Visit {
-    ScoreBlock block;
-    int64_t left;
-  };
-  // Which operands a tile does not share with the one before it.
-  struct Changes {
-    bool queries;
-    bool keys;
-  };
+  using Walk = GradBiasWalk<kTileM, kTileN, kSums>;
+  using Visit = typename Walk::Visit;
+  using Changes = typename Walk::Changes;
 
   using Numbers::params;
   using Numbers::shared;
   using Numbers::thread;
-  GradBiasSchedule const& schedule;
+  Walk const steps;
 
   CUTE_DEVICE GradBiasKernel(BackwardParams const& params, GradBiasSchedule const& schedule,
                              SharedMemory& shared)
-      : Numbers(params, shared), schedule(schedule) {}
+      : Numbers(params, shared), steps{params, schedule} {}
 
   CUTE_DEVICE void run() {
-    GradBiasWork const work = make_work();
+    GradBiasWork const work = steps.work(int64_t(blockIdx.x));
     Visit visit{work.first, work.count};
     if (visit.left > 0 && (is_visible(visit.block) || advance(visit))) {
       walk(visit);
@@ -80,28 +73,9 @@ struct GradBiasKernel : GradBiasScores<Traits> {
   }
 
  private:
-  CUTE_DEVICE GradBiasWork make_work() const {
-    BlockGrid const grad = grad_bias_grid(params, Traits::kTile);
-    if constexpr (kSums) {
-      return work_of_part(score_grid(params, Traits::kTile), grad, schedule.parts,
-                          int64_t(blockIdx.x));
-    } else {
-      return work_of_run(grad, schedule.run, int64_t(blockIdx.x));
-    }
-  }
-
-  // The same block. What is computed from it, addresses and lengths, is computed where it is used,
-  // and holds no registers during the products (opaque.h).
-  CUTE_DEVICE static ScoreBlock here(ScoreBlock const& block) {
-    return {opaque(block.batch), opaque(block.head), opaque(block.m_block), opaque(block.n_block)};
-  }
-
-  // Whether a query of the tile sees one of its keys. If not, and if it is a tile of the gradient,
-  // writes zeros there.
+  // Whether the tile is visible. If not, and if it is a tile of the gradient, writes zeros there.
   CUTE_DEVICE bool is_visible(ScoreBlock const& block) const {
-    KvTiles const tiles =
-        kv_tiles(Numbers::sequence_of(block), block.m_block * kTileM, kTileM, kTileN);
-    bool const visible = tiles.begin <= block.n_block && block.n_block < tiles.end;
+    bool const visible = steps.is_visible(block);
     if (!kSums && !visible) {
       FragmentS zeros;  // (MMA, MMA_M, MMA_N)
       cute::clear(zeros);
@@ -112,31 +86,12 @@ struct GradBiasKernel : GradBiasScores<Traits> {
 
   // Moves to the next visible tile. Returns false after the last.
   CUTE_DEVICE bool advance(Visit& visit) const {
-    while (--visit.left > 0) {
-      if constexpr (kSums) {
-        advance_visit(params, Traits::kTile, visit.block);
-      } else {
-        ++visit.block.n_block;
-      }
-      if (is_visible(here(visit.block))) {
+    while (steps.move(visit)) {
+      if (is_visible(Walk::here(visit.block))) {
         return true;
       }
     }
     return false;
-  }
-
-  CUTE_DEVICE int32_t head_kv(ScoreBlock const& block) const {
-    int32_t const group = schedule.group;
-    return group == 1 ? block.head : block.head / group;
-  }
-
-  CUTE_DEVICE Changes changes(ScoreBlock const& from, ScoreBlock const& to) const {
-    if constexpr (kSums) {
-      return {from.batch != to.batch || from.head != to.head || from.m_block != to.m_block,
-              from.batch != to.batch || head_kv(from) != head_kv(to) || from.n_block != to.n_block};
-    } else {
-      return {false, true};
-    }
   }
 
   CUTE_DEVICE void walk(Visit visit) {
@@ -150,7 +105,7 @@ struct GradBiasKernel : GradBiasScores<Traits> {
     while (more) {
       ScoreBlock const now = visit.block;
       more = advance(visit);
-      Changes const next = changes(now, visit.block);
+      Changes const next = steps.changes(now, visit.block);
 
       FragmentS tSrS;  // (MMA, MMA_M, MMA_N)
       cute::clear(tSrS);
@@ -158,15 +113,15 @@ struct GradBiasKernel : GradBiasScores<Traits> {
                typename Traits::OperandK(shared.tiles.k.data(), opaque(thread)), tSrS);
       await_copies();  // the rest of this tile is there; all threads are done with Q and K
       if (more) {
-        load_scores(here(visit.block), next);
+        load_scores(Walk::here(visit.block), next);
       }
-      Numbers::take_probabilities(here(now), tSrS);
+      Numbers::take_probabilities(Walk::here(now), tSrS);
 
       FragmentS tdPrdP;  // (MMA, MMA_M, MMA_N): dP + delta
       Numbers::start_with(shared.tiles.delta, tdPrdP);
       multiply(typename Traits::OperandGradO(shared.tiles.grad_o.data(), opaque(thread)),
                typename Traits::OperandV(shared.tiles.v.data(), opaque(thread)), tdPrdP);
-      Numbers::drop(here(now), tdPrdP);
+      Numbers::drop(Walk::here(now), tdPrdP);
       await_copies();       // the next Q and K are there; all threads are done with this tile
       auto& tdSrdS = tSrS;  // (MMA, MMA_M, MMA_N)
       CUTE_UNROLL
@@ -178,10 +133,10 @@ struct GradBiasKernel : GradBiasScores<Traits> {
       }
       // Now, when registers are free: the addresses of the copies would not find any before.
       if (more) {
-        load_gradients(here(visit.block), next);
+        load_gradients(Walk::here(visit.block), next);
       }
       if constexpr (!kSums) {
-        Store::write(params, here(now), opaque(thread), tdSrdS);
+        Store::write(params, Walk::here(now), opaque(thread), tdSrdS);
       }
     }
     if constexpr (kSums) {
@@ -250,8 +205,8 @@ struct GradBiasKernel : GradBiasScores<Traits> {
                              ScoreBlock const& block, Sequence const& sequence,
                              Buffer& buffer) const {
     int const n_begin = block.n_block * kTileN;
-    load<Copy, Layout>(tensor, stride, cols, block.batch, head_kv(block), sequence.row_k + n_begin,
-                       sequence.seqlen_k - n_begin, buffer);
+    load<Copy, Layout>(tensor, stride, cols, block.batch, steps.head_kv(block),
+                       sequence.row_k + n_begin, sequence.seqlen_k - n_begin, buffer);
   }
   template <class Copy, class Layout, class Buffer>
   CUTE_DEVICE void load(void const* tensor, Strides const& stride, int32_t cols, int32_t batch,
@@ -286,11 +241,11 @@ struct GradBiasKernel : GradBiasScores<Traits> {
   // Writes the tile of the gradient that a visit adds to, or the sum of a part of it.
   CUTE_DEVICE void store_sum(ScoreBlock const& block, FragmentS const& sum) {
     TileShape const shape = grad_bias_shape(params.grad_bias, Traits::kTile);
-    bool const in_parts = schedule.parts > 1;
+    bool const in_parts = steps.schedule.parts > 1;
     float* const target =
         in_parts ? params.grad_bias_parts + int64_t(blockIdx.x) * (shape.m * shape.n) : nullptr;
     if (shape.m * shape.n < kTileM * kTileN) {
-      Store::write_sums(params, block, target, thread, sum, shared.sum);
+      Store::write_sums(params, block, target, thread, sum, shared.sum, [] { __syncthreads(); });
     } else if (in_parts) {
       Store::write_part(target, thread, sum);
     } else {

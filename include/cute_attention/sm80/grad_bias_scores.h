@@ -3,9 +3,8 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/call_features.h"
-#include "cute_attention/core/grad_bias_tiles.h"
+#include "cute_attention/core/grad_bias_scores.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/mask.h"
@@ -23,12 +22,10 @@ struct GradBiasScores {
   using Bias = BiasTile<Element, typename Traits::SmemLayoutBias, kSwizzleCols<Traits::kTileN>>;
   static constexpr uint32_t kScoreMods = Traits::kKey.score_mods;
   using Scores = BackwardScores<kScoreMods>;
-  using OtherScores = BackwardScores<kScoreMods, score_mods::Bias>;  // with all terms but the bias
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   using FragmentS = decltype(cute::partition_fragment_C(
       typename Traits::TiledMma{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
-  static_assert(Scores::kTermsInScores, "the bias is added to scores");
 
   BackwardParams const& params;
   SharedMemory& shared;
@@ -74,23 +71,18 @@ struct GradBiasScores {
     QueryPacking const packing = unpacked_queries();
     auto const tile = make_score_tile<kTileM, kTileN>(TiledMma{}, opaque(thread), tSrS, sequence,
                                                       packing, m_begin, block.n_block * kTileN);
-    auto rS = view(tSrS);  // (ROWS, COLS)
-    // What a map leaves is not kept: its derivative is not in the gradient of a bias.
-    scores.modifiers.template map<1>(rS, scores.all_near(rS));
-    if (has_bias_tiles<kScoreMods>(params, sequence)) {
-      float const unit = Scores::Modifiers::exponent_scale(params);
-      Bias(shared.tiles.bias.data())
-          .template add<TiledMma, false>(tSrS, 1.f / unit, opaque(thread));
-      add_terms<OtherScores>(block, tile);
-    } else {
-      add_terms<Scores>(block, tile);
-    }
+    modify_scores<Element>(params, scores, block, tile,
+                           has_bias_tiles<kScoreMods>(params, sequence), [&](float unit) {
+                             Bias(shared.tiles.bias.data())
+                                 .template add<TiledMma, false>(tSrS, 1.f / unit, opaque(thread));
+                           });
     if (kv_tiles(sequence, m_begin, kTileM, kTileN).masked(block.n_block)) {
       mask_scores_by_side(tile);
     }
     if (m_begin + kTileM > sequence.seqlen_q) {
       mask_missing_queries(tile);
     }
+    auto rS = view(tSrS);         // (ROWS, COLS)
     auto const cS = tile_rows();  // (ROWS)
     CUTE_UNROLL
     for (int row = 0; row < cute::size<0>(rS); ++row) {
@@ -131,12 +123,6 @@ struct GradBiasScores {
                       .partition_C(make_identity_tensor(
                           Shape<Int<kTileM>, Int<kTileN>>{}));  // (MMA, MMA_M, MMA_N)
     return make_tensor(tScS.data(), rows_and_columns(tScS.layout()))(_, _0{});
-  }
-
-  template <class SomeScores, class ScoreTile>
-  CUTE_DEVICE void add_terms(ScoreBlock const& block, ScoreTile const& tile) const {
-    SomeScores::template add_terms<Element>(
-        params, SomeScores::of_head(params, block.batch, block.head), tile);
   }
 };
 

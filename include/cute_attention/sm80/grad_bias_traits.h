@@ -54,6 +54,7 @@ struct GradBiasTraits {
   static constexpr int kWarpsM = kSmallHeads || kTileM == 32 ? 2 : 4;
   static constexpr int kWarpsN = kTileN / 32;
   static constexpr int kThreads = kWarpsM * kWarpsN * 32;
+  static constexpr int kStoreThreads = kThreads;
   using TiledMma = decltype(cute::make_tiled_mma(
       cute::MMA_Atom<MmaAtom<Element>>{},
       cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>>{},

@@ -8,12 +8,12 @@
 #include "cute_attention/core/call_features.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
-#include "cute_attention/sm80/grad_bias_launch.h"
 #include "cute_attention/sm90/backward_finish.h"
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/backward_without_sums.h"
 #include "cute_attention/sm90/bias_map.h"
+#include "cute_attention/sm90/grad_bias_launch.h"
 
 namespace cute_attention::sm90 {
 
@@ -37,8 +37,9 @@ struct PrepareTraits {
   static constexpr bool kHasSums = true;
 };
 
-// The counter of the blocks of keys that CTAs have taken: behind delta and the LSE in the
-// workspace.
+// The counters of the blocks of keys, and of the works of the gradient of a bias, that CTAs have
+// taken: behind delta and the LSE in the workspace.
+constexpr int kCountersWithSums = 2;
 CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
   return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
 }
@@ -47,8 +48,8 @@ template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params,
                      CUTE_GRID_CONSTANT SumUpkeep const upkeep) {
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *next_tile(params) = 0;
+  if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
+    next_tile(params)[threadIdx.x] = 0;
   }
   BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m), upkeep);
 }
@@ -71,7 +72,7 @@ struct BackwardWithSums {
   using Sums = typename BackwardFinish<Row>::Sums;
   static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
-  using GradBias = sm80::GradBiasLaunch<Row, kSharedMemoryBytes>;
+  using GradBias = GradBiasLaunch<Row>;
 
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
@@ -79,7 +80,7 @@ struct BackwardWithSums {
     *sizes = grad_workspace(*params,
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
-    sizes->delta += 1;      // next_tile()
+    sizes->delta += kCountersWithSums;
     if (Traits::kUpkeep) {  // its counters
       sizes->delta += 2 * int64_t(params->batch) * params->heads_kv;
     }
@@ -120,7 +121,7 @@ struct BackwardWithSums {
     arguments.upkeep = {};
     if (may_keep_sums && arguments.schedule.heads_per_group < arguments.schedule.all_heads) {
       arguments.upkeep = {arguments.schedule.heads_per_group, arguments.schedule.all_heads,
-                          arguments.next_tile + 1};
+                          arguments.next_tile + kCountersWithSums};
     }
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
@@ -145,7 +146,7 @@ struct BackwardWithSums {
       backward_prepare<Row>
           <<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p, arguments.upkeep);
     } else {
-      error = cudaMemsetAsync(arguments.next_tile, 0, sizeof(int32_t), stream);
+      error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
         return error;
       }
@@ -162,7 +163,7 @@ struct BackwardWithSums {
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
               p, sums, arguments.upkeep);
     }
-    error = GradBias::launch(p, *context->device, stream);
+    error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;
   }
 

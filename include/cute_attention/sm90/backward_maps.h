@@ -7,8 +7,9 @@
 namespace cute_attention::sm90 {
 
 // Makes the maps of q, grad_o, k and v, whose boxes have the rows of a tile of Traits.
-template <class Traits>
-cudaError_t make_backward_maps(BackwardArguments& arguments) {
+//   Arguments  BackwardArguments, or another that has these members
+template <class Traits, class Arguments>
+cudaError_t make_backward_maps(Arguments& arguments) {
   BackwardParams const& p = arguments.params;
   bool const packed = p.cu_seqlens_q != nullptr;
   int64_t const rows_q = packed ? p.total_q : p.seqlen_q;

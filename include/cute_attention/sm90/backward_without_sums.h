@@ -12,9 +12,9 @@
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
-#include "cute_attention/sm80/grad_bias_launch.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/bias_map.h"
+#include "cute_attention/sm90/grad_bias_launch.h"
 #include "cute_attention/sm90/grad_kv_kernel.h"
 #include "cute_attention/sm90/grad_q_kernel.h"
 
@@ -48,9 +48,9 @@ struct PrepareWithoutSums {
   static constexpr bool kHasSums = false;
 };
 
-// The counters of the blocks of keys, and of the tiles of queries, that CTAs have taken: behind
-// delta and the LSE in the workspace.
-constexpr int kCounters = 2;
+// The counters of the blocks of keys, of the tiles of queries, and of the works of the gradient of
+// a bias, that CTAs have taken: behind delta and the LSE in the workspace.
+constexpr int kCounters = 3;
 CUTE_HOST_DEVICE int32_t* counters(BackwardParams const& params) {
   return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
 }
@@ -90,7 +90,7 @@ struct BackwardWithoutSums {
   static constexpr int kBytesKv = int(sizeof(typename TraitsKv::SharedMemory));
   static constexpr int kBytesQ = int(sizeof(typename TraitsQ::SharedMemory));
   static constexpr int kSharedMemoryBytes = max_of(kBytesKv, kBytesQ);
-  using GradBias = sm80::GradBiasLaunch<Row, kSharedMemoryBytes>;
+  using GradBias = GradBiasLaunch<Row>;
 
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
@@ -163,7 +163,7 @@ struct BackwardWithoutSums {
       grad_sink<Row>
           <<<unsigned(p.heads), kSinkThreads, kSinkThreads / 32 * sizeof(float), stream>>>(p);
     }
-    error = GradBias::launch(p, *context->device, stream);
+    error = GradBias::launch(p, counters(p) + 2, *context->device, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;
   }
 

@@ -51,6 +51,8 @@ enum class NamedBarrier : uint32_t {
   kTurn = 1,
   // Barrier kSplit + w: the 128 threads of warpgroup w have written what a split has of their rows.
   kSplit = 4,
+  // The 256 threads that have parts of a sum are done with shared memory (grad_bias_compute.h).
+  kSum = 7,
 };
 
 }  // namespace cute_attention::sm90

@@ -8,18 +8,16 @@
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
-#include "cute_attention/core/address.h"
 #include "cute_attention/core/backward_scores.h"
-#include "cute_attention/core/call_features.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/keep_scale.h"
-#include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_tile.h"
 #include "cute_attention/sm90/bias_words.h"
 #include "cute_attention/sm90/gemm.h"
 #include "cute_attention/sm90/grad_q_traits.h"
+#include "cute_attention/sm90/row_numbers.h"
 #include "cute_attention/sm90/row_store.h"
 
 namespace cute_attention::sm90 {
@@ -36,7 +34,6 @@ struct GradQCompute {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr bool kDrops = has_dropout(kScoreMods);
 
   template <class Mma, int kCols>
   using Fragment = decltype(cute::partition_fragment_C(
@@ -52,11 +49,9 @@ struct GradQCompute {
   int const thread;     // of the warpgroup
   Scores const scores;
 
-  FragmentQ tdQrdQ;          // (MMA, MMA_M, MMA_D)
-  float lse[2];              // of the thread's two rows, times log2(e)
-  float delta[2];            // of the same rows
-  DropoutRow dropout_row{};  // of the same rows; unused without dropout
-  int32_t steps = 0;         // of all tiles before this step
+  FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D)
+  RowNumbers<kScoreMods> rows;
+  int32_t steps = 0;  // of all tiles before this step
   Ring<1> ring_q{};
 
   CUTE_DEVICE GradQCompute(BackwardArguments const& arguments, SharedMemory& shared, int warpgroup,
@@ -90,7 +85,8 @@ struct GradQCompute {
   }
 
   CUTE_DEVICE void compute_queries(GradQWork const& work) {
-    load_numbers(work);
+    rows.load(arguments.params, work.sequence, work.tile.batch, work.tile.head,
+              first_query(work) + row_of_thread(thread));
     Barrier::wait(&shared.query_full, ring_q.parity);
     Barrier::wait(&shared.grad_o_full, ring_q.parity);
     int32_t n_block = work.kv.end - 1;
@@ -103,27 +99,6 @@ struct GradQCompute {
     arrive_by_warp(shared.query_empty);
     arrive_by_warp(shared.grad_o_empty);
     ring_q.advance();
-  }
-
-  // The LSE, delta and random words of this thread's rows. A row past the end of the sequence sees
-  // no key.
-  CUTE_DEVICE void load_numbers(GradQWork const& work) {
-    BackwardParams const& params = arguments.params;
-    int64_t const first = lse_index(params, work.sequence, work.tile.batch, work.tile.head, 0);
-    CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      int const query = first_query(work) + row_of_thread(thread) + 8 * row;
-      bool const inside = query < work.sequence.seqlen_q;
-      lse[row] = inside ? params.delta[lse_size(params) + first + query] : INFINITY;
-      delta[row] = inside ? params.delta[first + query] : 0.f;
-    }
-    if constexpr (kDrops) {
-      if (call_has<kScoreMods, score_mods::Dropout>(params)) {
-        dropout_row = cute_attention::dropout_row(
-            *params.dropout.seed, uint32_t(work.tile.batch * params.heads + work.tile.head),
-            uint32_t(first_query(work) + row_of_thread(thread)));
-      }
-    }
   }
 
   // Starts S = Q K^T, or dP = dO V^T.
@@ -192,7 +167,7 @@ struct GradQCompute {
     auto const terms = terms_of(work, n_block, tSrS);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      scores.begin(rS(row, _), near, lse[row], terms.of_query(row));
+      scores.begin(rS(row, _), near, rows.lse[row], terms.of_query(row));
     }
     if constexpr (Scores::kModifiesCopies) {
       take_factors(work, n_block, bias, tSrS);
@@ -202,22 +177,13 @@ struct GradQCompute {
     warpgroup_wait<0>();  // dP
     warpgroup_fence_operand(tdPrdP);
     arrive_by_warp(shared.value_empty[ring_v.stage]);
-    if constexpr (kDrops) {
-      if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
-        QueryPacking const packing = unpacked_queries();
-        auto const kept = kept_blocks(score_tile(work, n_block, tSrS, packing),
-                                      arguments.params.dropout, dropout_row);
-        CUTE_UNROLL
-        for (int i = 0; i < size(tdPrdP); ++i) {
-          tdPrdP(i) = kept.keeps(i) ? tdPrdP(i) : 0.f;
-        }
-      }
-    }
+    QueryPacking const packing = unpacked_queries();
+    rows.drop(arguments.params, [&] { return score_tile(work, n_block, tSrS, packing); }, tdPrdP);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       CUTE_UNROLL
       for (int col = 0; col < size<1>(rdP); ++col) {
-        rdP(row, col) += delta[row];
+        rdP(row, col) += rows.delta[row];
       }
       if constexpr (Scores::kModifiesCopies) {
         CUTE_UNROLL
@@ -225,7 +191,7 @@ struct GradQCompute {
           rdP(row, col) *= rS(row, col);
         }
       } else {
-        scores.finish(rS(row, _), rdP(row, _), lse[row], terms.of_query(row));
+        scores.finish(rS(row, _), rdP(row, _), rows.lse[row], terms.of_query(row));
       }
     }
     convert_into(tdPrdP, tdQrdS);
@@ -259,7 +225,7 @@ struct GradQCompute {
       CUTE_UNROLL
       for (int i = 0; i < 8; ++i) {
         float probability = tSrS(8 * k + i);
-        tSrS(8 * k + i) = scores.factor(probability, rZ(i), lse[i / 2 % 2]);
+        tSrS(8 * k + i) = scores.factor(probability, rZ(i), rows.lse[i / 2 % 2]);
       }
     }
   }

@@ -1,21 +1,21 @@
-// sm80/grad_bias_store.h: writes tiles of the gradient of a bias, or of the sum of a part of it;
+// core/grad_bias_store.h: writes tiles of the gradient of a bias, or of the sum of a part of it;
 // and adds up the parts.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
+#include "cute_attention/core/bias.h"
 #include "cute_attention/core/grad_bias_tiles.h"
 #include "cute_attention/core/warp.h"
-#include "cute_attention/sm80/bias_tile.h"
 
-namespace cute_attention::sm80 {
+namespace cute_attention {
 
 // Of four blocks of 8 columns, each thread of the four that share a row has two columns. Gives each
 // thread all columns of one block: thread i of the four those of block i.
-CUTE_DEVICE void exchange_blocks(uint32_t (&pairs)[4]) {
-  int const lane = lane_of_warp();
+template <class Warp>
+CUTE_DEVICE void exchange_blocks(int lane, uint32_t (&pairs)[4]) {
   auto const swap = [&](int distance, uint32_t& low, uint32_t& high) {
     bool const keeps_high = lane & distance;
-    uint32_t const got = __shfl_xor_sync(0xffffffffu, keeps_high ? low : high, unsigned(distance));
+    uint32_t const got = Warp::shuffle_xor(keeps_high ? low : high, distance);
     (keeps_high ? low : high) = got;
   };
   swap(1, pairs[0], pairs[1]);
@@ -34,7 +34,9 @@ CUTE_DEVICE void write_number(BiasTensor const& grad, int64_t index, float numbe
   }
 }
 
-template <class Traits>
+//   Traits  kTileM x kTileN, the tile; TiledMma, whose accumulators hold it, those of kStoreThreads
+//   Warp    the warp that a thread exchanges with
+template <class Traits, class Warp = DeviceWarp>
 struct GradBiasStore {
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
@@ -87,12 +89,14 @@ struct GradBiasStore {
   }
 
   // Writes what is left of a tile where keys, queries or both are summed: a column, a row or a
-  // number. All threads of the CTA call it, when none reads shared memory any more.
-  //   target  of a part: its place in the workspace; null where the sum is the gradient
-  template <class Fragment, class Buffer>
+  // number. All kStoreThreads call it, when none reads the buffer any more.
+  //   target       of a part: its place in the workspace; null where the sum is the gradient
+  //   buffer       in shared memory, of SmemLayoutSum
+  //   synchronize  waits until all of these threads call it
+  template <class Fragment, class Buffer, class Synchronize>
   CUTE_DEVICE static void write_sums(BackwardParams const& params, ScoreBlock const& block,
                                      float* target, int thread, Fragment const& tile,
-                                     Buffer& buffer) {
+                                     Buffer& buffer, Synchronize const& synchronize) {
     using namespace cute;
     BiasTensor const& grad = params.grad_bias;
     TileShape const shape = grad_bias_shape(grad, Traits::kTile);
@@ -102,7 +106,7 @@ struct GradBiasStore {
         sSum);
     CUTE_STATIC_ASSERT_V(cute::shape(tSum) == cute::shape(tile));
     copy(tile, tSum);
-    __syncthreads();
+    synchronize();
     if (shape.n == 1) {
       if (thread < kTileM) {
         float sum = 0.f;
@@ -111,7 +115,7 @@ struct GradBiasStore {
         }
         sSum(thread, 0) = sum;
       }
-      __syncthreads();
+      synchronize();
     }
     if (shape.m == 1) {
       if (thread < shape.n) {
@@ -121,10 +125,10 @@ struct GradBiasStore {
         }
         sSum(0, thread) = sum;
       }
-      __syncthreads();
+      synchronize();
     }
     Place const place(params, block);
-    for (int i = thread; i < shape.m * shape.n; i += Traits::kThreads) {
+    for (int i = thread; i < shape.m * shape.n; i += Traits::kStoreThreads) {
       int32_t const row = i / shape.n, col = i % shape.n;
       if (target != nullptr) {
         target[i] = sSum(row, col);
@@ -195,30 +199,33 @@ struct GradBiasStore {
     using namespace cute;
     auto const cS = coordinates(thread);                                    // (ROWS, COLS)
     Tensor rS = make_tensor(tile.data(), rows_and_columns(tile.layout()));  // (ROWS, COLS)
-    static_assert(decltype(size<1>(rS))::value == 8, "a warp has four blocks of 8 columns");
-    // The columns begin with this thread's pair of the first block.
-    int const col = int(get<1>(cS(0, 0))) + 6 * (thread % 4);
-    Element* const target = static_cast<Element*>(grad.data) + place.first + col;
+    static_assert(decltype(size<1>(rS))::value % 8 == 0, "four blocks of 8 columns, or more");
     CUTE_UNROLL
-    for (int i = 0; i < size<0>(rS); ++i) {
-      uint32_t pairs[4];
+    for (int first = 0; first < size<1>(rS); first += 8) {
+      // The columns begin with this thread's pair of the first of four blocks.
+      int const col = int(get<1>(cS(0, first))) + 6 * (thread % 4);
+      Element* const target = static_cast<Element*>(grad.data) + place.first + col;
       CUTE_UNROLL
-      for (int block = 0; block < 4; ++block) {
-        pairs[block] = pack<Element>(rS(i, 2 * block), rS(i, 2 * block + 1));
-      }
-      exchange_blocks(pairs);
-      int const row = int(get<0>(cS(i, 0)));
-      if (row >= place.rows || col >= place.cols) {
-        continue;
-      }
-      Element* const vector = target + row * grad.row_stride;
-      if (col + 8 <= place.cols) {
-        *reinterpret_cast<uint4*>(vector) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
-      } else {  // the last columns of the gradient
+      for (int i = 0; i < size<0>(rS); ++i) {
+        uint32_t pairs[4];
         CUTE_UNROLL
-        for (int j = 0; j < 8; ++j) {
-          if (col + j < place.cols) {
-            vector[j] = Element::bitcast(uint16_t(pairs[j / 2] >> (16 * (j % 2))));
+        for (int block = 0; block < 4; ++block) {
+          pairs[block] = pack<Element>(rS(i, first + 2 * block), rS(i, first + 2 * block + 1));
+        }
+        exchange_blocks<Warp>(Warp::lane(thread), pairs);
+        int const row = int(get<0>(cS(i, 0)));
+        if (row >= place.rows || col >= place.cols) {
+          continue;
+        }
+        Element* const vector = target + row * grad.row_stride;
+        if (col + 8 <= place.cols) {
+          *reinterpret_cast<uint4*>(vector) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+        } else {  // the last columns of the gradient
+          CUTE_UNROLL
+          for (int j = 0; j < 8; ++j) {
+            if (col + j < place.cols) {
+              vector[j] = Element::bitcast(uint16_t(pairs[j / 2] >> (16 * (j % 2))));
+            }
           }
         }
       }
@@ -226,4 +233,4 @@ struct GradBiasStore {
   }
 };
 
-}  // namespace cute_attention::sm80
+}  // namespace cute_attention
