@@ -137,8 +137,10 @@ struct ForwardCompute {
         tSrK(_, _, _, sync.ring_k.stage), scores.accumulator);
   }
 
-  // Starts O += P V. V must be there.
-  CUTE_DEVICE void start_output(Ring const& ring_v) {
+  // Starts O += P V. V must be there. `meanwhile` is called when all but kTurnAhead of its K blocks
+  // are started.
+  template <class Meanwhile = DoNothing>
+  CUTE_DEVICE void start_output(Ring const& ring_v, Meanwhile const& meanwhile = {}) {
     using namespace cute;
     typename Traits::MmaPV mma;
     Tensor sVt =  // (DV, N, STAGE)
@@ -146,7 +148,8 @@ struct ForwardCompute {
     CUTE_STATIC_ASSERT_V(size<0>(sVt) == Int<Traits::kHeadDimV>{});
     CUTE_STATIC_ASSERT_V(size<1>(sVt) == Int<kTileN>{});
     Tensor tOrV = mma.get_slice(0).partition_fragment_B(sVt);  // (MMA, MMA_DV, MMA_N, STAGE)
-    start_gemm<GMMA::ScaleOut::One>(mma, tOrP, tOrV(_, _, _, ring_v.stage), tOrO);
+    start_gemm<GMMA::ScaleOut::One, Traits::Study::kTurnAhead>(
+        mma, tOrP, tOrV(_, _, _, ring_v.stage), tOrO, meanwhile);
   }
 
   // Where the bias lies beside K, adds it to S, which is there.
@@ -207,8 +210,7 @@ struct ForwardCompute {
     sync.take_turn();
     start_scores();
     sync.wait_for_values();
-    start_output(v);
-    sync.pass_turn();
+    start_output(v, [&] { sync.pass_turn(); });
     cute::warpgroup_wait<1>();
     ForwardTile const& tile = sync.tiles.tile();
     add_bias(tile);
