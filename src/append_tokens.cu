@@ -6,6 +6,7 @@
 
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/append_place.h"
+#include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/element.h"
 
 namespace cute_attention {
@@ -139,6 +140,9 @@ template <class Element>
 __global__ void __launch_bounds__(kThreads)
     append_tokens_kernel(__grid_constant__ AppendParams const params,
                          __grid_constant__ Work const work) {
+  if (threadIdx.x == 0) {
+    start_kernel_after();  // a forward of the cache: it waits for this one's end before it reads
+  }
   Source const keys{params.k,        params.k_stride,
                     params.k_cache,  params.k_cache_stride,
                     params.head_dim, params.rotary.cos != nullptr};

@@ -35,6 +35,9 @@ struct ForwardKernel {
 
   CUTE_DEVICE static void produce(ForwardArguments const& arguments, SharedMemory& shared,
                                   int warp) {
+    if constexpr (kReadsCache<Row>) {  // the launch does not wait for those who write the cache
+      await_kernel_before();
+    }
     if (warp == 0) {
       ForwardLoad<Row>(arguments, shared).run();
     } else if (warp == 1) {

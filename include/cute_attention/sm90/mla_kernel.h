@@ -2,6 +2,7 @@
 // CTAs, a producer warpgroup and two consumer warpgroups.
 #pragma once
 
+#include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/sm90/forward_schedule.h"
 #include "cute_attention/sm90/mla_left.h"
@@ -31,6 +32,9 @@ struct MlaKernel {
 
   CUTE_DEVICE static void produce(ForwardArguments const& arguments, SharedMemory& shared,
                                   int warp) {
+    if constexpr (kReadsCache<Row>) {  // the launch does not wait for those who write the cache
+      await_kernel_before();
+    }
     if (warp == 0) {
       MlaLoad<Row>(arguments, shared).run();
     } else if (warp == 1) {
