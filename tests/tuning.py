@@ -3,6 +3,7 @@ that is none (fake_nvcc.py)."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -45,3 +46,31 @@ def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProc
     return subprocess.run(
         [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=300
     )
+
+
+UNPROVEN = """
+from cute_attention.rows import candidates
+candidates._fault = lambda candidate: ""
+from cute_attention.cli import main
+"""
+SHAPE = (
+    "--arch sm80 --batch 1 --heads 2 --head-dims 64 --seqlens 64,96 --masks full --dtypes fp16 "
+    "--candidates 2 --jobs 1 --minutes 1"
+)
+
+
+def tune(folder: Path, text: str, more: str = "", **environment: str) -> str:
+    """The output of the command in a process of its own."""
+    code = f"{UNPROVEN}{more}\nraise SystemExit(main(['tune', *{text!r}.split()]))"
+    done = run(folder, code, **environment)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def entries(folder: Path) -> list[dict]:
+    (search,) = manifest(folder)["searches"]
+    return search["entries"]

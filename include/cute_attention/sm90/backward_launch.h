@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
   if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
     next_tile(params)[threadIdx.x] = 0;
   }
-  BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m), upkeep);
+  BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m),
+                                           BackwardTraits<Row>::kUpkeep ? upkeep : SumUpkeep{});
 }
 
 template <class Row>
