@@ -228,6 +228,22 @@ def test_gradient_is_repeatable_and_alone(row: rows.TableRow) -> None:
         assert_same_bits(grad, first[name], name)
 
 
+@pytest.mark.parametrize("kept", ["hqk", "k"])
+def test_a_tile_is_read_before_the_next_takes_its_place(row: rows.TableRow, kept: str) -> None:
+    """CTAs that go through their buffers of the bias many times, with nobody to wait for, give the
+    same bits in every run."""
+    batch, seqlen, heads = 6, 1030, 4
+    q, k, v, _ = inputs_of(row, batch, (seqlen, seqlen), (heads, heads))
+    shape = shape_of_bias(kept, batch, heads, seqlen, seqlen)
+    bias = torch.randn(shape, device="cuda").to(DTYPES[row.dtype])
+    options: dict[str, Any] = {"bias": bias, "causal": True, "backend": backend_of(row)}
+    first = attention(q, k, v, return_lse=True, **options)
+    for _ in range(100):
+        again = attention(q, k, v, return_lse=True, **options)
+        for found, expected, name in zip(again, first, NAMES[:2], strict=True):
+            assert_same_bits(found, expected, name)
+
+
 def test_with_a_sink_and_the_gradient_of_the_lse(row: rows.TableRow) -> None:
     tensors = inputs_of(row, BATCH, (QUERIES, KEYS), (HEADS, 2))
     bias = torch.randn(shape_of("hqk"), device="cuda")

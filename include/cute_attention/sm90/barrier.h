@@ -44,6 +44,17 @@ CUTE_DEVICE void arrive_by_warp(uint64_t& barrier) {
   }
 }
 
+// Call it when the lanes of a warp have read a buffer by loads, ldmatrix or others, before one of
+// them arrives for the warp and TMA writes the next data there. An arrival waits for no load: while
+// the tensor cores read shared memory as fast as they can, a load may take longer than the arrival,
+// the load warp and the copy together. Without this, the forward with a bias at head dim 256 read
+// the last 8 columns of some tiles of the bias when those of a later tile were there (seen on an
+// H200).
+CUTE_DEVICE void end_reads() {
+  cutlass::arch::fence_view_async_shared();
+  __syncwarp();
+}
+
 // The numbers of hardware barriers (PTX ISA, "barrier"). __syncthreads() uses number 0.
 enum class NamedBarrier : uint32_t {
   // Barrier kTurn + w says: the tensor cores are warpgroup w's. The 128 threads of the warpgroup

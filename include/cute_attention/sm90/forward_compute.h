@@ -157,7 +157,7 @@ struct ForwardCompute {
     if constexpr (Traits::kBiasTiles) {
       cute::warpgroup_fence_operand(scores.accumulator);
       scores.add_bias(tile, shared.bias_tile(sync.ring_k.stage));
-      __syncwarp();  // all lanes have read it, before it is released with K
+      end_reads();  // before it is released with K
     }
   }
 

@@ -206,7 +206,7 @@ struct GradBiasCompute {
                                               warpgroup * kWarpgroupM, opaque(thread),
                                               bias_per_unit(params, visit.sequence, unit), tSrS);
           if (visit.ends_bias) {
-            __syncwarp();  // all lanes have read the tile
+            end_reads();
             arrive_by_warp(shared.bias_empty);
             ring_bias.advance();
           }
@@ -281,8 +281,7 @@ struct GradBiasCompute {
       synchronize();  // no MMA reads where the sum will lie
       Store::write_sums(params, visit.block, target, thread_of_store(), tdBrdB, shared.sum,
                         synchronize);
-      cutlass::arch::fence_view_async_shared();  // before TMA writes where these threads read
-      __syncwarp();
+      end_reads();
       arrive_by_warp(shared.sum_written);
     } else if (in_parts) {
       Store::write_part(target, thread_of_store(), tdBrdB);
