@@ -70,8 +70,6 @@ struct TableChoices {
   static constexpr Reference kReference = Reference::WhereItPays;
   static constexpr PathOfP kPathOfP = PathOfP::Registers;
   static constexpr Turns kTurns = Turns::WhereTheyPay;
-  // How many K blocks of O a warpgroup has not started yet when it passes its turn.
-  static constexpr int kTurnAhead = 0;
   static constexpr Grid kGrid = Grid::Persistent;
   static constexpr GradQ kGradQ = GradQ::WhereItPays;
   static constexpr GradQSums kGradQSums = GradQSums::WhereTheyFit;

@@ -137,10 +137,8 @@ struct ForwardCompute {
         tSrK(_, _, _, sync.ring_k.stage), scores.accumulator);
   }
 
-  // Starts O += P V. V must be there. `meanwhile` is called when all but kTurnAhead of its K blocks
-  // are started.
-  template <class Meanwhile = DoNothing>
-  CUTE_DEVICE void start_output(Ring const& ring_v, Meanwhile const& meanwhile = {}) {
+  // Starts O += P V. V must be there.
+  CUTE_DEVICE void start_output(Ring const& ring_v) {
     using namespace cute;
     typename Traits::MmaPV mma;
     Tensor sVt =  // (DV, N, STAGE)
@@ -148,8 +146,7 @@ struct ForwardCompute {
     CUTE_STATIC_ASSERT_V(size<0>(sVt) == Int<Traits::kHeadDimV>{});
     CUTE_STATIC_ASSERT_V(size<1>(sVt) == Int<kTileN>{});
     Tensor tOrV = mma.get_slice(0).partition_fragment_B(sVt);  // (MMA, MMA_DV, MMA_N, STAGE)
-    start_gemm<GMMA::ScaleOut::One, Traits::Study::kTurnAhead>(
-        mma, tOrP, tOrV(_, _, _, ring_v.stage), tOrO, meanwhile);
+    start_gemm<GMMA::ScaleOut::One>(mma, tOrP, tOrV(_, _, _, ring_v.stage), tOrO);
   }
 
   // Where the bias lies beside K, adds it to S, which is there.
@@ -210,7 +207,8 @@ struct ForwardCompute {
     sync.take_turn();
     start_scores();
     sync.wait_for_values();
-    start_output(v, [&] { sync.pass_turn(); });
+    start_output(v);
+    sync.pass_turn();
     cute::warpgroup_wait<1>();
     ForwardTile const& tile = sync.tiles.tile();
     add_bias(tile);

@@ -6,22 +6,13 @@
 
 namespace cute_attention::sm90 {
 
-struct DoNothing {
-  CUTE_DEVICE void operator()() const {}
-};
-
 // Starts C = A B, or C += A B, as one group of WGMMAs; warpgroup_wait() says when C may be read and
 // A's registers or A's and B's shared memory reused.
 //   tCrA  (MMA, MMA_M, MMA_K)  registers, or descriptors of shared memory
 //   tCrB  (MMA, MMA_N, MMA_K)  descriptors of shared memory
 //   tCrC  (MMA, MMA_M, MMA_N)
-//   meanwhile  is called when all but kAhead of the K blocks are started: where A is in registers,
-//   a
-//              warp starts a block only when the one before it has begun
-template <cute::GMMA::ScaleOut kFirst, int kAhead = 0, class TiledMma, class A, class B, class C,
-          class Meanwhile = DoNothing>
-CUTE_DEVICE void start_gemm(TiledMma const& tiled_mma, A const& tCrA, B const& tCrB, C& tCrC,
-                            Meanwhile const& meanwhile = {}) {
+template <cute::GMMA::ScaleOut kFirst, class TiledMma, class A, class B, class C>
+CUTE_DEVICE void start_gemm(TiledMma const& tiled_mma, A const& tCrA, B const& tCrB, C& tCrC) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(tCrC));  // MMA_M
   CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(tCrC));  // MMA_N
@@ -34,9 +25,6 @@ CUTE_DEVICE void start_gemm(TiledMma const& tiled_mma, A const& tCrA, B const& t
   for (int k = 0; k < size<2>(tCrB); ++k) {
     gemm(mma, tCrA(_, _, k), tCrB(_, _, k), tCrC);
     mma.accumulate_ = GMMA::ScaleOut::One;
-    if (k + 1 + kAhead == size<2>(tCrB)) {
-      meanwhile();
-    }
   }
   warpgroup_commit_batch();
   warpgroup_fence_operand(tCrC);

@@ -34,7 +34,7 @@ def _refused_combination(row: TableRow) -> str:
                 "needed leaves no use for a second buffer, expected stages=1"
             )
     if "qv" in row.score_mods:
-        for name in ("swizzle", "turns", "turn_ahead", "softmax"):
+        for name in ("swizzle", "turns", "softmax"):
             if getattr(study, name) != getattr(TABLES, name):
                 return (
                     f"{name} is {getattr(study, name)!r} and score_mods has 'qv', whose kernel has "
@@ -44,11 +44,6 @@ def _refused_combination(row: TableRow) -> str:
         return (
             f"turns is 'on' and tile_m is {row.tile_m}: one warpgroup computes 64 queries, and "
             "there is no other to take turns with"
-        )
-    if (row.arch, row.direction) == SM90_FORWARD and 16 * study.turn_ahead >= row.tile_n:
-        return (
-            f"turn_ahead is {study.turn_ahead} and tile_n is {row.tile_n}: O has "
-            f"{row.tile_n // 16} K blocks, and the first is started before the turn is passed"
         )
     if (row.arch, row.direction) == SM90_BACKWARD:
         return _refused_of_grad_q(row)

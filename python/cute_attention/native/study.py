@@ -22,7 +22,6 @@ class Study:
     softmax: str = "auto"
     probabilities: str = "registers"
     turns: str = "auto"
-    turn_ahead: int = 0
     grid: str = "persistent"
     grad_q: str = "auto"
     grad_q_sums: str = "auto"
@@ -48,7 +47,6 @@ SM80_FORWARD, SM80_BACKWARD = ("sm80", "forward"), ("sm80", "backward")
 SM90_FORWARD, SM90_BACKWARD = ("sm90", "forward"), ("sm90", "backward")
 _EVERY = (SM80_FORWARD, SM80_BACKWARD, SM90_FORWARD, SM90_BACKWARD)
 _WIDTHS = (128, 64, 32, 0)
-_BLOCKS = tuple(range(16))
 _AHEAD = tuple(range(MOST_AHEAD + 1))
 
 
@@ -96,12 +94,6 @@ COLUMNS: Mapping[str, Column] = {
         {"auto": "WhereTheyPay", "on": "Taken", "off": "None"},
         {"on": "turns", "off": "noturns"},
         SM90_FORWARD,
-    ),
-    "turn_ahead": Column(
-        {count: str(count) for count in _BLOCKS},
-        {count: f"turnahead{count}" for count in _BLOCKS},
-        {SM90_FORWARD: _BLOCKS},
-        "kTurnAhead",
     ),
     "grid": _choice(
         "Grid",
