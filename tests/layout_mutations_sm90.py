@@ -157,6 +157,13 @@ OVERLAPPING_Q_AND_DS = _HOPPER_BUFFERS % (
     "Base::kConsumers",
 )
 
+# As many as an SM has, and more than a CTA of 384 threads has at launch.
+ALL_REGISTERS_OF_AN_SM = """
+  struct Registers : Base::Registers {
+    static constexpr int kProducer = 32;
+    static_assert(kProducer + 2 * Registers::kConsumer == 65536 / sm90::kWarpgroupThreads);
+  };
+"""
 HOPPER_BACKWARD = [
     Mutation(
         "swizzle of dS removed where it is written",
@@ -178,6 +185,7 @@ HOPPER_BACKWARD = [
         NUMBER_OF_THE_KEY,
         violated("fragments/lse:", "fragments/delta:"),
     ),
+    Mutation("all registers of an SM", ALL_REGISTERS_OF_AN_SM, violated("registers/all")),
 ]
 
 

@@ -85,17 +85,18 @@ def resources(name: str) -> list[tuple[str, str, dict[str, int]]]:
 
 
 @functools.cache
-def instructions(name: str) -> list[tuple[int, str]]:
-    """(chip, line) of the SASS of a row's kernels."""
+def instructions(name: str) -> list[tuple[int, str, str]]:
+    """(chip, kernel, line) of the SASS of a row's kernels."""
     found = []
-    chip, own = 0, False
+    chip, kernel, own = 0, "", False
     for line in cuobjdump("-sass", OBJECTS[name]).splitlines():
         if match := re.search(r"arch = sm_(\d+)", line):
             chip = int(match[1])
         elif match := re.search(r"Function : (\w+)", line):
-            own = is_of(match[1], name)
+            kernel = match[1]
+            own = is_of(kernel, name)
         elif own:
-            found.append((chip, line))
+            found.append((chip, kernel, line))
     return found
 
 
@@ -151,6 +152,25 @@ def test_no_spills_and_registers_fit(row):
         assert (used["STACK"], used["LOCAL"]) == (0, 0), (chip, kernel)
 
 
+@each_row
+def test_a_cta_has_the_registers_that_its_roles_ask_for(row):
+    """At launch each thread has those that the compiler says, as a multiple of 8. A warpgroup that
+    asks for more than the others have left waits for ever."""
+    asked: dict[str, dict[str, int]] = {}
+    for _, kernel, line in instructions(row.name):
+        if "HGMMA" in line:
+            asked.setdefault(kernel, {})
+        elif match := re.search(r"USETMAXREG\.(DEALLOC|TRY_ALLOC)\.CTAPOOL .*?0x(\w+)", line):
+            of_kernel = asked.setdefault(kernel, {})
+            assert of_kernel.setdefault(match[1], int(match[2], 16)) == int(match[2], 16), kernel
+    assert bool(asked) == (row.arch == "sm90"), "the kernels with WGMMA have roles"
+    used = {kernel: used for _, kernel, used in resources(row.name)}
+    for kernel, of_kernel in asked.items():
+        consumers = warps_of(row, kernel) // 4 - 1
+        together = of_kernel["DEALLOC"] + consumers * of_kernel["TRY_ALLOC"]
+        assert together <= (1 + consumers) * (-(-used[kernel]["REG"] // 8) * 8), kernel
+
+
 @pytest.mark.parametrize("source", ["append_tokens", "combine_splits"])
 def test_kernels_that_every_library_has_do_not_spill(source):
     objects = list(BUILD.rglob(f"{source}.cu.o"))
@@ -182,7 +202,7 @@ def test_library_reports_the_table(row):
 
 @each_row
 def test_instructions(row):
-    sass = "\n".join(line for _, line in instructions(row.name))
+    sass = "\n".join(line for *_, line in instructions(row.name))
     opcodes = set(re.findall(r"\b([A-Z][A-Z0-9]+)(?:\.[A-Z0-9_.]+)?\b", sass))
     assert set(INSTRUCTIONS[row.arch]) <= opcodes
     assert not {"LDL", "STL"} & opcodes, "registers spilled to local memory"
@@ -199,6 +219,6 @@ def test_sm80_kernels_carry_ptx_for_newer_chips():
 def test_backward_adds_four_floats_at_once_from_sm_90_on():
     names = [row.name for row in ROWS if (row.arch, row.direction) == ("sm80", "backward")]
     for name in names:
-        for chip, line in instructions(name):
+        for chip, _, line in instructions(name):
             if "RED.E.ADD.F32" in line or "REDG.E.ADD.F32" in line:
                 assert ("ADD.F32x4" in line) == (chip >= 90), line

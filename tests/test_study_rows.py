@@ -353,7 +353,6 @@ static_assert(kSumsGradQ<Usual64> && kSumsGradQ<Usual128> && !kSumsGradQ<Usual25
 static_assert(!kSumsGradQ<NoSums> && kOneTile<NoSums> && !kOneTile<Usual256>);
 static_assert(BackwardTraits<Usual128>::kStagesK == 1 && !BackwardTraits<Usual128>::kUpkeep);
 static_assert(BackwardTraits<TwoKeys>::kStagesK == 2 && BackwardTraits<TwoKeys>::kUpkeep);
-static_assert(BackwardTraits<TwoKeys>::Registers::kProducer == 32);
 static_assert(kOneTile<sm90::BiasFromGlobal<Biased>>, "another kernel of a row has its choices");
 }
 """

@@ -122,12 +122,7 @@ struct BackwardTraits {
 
   // One warpgroup loads, the others own 64 keys each.
   static constexpr int kConsumers = kTileN / kWarpgroupM;
-  struct Registers : WarpgroupRegisters<kConsumers> {
-    static constexpr int kOfUpkeep = 32;
-    static constexpr int kProducer =
-        kUpkeep ? kOfUpkeep : WarpgroupRegisters<kConsumers>::kProducer;
-    static_assert(kWarpgroupThreads * (kProducer + kConsumers * Registers::kConsumer) <= 65536);
-  };
+  using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_n / 64 consumers");
   static_assert(kConsumers + kUpkeep < kWarpgroupWarps,

@@ -18,16 +18,17 @@ struct BackwardUpkeep {
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kNumbers = kTileM * Traits::kHeadDim;  // of a tile of sums
-
-  template <int kCount>
-  using Numbers = cutlass::AlignedArray<float, kCount>;
+  static constexpr int kUnits = kNumbers / (32 * 16);  // of a tile: what a warp has at a time
+  static constexpr int kCols8 = Traits::kColsQ / 8;    // of a part: neighbouring 8 columns
+  static_assert(kCols8 % 2 == 0, "two lanes share a row");
 
   BackwardArguments const& arguments;
   typename Traits::SharedMemory& shared;
 
   CUTE_DEVICE void run() const {
     SumUpkeep const& upkeep = arguments.upkeep;
-    for (Ring<kWorkSlots> slot{};; slot.advance()) {
+    for (int32_t number = 0;; ++number) {
+      auto const slot = buffer_of<kWorkSlots>(number);
       Barrier::wait(&shared.work_full[slot.stage], slot.parity);
       GradTile const tile = shared.works[slot.stage].tile;
       __syncwarp();  // all lanes have read the work
@@ -83,58 +84,54 @@ struct BackwardUpkeep {
     fence_bulk_copies();
     SumSlice const own = slice(n_block);
     CUTE_NO_UNROLL
-    for (int32_t tile = own.begin; tile < own.end; ++tile) {
-      CUTE_NO_UNROLL
-      for (int32_t warp = 0; warp < Traits::kConsumers * kWarpgroupWarps; ++warp) {
-        write_rows(head, tile, warp);
-      }
+    for (int32_t unit = own.begin * kUnits; unit < own.end * kUnits; ++unit) {
+      write_unit(head, unit / kUnits, unit % kUnits);
     }
   }
 
-  // Writes what one warp of the consumers has of a tile of dQ: 32 columns at a time.
-  CUTE_DEVICE void write_rows(int32_t head, int32_t tile, int32_t warp) const {
-    using namespace cute;
+  // Writes one unit of a tile of dQ: the warp has 32 rows of 16 columns. In memory 64 rows of 8
+  // columns follow each other, of which the four threads of a consumer that share two rows have 64
+  // bytes. A lane takes these, and writes 8 columns of both rows; its neighbour has the next 8, so
+  // that both fill whole sectors.
+  CUTE_DEVICE void write_unit(int32_t head, int32_t tile, int32_t unit) const {
     BackwardParams const& params = arguments.params;
-    constexpr int kBlocks = Traits::kColsQ / 8;
-    int32_t const part = warp / kWarpgroupWarps;
-    int32_t const thread = warp % kWarpgroupWarps * 32 + lane_of_warp();
-    int32_t const query_head = head * group() + tile / m_blocks();  // of all sequences
-    int32_t const query =
-        tile % m_blocks() * kTileM + Traits::row_part_q(part) * kWarpgroupM + row_of_thread(thread);
-    auto const* const source = reinterpret_cast<float4 const*>(
-        sums_of(head) + int64_t(tile) * kNumbers + part * (kNumbers / Traits::kConsumers));
-    int32_t const col = Traits::col_part_q(part) * Traits::kColsQ;
-    int32_t const cols = min_of(params.head_dim - col, Traits::kColsQ);  // that exist
-    Element* const first =
-        row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride,
-                    query_head / params.heads, query_head % params.heads, query) +
-        col;
-    constexpr int kMost = 4;  // more at a time would spill
-    constexpr int kRows = Traits::kGradQFirst ? 1 : 2;
-    CUTE_NO_UNROLL
-    for (int block = 0; block < kBlocks; block += kMost) {
-      CUTE_NO_UNROLL
-      for (int row = 0; row < 2; row += kRows) {
-        Tensor values = make_tensor<float>(Shape<Int<2 * kMost>, Int<kRows>>{});  // (COLS, ROWS)
-        CUTE_UNROLL
-        for (int i = 0; i < kMost; ++i) {
-          int const vector = min_of(block + i, kBlocks - 1);  // the last chunk may have fewer
-          auto const* const numbers =
-              reinterpret_cast<Numbers<2 * kRows> const*>(
-                  source + vector_in_block<kWarpgroupThreads>(vector, thread)) +
-              row;
-          Numbers<2 * kRows> const own = *numbers;
-          CUTE_UNROLL
-          for (int n = 0; n < 2 * kRows; ++n) {
-            values(2 * i + n % 2, n / 2) = own[n] * grad_qk_scale(params);
-          }
-        }
-        CUTE_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          store_row(values(_, r), first + 8 * (row + r) * params.grad_q_stride.row + 8 * block,
-                    query + 8 * (row + r) < params.seqlen_q, cols - 8 * block, thread);
-        }
-      }
+    int32_t const cols8 = unit / 2 * 2 + lane_of_warp() % 2;
+    int32_t const thread = (unit % 2 * 16 + lane_of_warp() / 2) * kThreadsPerRow;  // the first
+    auto const* const source =
+        reinterpret_cast<float4 const*>(sums_of(head) + int64_t(tile) * kNumbers) +
+        vector_in_block<kWarpgroupThreads>(cols8, thread);
+    float4 sums[kThreadsPerRow];
+    CUTE_UNROLL
+    for (int i = 0; i < kThreadsPerRow; ++i) {
+      sums[i] = source[i];
+    }
+    float const scale = grad_qk_scale(params);
+    uint32_t upper[kThreadsPerRow], lower[kThreadsPerRow];  // of the two rows
+    CUTE_UNROLL
+    for (int i = 0; i < kThreadsPerRow; ++i) {
+      upper[i] = pack<Element>(sums[i].x * scale, sums[i].y * scale);
+      lower[i] = pack<Element>(sums[i].z * scale, sums[i].w * scale);
+    }
+    int32_t const part = unit / kCols8;  // cols8 / kCols8, but the same for all lanes
+    int32_t const query = uint32_t(tile) % uint32_t(m_blocks()) * kTileM +
+                          Traits::row_part_q(part) * kWarpgroupM + row_of_thread(thread);
+    int32_t const col = Traits::col_part_q(part) * Traits::kColsQ + cols8 % kCols8 * 8;
+    // Divisions of unsigned numbers take fewer registers.
+    uint32_t const query_head = uint32_t(head * group()) + uint32_t(tile) / uint32_t(m_blocks());
+    if (col < params.head_dim) {
+      Element* const row = row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride,
+                                       query_head / uint32_t(params.heads),
+                                       query_head % uint32_t(params.heads), query) +
+                           col;
+      store_columns(row, query, upper);
+      store_columns(row + 8 * params.grad_q_stride.row, query + 8, lower);
+    }
+  }
+
+  CUTE_DEVICE void store_columns(Element* row, int32_t query,
+                                 uint32_t const (&columns)[kThreadsPerRow]) const {
+    if (query < arguments.params.seqlen_q) {
+      *reinterpret_cast<uint4*>(row) = uint4{columns[0], columns[1], columns[2], columns[3]};
     }
   }
 };

@@ -25,7 +25,19 @@ def check_limits(kernel: Kernel) -> Iterator[Result]:
             used = registers(kernel, role)
             number = f"at least {used} of {role['registers']} a thread: accumulators and operands"
             yield Result("registers", role["name"], used <= role["registers"], number)
+    if any(role["fixed"] for role in kernel.roles):
+        yield _registers_at_launch(kernel)
     yield _occupancy(kernel)
+
+
+def _registers_at_launch(kernel: Kernel) -> Result:
+    """Whether setmaxnreg gives no more registers than the CTA has: a warpgroup waits for ever for
+    one that nobody has. At launch each thread has an equal share, a multiple of 8 (PTX ISA,
+    "setmaxnreg")."""
+    asked = sum(role["registers"] * role["threads"] for role in kernel.roles)
+    owned = CHIPS[kernel.row.arch].registers // kernel.threads // 8 * 8 * kernel.threads
+    number = f"setmaxnreg gives {asked} of the {owned} registers that a CTA has at launch"
+    return Result("registers", "all roles", asked <= owned, number)
 
 
 def _check_plan(kernel: Kernel) -> Iterator[Result]:
