@@ -73,17 +73,10 @@ template <class Element>
 int32_t launch(ForwardParams const& params, Arch arch, cudaStream_t stream) {
   int const team = team_size(params.num_splits), teams = kWarps / team;
   int64_t const ctas = (lse_size(params) + teams - 1) / teams;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(ctas < kMostCtas ? ctas : kMostCtas),
-                        unsigned((params.head_dim_v + kCombinedCols - 1) / kCombinedCols));
-  config.blockDim = dim3(kWarps * kWarp);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = arch == Arch::Sm90 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, &combine<Element>, params, team);
+  dim3 const grid(unsigned(ctas < kMostCtas ? ctas : kMostCtas),
+                  unsigned((params.head_dim_v + kCombinedCols - 1) / kCombinedCols));
+  return launch_kernel(arch == Arch::Sm90, &combine<Element>, grid, kWarps * kWarp, 0, stream,
+                       params, team);
 }
 
 }  // namespace

@@ -120,9 +120,9 @@ def test_more_blocks_than_multiprocessors(kernel: Kernel) -> None:
 
 
 def test_heads_in_several_groups(kernel: Kernel) -> None:
-    """More heads than L2 holds are taken in groups, whose sums of dQ a warp of each CTA may keep
-    (core/sum_upkeep.h): 103 KV heads, so that the last group is smaller, more and fewer blocks of
-    keys than tiles of queries, and blocks of keys that no query sees."""
+    """More heads than L2 holds are taken in groups (core/grad_tile.h): 103 KV heads, so that the
+    last group is smaller, more and fewer blocks of keys than tiles of queries, and blocks of keys
+    that no query sees."""
     for queries, keys in ((700, 700), (700, 333), (650, 900)):
         inputs = tensors(kernel, 1, queries, keys, heads=206)
         check(kernel, inputs, f"{queries} x {keys}")

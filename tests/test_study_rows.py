@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = [(arch, direction) for arch in ("sm80", "sm90") for direction in ("forward", "backward")]
 ENUMS = {
     *("copies", "loads", "softmax", "probabilities", "turns", "grid"),
-    *("grad_q", "grad_q_sums", "sum_keeper"),
+    *("grad_q", "grad_q_sums"),
 }
 # What a column needs beside it.
 NEEDS: dict[str, dict[str, int | str]] = {
@@ -232,7 +232,6 @@ PROVEN = {
     ("sm90_bwd_bf16_d64", "grad_q", "late"): set(),
     ("sm90_bwd_bf16_d64", "grad_q", "same"): set(),
     ("sm90_bwd_bf16_d64", "grad_q_sums", "none"): set(),
-    ("sm90_bwd_bf16_d64", "sum_keeper", "warp"): set(),
     ("sm90_bwd_bf16_d64", "key_stages", 2): set(),
 }
 
@@ -334,6 +333,7 @@ struct R {
 };
 using Usual64 = R<64, score_mods::None, 128, 128>;
 using Usual128 = R<128, score_mods::None, 64, 128>;
+using Usual96 = R<96, score_mods::None, 64, 128>;
 using Alibi64 = R<64, score_mods::Alibi, 128, 128>;
 using Usual256 = R<256, score_mods::None, 128, 64>;
 struct First : Usual128 {};
@@ -341,6 +341,7 @@ struct Late : Usual64 {};
 struct Same : Usual64 {};
 struct NoSums : R<128, score_mods::None, 128, 64> {};
 struct TwoKeys : Usual128 {};
+struct OneKey : Usual96 {};
 struct Biased : R<128, score_mods::Bias, 64, 128> {};
 @choices@
 using sm90::BackwardTraits, sm90::kSumsGradQ, sm90::kOneTile;
@@ -351,8 +352,8 @@ static_assert(!BackwardTraits<Late>::kGradQFirst && BackwardTraits<Late>::kGradQ
 static_assert(!BackwardTraits<Same>::kGradQFirst && BackwardTraits<Same>::kGradQLag == 0);
 static_assert(kSumsGradQ<Usual64> && kSumsGradQ<Usual128> && !kSumsGradQ<Usual256>);
 static_assert(!kSumsGradQ<NoSums> && kOneTile<NoSums> && !kOneTile<Usual256>);
-static_assert(BackwardTraits<Usual128>::kStagesK == 1 && !BackwardTraits<Usual128>::kUpkeep);
-static_assert(BackwardTraits<TwoKeys>::kStagesK == 2 && BackwardTraits<TwoKeys>::kUpkeep);
+static_assert(BackwardTraits<Usual128>::kStagesK == 1 && BackwardTraits<TwoKeys>::kStagesK == 2);
+static_assert(BackwardTraits<Usual96>::kStagesK == 2 && BackwardTraits<OneKey>::kStagesK == 1);
 static_assert(kOneTile<sm90::BiasFromGlobal<Biased>>, "another kernel of a row has its choices");
 }
 """
@@ -367,7 +368,8 @@ def test_the_traits_of_the_sm90_backward_make_the_choices(tmp_path):
         "Late": Study(grad_q="late"),
         "Same": Study(grad_q="same"),
         "NoSums": Study(grad_q_sums="none", grid="one_tile"),
-        "TwoKeys": Study(key_stages=2, sum_keeper="warp"),
+        "TwoKeys": Study(key_stages=2),
+        "OneKey": Study(key_stages=1),
         "Biased": Study(grid="one_tile"),
     }
     choices = "".join(study.specialisation(value, name) for name, value in made.items())

@@ -52,12 +52,6 @@ enum class GradQSums {
   None,          // another kernel computes dQ, of the same products once more
 };
 
-// Who sets the sums of dQ to zero, and makes dQ of them, in the backward of sm90.
-enum class SumKeeper {
-  Kernels,  // the one before it, and the one after
-  Warp,     // a warp of each CTA (core/sum_upkeep.h)
-};
-
 struct TableChoices {
   static constexpr Copies kCopies = Copies::Async;
   static constexpr Loads kLoads = Loads::Eager;
@@ -73,9 +67,8 @@ struct TableChoices {
   static constexpr Grid kGrid = Grid::Persistent;
   static constexpr GradQ kGradQ = GradQ::WhereItPays;
   static constexpr GradQSums kGradQSums = GradQSums::WhereTheyFit;
-  static constexpr SumKeeper kSumKeeper = SumKeeper::Kernels;
-  // For how many blocks of keys the backward of sm90 has room for K.
-  static constexpr int kKeyStages = 1;
+  // For how many blocks of keys the backward of sm90 has room for K. 0: for as many as it pays.
+  static constexpr int kKeyStages = 0;
 };
 
 // The choices of a row. The source of a row for study specialises it.

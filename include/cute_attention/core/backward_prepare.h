@@ -14,7 +14,6 @@
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/load_sequence.h"
-#include "cute_attention/core/sum_upkeep.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/core/work_tile.h"
 
@@ -55,10 +54,7 @@ struct BackwardPrepare {
   static constexpr int kVector = 16 / int(sizeof(Element));  // elements of one load
   using Vector = cutlass::AlignedArray<Element, kVector>;
 
-  //   upkeep  of the sums of dQ, by the backward kernel itself; none by default
-  CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work,
-                              SumUpkeep const& upkeep = {}) {
-    begin_upkeep(params, work, upkeep);
+  CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work) {
     if (params.cu_seqlens_q != nullptr) {
       clear_unused_rows(params);
     }
@@ -73,7 +69,7 @@ struct BackwardPrepare {
     for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
       // Keys without a CTA add nothing to dQ, so dQ is wrong where there are such keys: NaN.
       if constexpr (Traits::kHasSums) {
-        start_sums(params, upkeep.begins_before(kv_head_of(params, work)),
+        start_sums(params,
                    first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
                    keys < sequence.seqlen_k ? NAN : 0.f);
       }
@@ -142,31 +138,16 @@ struct BackwardPrepare {
         params.grad_v_stride, begin, end, 1, params.head_dim_v, warp, kNaNs);
   }
 
-  // Sets the counters of a KV head to zero: its first query head's first CTA does it.
-  CUTE_DEVICE static void begin_upkeep(BackwardParams const& params, WorkTile const& work,
-                                       SumUpkeep const& upkeep) {
-    if (upkeep.is_used() && threadIdx.x == 0 && work.m_block == 0 &&
-        work.head % (params.heads / params.heads_kv) == 0) {
-      int32_t const head = kv_head_of(params, work);
-      *upkeep.slices_of_zeros(head) = 0;
-      *upkeep.added_parts(head) = 0;
-    }
-  }
-
-  // Sets the sums of dQ of a block to `value` if asked to `fill` them, and the counter of its turns
-  // to 0.
-  CUTE_DEVICE static void start_sums(BackwardParams const& params, bool fill, int64_t block,
-                                     float value) {
+  // Sets the sums of dQ of a block to `value`, and the counter of its turns to 0.
+  CUTE_DEVICE static void start_sums(BackwardParams const& params, int64_t block, float value) {
     if (params.grad_q_sum == nullptr) {  // no sums are kept (core/grad_tile.h)
       return;
     }
     int const thread = int(threadIdx.x);
     auto* sums = reinterpret_cast<float4*>(params.grad_q_sum + block * (kTileM * kHeadDim));
-    if (fill) {
-      CUTE_UNROLL
-      for (int i = thread; i < kTileM * kHeadDim / 4; i += kThreads) {
-        sums[i] = make_float4(value, value, value, value);
-      }
+    CUTE_UNROLL
+    for (int i = thread; i < kTileM * kHeadDim / 4; i += kThreads) {
+      sums[i] = make_float4(value, value, value, value);
     }
     if (params.grad_q_turn != nullptr && thread == 0) {
       params.grad_q_turn[block] = 0;

@@ -27,14 +27,6 @@ CUTE_DEVICE void await_turn(int32_t const* counter, int32_t turn, int32_t ended)
   __syncwarp();
 }
 
-// Waits until `count` turns have ended. What their CTAs wrote before they ended is visible then.
-CUTE_DEVICE void await_turns(int32_t const* counter, int32_t count) {
-  int32_t ended;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(ended) : "l"(counter) : "memory");
-  } while (ended != count);
-}
-
 // Ends the CTA's turn. One thread calls it, after a barrier that follows the additions of all
 // threads. A release is cumulative: it also covers the additions that this thread has seen through
 // the barrier. PTX ISA, "Memory Consistency Model".

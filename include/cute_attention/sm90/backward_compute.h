@@ -89,10 +89,10 @@ struct BackwardCompute : BackwardPointwise<Row> {
       if (arguments.schedule.parts == 1) {
         // One after the other or row by row, the stores are the same; ptxas spills with the other
         // order in kernels on either side.
-        if constexpr (kOverlapsBlocks || (Traits::kUpkeep && !kWritesGradQ)) {
+        if constexpr (kOverlapsBlocks) {
           store_grad_keys<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
                                   tdKrdK);
-          if (!kOverlapsBlocks || work.steps.count == 0) {
+          if (work.steps.count == 0) {
             store_values(work);
           }
         } else {

@@ -24,19 +24,16 @@ struct BackwardFinish {
   static constexpr int kThreads = Traits::kFinishThreads;
   using Sums = KeyGradientSums<Traits, kThreads>;
 
-  CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums,
-                              SumUpkeep const& upkeep, float* smem) {
+  CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums, float* smem) {
     if (int(blockIdx.x) < sums.ctas) {
       Sums::add_up(params, sums.parts, int(blockIdx.x));
       return;
     }
     WorkTile const work = last_first(params, kTileM);
-    finish_backward<kTileM, kThreads>(
-        params, work, smem, [&](Sequence const& sequence, int m_block) {
-          if (!Traits::kUpkeep || upkeep.ends_after(kv_head_of(params, work))) {
-            finish_queries(params, work, sequence, m_block);
-          }
-        });
+    finish_backward<kTileM, kThreads>(params, work, smem,
+                                      [&](Sequence const& sequence, int m_block) {
+                                        finish_queries(params, work, sequence, m_block);
+                                      });
   }
 
   // Writes dQ of a tile of queries.

@@ -6,7 +6,6 @@
 #include "cute_attention/sm90/backward_compute.h"
 #include "cute_attention/sm90/backward_load.h"
 #include "cute_attention/sm90/backward_sum.h"
-#include "cute_attention/sm90/backward_upkeep.h"
 #include "cute_attention/sm90/warp_roles.h"
 
 namespace cute_attention::sm90 {
@@ -23,7 +22,7 @@ struct BackwardKernel {
     prefetch_maps(arguments.map_q, arguments.map_grad_o, arguments.map_k, arguments.map_v);
     constexpr int kReaders = Traits::kConsumers * kWarpgroupWarps;
     init_barriers(shared.work_full, 1, shared.work_empty,
-                  kReaders + (kWritesGradQ ? 0 : Traits::kConsumers + Traits::kUpkeep));
+                  kReaders + (kWritesGradQ ? 0 : Traits::kConsumers));
     init_barriers(shared.key_full, 1, shared.key_empty, kReaders);
     init_barriers(shared.value_full, 1, shared.value_empty, kReaders);
     init_barriers(shared.query_full, 1 + 32, shared.query_empty, kReaders);
@@ -39,8 +38,6 @@ struct BackwardKernel {
       BackwardLoad<Traits>(arguments, shared).run();
     } else if (!kWritesGradQ && warp <= Traits::kConsumers) {
       add_grad_queries<Row>(arguments, shared, warp - 1);
-    } else if constexpr (Traits::kUpkeep && !kWritesGradQ) {
-      BackwardUpkeep<Row>{arguments, shared}.run();
     }
   }
 

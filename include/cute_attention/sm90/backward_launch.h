@@ -46,22 +46,19 @@ CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
 
 template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
-    backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params,
-                     CUTE_GRID_CONSTANT SumUpkeep const upkeep) {
+    backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
   if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
     next_tile(params)[threadIdx.x] = 0;
   }
-  BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m),
-                                           BackwardTraits<Row>::kUpkeep ? upkeep : SumUpkeep{});
+  BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
 }
 
 template <class Row>
 __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
-                    CUTE_GRID_CONSTANT PartSums const sums,
-                    CUTE_GRID_CONSTANT SumUpkeep const upkeep) {
+                    CUTE_GRID_CONSTANT PartSums const sums) {
   extern __shared__ float shared_numbers[];
-  BackwardFinish<Row>::run(params, sums, upkeep, shared_numbers);
+  BackwardFinish<Row>::run(params, sums, shared_numbers);
 }
 
 // For rows whose accumulators hold dK and dV of 64 keys beside a part of dQ.
@@ -82,9 +79,6 @@ struct BackwardWithSums {
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
     sizes->delta += kCountersWithSums;
-    if (Traits::kUpkeep) {  // its counters
-      sizes->delta += 2 * int64_t(params->batch) * params->heads_kv;
-    }
     sizes->grad_bias_parts = GradBias::workspace(*params, *device);
     if (writes_grad_q(*params)) {
       sizes->grad_q_sum = 0;
@@ -112,18 +106,10 @@ struct BackwardWithSums {
         Sums::part_sums(p, p.grad_kv_parts == nullptr ? 1 : parts(p, *context->device));
     // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
     // that is read or written once.
-    bool const may_keep_sums = Traits::kUpkeep && m_tiles > 0 && !at_once && sums.parts == 1 &&
-                               p.cu_seqlens_q == nullptr && p.cu_seqlens_k == nullptr;
-    // Beside those of a group, L2 has the sums of the group before and of the next.
-    arguments.schedule = make_grad_schedule(p, Traits::kTileM, Traits::kTileN,
-                                            context->device->l2_bytes / (may_keep_sums ? 3 : 2),
-                                            context->device->multiprocessors, sums.parts);
+    arguments.schedule =
+        make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
+                           context->device->multiprocessors, sums.parts);
     arguments.next_tile = next_tile(p);
-    arguments.upkeep = {};
-    if (may_keep_sums && arguments.schedule.heads_per_group < arguments.schedule.all_heads) {
-      arguments.upkeep = {arguments.schedule.heads_per_group, arguments.schedule.all_heads,
-                          arguments.next_tile + kCountersWithSums};
-    }
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
     bool const bias_from_global = has_bias && !tma_loads_bias(p);
@@ -144,8 +130,7 @@ struct BackwardWithSums {
       return error;
     }
     if (m_tiles > 0) {
-      backward_prepare<Row>
-          <<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p, arguments.upkeep);
+      backward_prepare<Row><<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
@@ -162,7 +147,7 @@ struct BackwardWithSums {
     if (m_tiles > 0 && finish_ctas > 0) {
       backward_finish<Row>
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
-              p, sums, arguments.upkeep);
+              p, sums);
     }
     error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;

@@ -33,12 +33,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   // Where dQ is summed in a fixed order, a CTA waits for those that have blocks of lower numbers.
   // These must have begun: so no CTA has a block before it runs. In any other order its first block
   // is the one of its own number.
-  CUTE_DEVICE bool in_order() const {
-    if constexpr (Traits::kUpkeep) {
-      return arguments.params.grad_q_turn != nullptr || arguments.upkeep.is_used();
-    }
-    return arguments.params.grad_q_turn != nullptr;
-  }
+  CUTE_DEVICE bool in_order() const { return arguments.params.grad_q_turn != nullptr; }
 
   CUTE_DEVICE int32_t first_index() const {
     return in_order() ? taken_index() : int32_t(blockIdx.x);

@@ -24,9 +24,6 @@ CUTE_DEVICE void await_bulk_reads() {
 // Waits until it has been added.
 CUTE_DEVICE void await_bulk_adds() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Between accesses of threads and of the TMA unit to the same global memory.
-CUTE_DEVICE void fence_bulk_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
 // Adds what one warpgroup computes of dQ of each step. One lane of a warp does it all: the
 // consumers do not wait for sums that are under way.
 template <class Row>
@@ -55,13 +52,6 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
       Barrier::arrive(&shared.grad_q_empty[part]);
       ring.advance();
     }
-    int32_t const head = work.tile.batch * params.heads_kv + work.tile.head_kv;
-    if constexpr (Traits::kUpkeep) {
-      if (!arguments.upkeep.begins_before(head)) {
-        await_turns(arguments.upkeep.slices_of_zeros(head), arguments.schedule.n_blocks);
-        fence_bulk_copies();
-      }
-    }
     auto step = steps.first();
     for (; remaining > 0; --remaining) {
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
@@ -87,13 +77,6 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
       steps.advance(step);
     }
     Barrier::arrive(&shared.work_empty[slot.stage]);
-    if constexpr (Traits::kUpkeep) {
-      if (!arguments.upkeep.ends_after(head)) {
-        await_bulk_adds();
-        fence_bulk_copies();
-        end_turn(arguments.upkeep.added_parts(head));
-      }
-    }
   }
   await_bulk_adds();
 }

@@ -5,6 +5,7 @@
 
 #include "cute_attention/core/call_features.h"
 #include "cute_attention/core/combine_splits.h"
+#include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/core/split_arrivals.h"
 #include "cute_attention/core/split_steps.h"
 #include "cute_attention/kernel_library.h"
@@ -79,7 +80,11 @@ struct ForwardLaunch {
     }
     arguments.split_arrivals = arrivals_for(arguments, *context);
     int32_t const grid = min_of(arguments.schedule.tiles, ctas);
-    error = launch_kernel(arguments, grid, static_cast<cudaStream_t>(context->stream));
+    // A kernel that reads a cache begins while the kernel before it, which may be the one that
+    // appends to the cache, still runs: its CTAs set themselves up meanwhile.
+    error =
+        launch_kernel(kReadsCache<Row>, &forward<Row>, dim3(unsigned(grid)), kThreads,
+                      kSharedMemoryBytes, static_cast<cudaStream_t>(context->stream), arguments);
     bool const combines = has_splits(arguments.params) && arguments.split_arrivals == nullptr;
     return error == cudaSuccess && combines
                ? combine_splits(arguments.params, Row::kKey, context->stream)
@@ -99,23 +104,6 @@ struct ForwardLaunch {
   static QueryPacking packing_of(ForwardParams const& params) {
     bool const drops = call_has<Row::kKey.score_mods, score_mods::Dropout>(params);
     return make_query_packing(params, Traits::kTileM, drops ? 1 : kWarpgroupM);
-  }
-
-  // A kernel that reads a cache begins while the kernel before it, which may be the one that
-  // appends to the cache, still runs: its CTAs set themselves up meanwhile.
-  static cudaError_t launch_kernel(ForwardArguments const& arguments, int32_t ctas,
-                                   cudaStream_t stream) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(ctas));
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = kSharedMemoryBytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = kReadsCache<Row> ? 1 : 0;
-    return cudaLaunchKernelEx(&config, &forward<Row>, arguments);
   }
 
   // A schedule of tiles that hold the heads of the packing, and whose keys are divided.

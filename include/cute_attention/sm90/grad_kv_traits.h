@@ -23,7 +23,6 @@ struct GradKvTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   static constexpr bool kHasSums = false;  // of dQ
   static constexpr bool kOneTile = sm90::kOneTile<Row>;
-  static constexpr bool kUpkeep = false;
   static constexpr bool kBiasTiles = false;  // shared memory has no room for them
   using Element = ElementOf<kKey.dtype>;
 

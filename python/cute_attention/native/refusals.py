@@ -74,8 +74,6 @@ def _refused_of_grad_q(row: TableRow) -> str:
             f"grad_q is {study.grad_q!r}, and the row keeps no sums of dQ: a kernel of its own "
             "computes dQ, and no step has a dQ"
         )
-    if study.sum_keeper == "warp" and row.has_two_kernels():
-        return "sum_keeper is 'warp', and the row keeps no sums of dQ"
     if study.key_stages > 1 and (
         row.has_two_kernels() or "bias" in row.score_mods or row.computes_grad_q_first()
     ):

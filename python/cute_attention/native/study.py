@@ -25,8 +25,7 @@ class Study:
     grid: str = "persistent"
     grad_q: str = "auto"
     grad_q_sums: str = "auto"
-    sum_keeper: str = "kernels"
-    key_stages: int = 1
+    key_stages: int = 0
     fast_math: str = "on"
 
 
@@ -113,13 +112,12 @@ COLUMNS: Mapping[str, Column] = {
         {"none": "nosums"},
         SM90_BACKWARD,
     ),
-    "sum_keeper": _choice(
-        "SumKeeper",
-        {"kernels": "Kernels", "warp": "Warp"},
-        {"warp": "keeper"},
-        SM90_BACKWARD,
+    "key_stages": Column(
+        {0: "0", 1: "1", 2: "2"},
+        {1: "keys1", 2: "keys2"},
+        {SM90_BACKWARD: (0, 1, 2)},
+        "kKeyStages",
     ),
-    "key_stages": Column({1: "1", 2: "2"}, {2: "keys2"}, {SM90_BACKWARD: (1, 2)}, "kKeyStages"),
     "fast_math": Column(
         {"on": "", "off": ""}, {"off": "nofastmath"}, dict.fromkeys(_EVERY, ("on", "off"))
     ),

@@ -56,8 +56,8 @@ class Row:
         warps: of a CTA, producers included.
         ptxas: the level at which ptxas optimises, "O0" to "O3".
         **columns: columns for study, which no row of the tables has: copies, loads, swizzle,
-            fragments_ahead, softmax, probabilities, turns, grid, grad_q, grad_q_sums, sum_keeper,
-            key_stages, fast_math. docs/rows.md says what they mean, and which kernels have them.
+            fragments_ahead, softmax, probabilities, turns, grid, grad_q, grad_q_sums, key_stages,
+            fast_math. docs/rows.md says what they mean, and which kernels have them.
 
     Raises:
         TypeError: a column of the wrong type, or no such column.
