@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from collections.abc import Mapping
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -119,20 +120,39 @@ def attention_with_cache(
         >>> out.shape, bool((k_cache[1, 9] == k[1, 0]).all())
         (torch.Size([2, 1, 8, 32]), True)
     """
-    passed = dict(q=q, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens, **options)
-    key = plans.key_of(passed)
-    plan = None if key is None else plans.plans.get(key)
-    if plan is not None:
+    if torch.compiler.is_dynamo_compiling():
+        return _attend_checked(None, q, k_cache, v_cache, cache_seqlens, options)
+    if _autocast_is_on():
+        q, options = plans.as_cast(q, options)  # type: ignore[assignment]
+    key = plans.key_of(q, v_cache, options)
+    plan = plans.plans.get(key)
+    if plan is not None and plans.is_plain((q, k_cache, v_cache, cache_seqlens), options):
+        of_op = map(options.get, plan.names)
         try:
-            return plans.run(plan, passed)
+            return plan.op(q, k_cache, v_cache, cache_seqlens, plan.text, *of_op)
         except RuntimeError:  # the checks say why, or the op again
             pass
+    return _attend_checked(key, q, k_cache, v_cache, cache_seqlens, options)
+
+
+_autocast_is_on = torch._C._is_any_autocast_enabled
+
+
+def _attend_checked(
+    key: tuple[Any, ...] | None,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache_seqlens: Any,
+    options: Mapping[str, Any],
+) -> Any:
+    """The long way. `key` is that of a plan for the next call of the kind; None for none."""
     given = with_defaults(NAME, {**options})
     call = checked_cache(q, k_cache, v_cache, cache_seqlens, given)
     ops, backend = choose(call)
     call = call._replace(backend=backend)
     if ops is KERNELS:
-        plans.remember(key, call, passed, given["return_lse"])
+        plans.remember(key, call, options, given["return_lse"])
     op = ops.forward if given["return_lse"] else ops.output
     with torch.no_grad():
         return op(*call)

@@ -1,94 +1,127 @@
-"""Calls that have been made before, but for what their tensors contain: the op of the kernels at
-once, since no check can say anything new."""
+"""Calls that have been made before, but for their tensors and lengths: the op of the kernels at
+once. It checks its tensors as `checked.py` does, and refuses what is not for it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..cache_arguments import CacheArguments
+from ..checked import as_autocast_does
 from ..dispatch.request import asked_around
-from ..native.core import Kernel
-from ..ops.cache import ATTEND_CACHE
-from .in_place import LONGEST_AT, TENSORS, appends, obstacle, op_arguments
+from ..ops.cache import ATTEND_CACHE, BRIEF_ATTEND_CACHE, BRIEF_OPTIONAL, brief_options
+from .in_place import appends, obstacle, optional_arguments
+from .latent import WIDEST
 
-_MOST = 4096  # beyond it all are forgotten
-_LONGEST = "max_seqlen_k"
-_TYPES = frozenset({bool, int, float, str, tuple, Kernel, type(None)})
+_MOST = 4096  # beyond it all are forgotten: options may differ at every call
+_TENSORS = frozenset({Tensor, torch.nn.Parameter})
+# Options of these types mean the same where they are equal.
+_KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})
+_LENGTHS = frozenset({"max_seqlen_q", "max_seqlen_k"})  # they differ from step to step
+_CAST = ("k", "v", "qv")  # by autocast, beside q
+_NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
 
 
 class CachePlan(NamedTuple):
-    """What the op is told."""
+    """The op, and what it is told beside tensors."""
 
-    arguments: tuple[Any, ...]  # None in the places of tensors
-    tensors: tuple[tuple[int, str], ...]  # their places and names
-    room: int  # tokens of a sequence that there is room for
-    return_lse: bool
+    op: Callable[..., Any]
+    text: str
+    names: tuple[str, ...]  # which options are its arguments after the text
 
 
 plans: dict[tuple[Any, ...], CachePlan] = {}
 
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_is_on = torch._C._are_functorch_transforms_active
+_gradients_are_on = torch.is_grad_enabled
 
-def key_of(given: dict[str, Any]) -> tuple[Any, ...] | None:
-    """All that checks and choices read of a call: of tensors all but their numbers. None where
-    there is more: a tensor of a subclass, a mode, or code that is traced."""
-    if (
-        torch.compiler.is_dynamo_compiling()
-        or torch._C._is_any_autocast_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-    ):
+
+def key_of(q: Any, v_cache: Any, options: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What a plan depends on: of tensors among the options, that they are there. The types are part
+    of it: True == 1 == 1.0, but only one of them is right. None where there is no plan."""
+    try:
+        key = (
+            q.dtype,
+            q.device,
+            q.shape[-1],
+            v_cache.shape[-1],
+            *asked_around(),
+            *options,
+            *map(type, options.values()),
+            *map(type, options.get("window") or ()),
+            *[
+                value
+                for name, value in options.items()
+                if type(value) not in _TENSORS and name not in _LENGTHS
+            ],
+        )
+        hash(key)
+    except _NO_PLAN:
         return None
-    words: list[Any] = [torch.is_grad_enabled(), *asked_around()]
-    for name, value in given.items():
-        kind = type(value)
-        if kind is Tensor:
-            words += (name, value.shape, value.stride(), value.dtype, value.device)
-            words.append(value.requires_grad)
-        elif kind is int and name == _LONGEST and value > 0:
-            words += (name, kind)  # it grows with every step, and only the op reads it
-        elif kind in _TYPES:
-            words += (name, kind, value)
-            if kind is tuple:  # a window: True == 1 == 1.0, but only one of them is right
-                words += map(type, value)
-        else:
-            return None
-    return tuple(words)
+    return key
 
 
-def run(plan: CachePlan, given: dict[str, Any]) -> Any:
-    """The results of a call of the plan's kind."""
-    arguments = list(plan.arguments)
-    for place, name in plan.tensors:
-        arguments[place] = given[name]
-    if longest := given.get(_LONGEST):
-        arguments[LONGEST_AT] = min(longest, plan.room)
-    out, lse = ATTEND_CACHE(*arguments)
-    return (out, lse) if plan.return_lse else out
+def as_cast(q: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """q and the options as torch.autocast casts them."""
+    if not isinstance(q, Tensor):
+        return q, options
+    there = {name: options[name] for name in _CAST if options.get(name) is not None}
+    q, *cast = as_autocast_does(q.device, (q, *there.values()))
+    return q, {**options, **dict(zip(there, cast, strict=True))}
+
+
+def is_plain(tensors: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Whether the tensors are of no subclass, no mode is on that the op knows nothing of, and
+    no gradient is recorded."""
+    for tensor in tensors:
+        if type(tensor) is not Tensor:
+            return False
+    if _functorch_is_on() or _dispatch_modes():
+        return False
+    return not _gradients_are_on() or not any(
+        getattr(value, "requires_grad", False) for value in (*tensors, *options.values())
+    )
 
 
 def remember(
-    key: tuple[Any, ...] | None, call: CacheArguments, given: dict[str, Any], return_lse: bool
+    key: tuple[Any, ...] | None,
+    call: CacheArguments,
+    options: Mapping[str, Any],
+    return_lse: bool,
 ) -> None:
-    """Keeps a plan for calls of the key, where a kernel reads the cache of this one, and is told
-    the very tensors that were passed."""
-    appending = call.k is not None
-    if key is None or obstacle(call) or not call.q.numel() or (appending and not appends(call)):
+    """Keeps a plan for calls of the key, where a kernel reads the cache of this one, which had the
+    options, and is told the very tensors that were passed."""
+    if key is None or not _may_be_kept(call, options):
         return
-    arguments = list(op_arguments(call, call.q, call.cache_seqlens, appending))
-    tensors: list[tuple[int, str]] = []
-    for place, name in enumerate(TENSORS[: len(arguments)]):
-        value = arguments[place]
-        if not name or value is None:
-            continue
-        if name == "cu_seqlens_k_new" and given.get(name) is None:
-            name = "cu_seqlens_q"  # as many new keys as queries
-        if value is not given.get(name):
-            return
-        tensors.append((place, name))
-        arguments[place] = None
+    names = []
+    for name, value in optional_arguments(call, call.k is not None).items():
+        given = options.get(name)
+        if isinstance(value, Tensor) and value is not given:
+            # Where nothing else is said, there are as many new keys as queries.
+            if name != "cu_seqlens_k_new" or given is not None or value is not call.cu_seqlens_q:
+                return
+            name = "cu_seqlens_q"
+        names.append(name)
+    while names and options.get(names[-1]) is None:
+        names.pop()
+    ops = BRIEF_ATTEND_CACHE if len(names) <= len(BRIEF_OPTIONAL) else ATTEND_CACHE
+    op: Any = ops.forward if return_lse else ops.output
     if len(plans) >= _MOST:
         plans.clear()
-    plans[key] = CachePlan(tuple(arguments), tuple(tensors), call.room, return_lse)
+    plans[key] = CachePlan(op.op, brief_options(call), tuple(names))
+
+
+def _may_be_kept(call: CacheArguments, options: Mapping[str, Any]) -> bool:
+    """Whether the op does all that a call of this kind asks for, or refuses it."""
+    return (
+        not torch.compiler.is_compiling()
+        and not obstacle(call)
+        and (call.k is None or appends(call))
+        and call.cache_seqlens.is_contiguous()
+        and (call.qv is not None or call.q.shape[-1] <= WIDEST)  # wider: v may be a part of k
+        and all(type(value) in _KEY_TYPES | _TENSORS for value in options.values())
+    )
