@@ -33,16 +33,24 @@ class CachePlan(NamedTuple):
     names: tuple[str, ...]  # which options are its arguments after the text
 
 
-plans: dict[tuple[Any, ...], CachePlan] = {}
+plans: dict[tuple[Any, ...] | None, CachePlan] = {}  # none has the key None
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_is_on = torch._C._are_functorch_transforms_active
 _gradients_are_on = torch.is_grad_enabled
 
 
-def key_of(q: Any, v_cache: Any, options: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def key_of(tensors: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """What a plan depends on: of tensors among the options, that they are there. The types are part
-    of it: True == 1 == 1.0, but only one of them is right. None where there is no plan."""
+    of it: True == 1 == 1.0, but only one of them is right. None where there is no plan.
+
+    Args:
+        tensors: q, k_cache, v_cache and cache_seqlens.
+        options: those that were passed.
+    """
+    if not _are_plain(tensors, options):
+        return None
+    q, _k_cache, v_cache, _cache_seqlens = tensors
     try:
         key = (
             q.dtype,
@@ -74,7 +82,7 @@ def as_cast(q: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]
     return q, {**options, **dict(zip(there, cast, strict=True))}
 
 
-def is_plain(tensors: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+def _are_plain(tensors: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
     """Whether the tensors are of no subclass, no mode is on that the op knows nothing of, and
     no gradient is recorded."""
     for tensor in tensors:
@@ -118,8 +126,7 @@ def remember(
 def _may_be_kept(call: CacheArguments, options: Mapping[str, Any]) -> bool:
     """Whether the op does all that a call of this kind asks for, or refuses it."""
     return (
-        not torch.compiler.is_compiling()
-        and not obstacle(call)
+        not obstacle(call)
         and (call.k is None or appends(call))
         and call.cache_seqlens.is_contiguous()
         and (call.qv is not None or call.q.shape[-1] <= WIDEST)  # wider: v may be a part of k

@@ -110,9 +110,7 @@ def attend_to_cache(call: tuple[Any, Any, Any, Any], **options: Any) -> Any:
             return attend_to_cache(call, **options)
     q, k_cache, v_cache, lengths = call
     # A call with fewer options takes less time.
-    options = {
-        name: int32(value) for name, value in options.items() if value is not DEFAULTS[name]
-    }
+    options = {name: int32(value) for name, value in options.items() if value is not DEFAULTS[name]}
     lengths = int32(lengths)
     longest = _longest((q, k_cache, v_cache, lengths), options)
     if longest is not None:
