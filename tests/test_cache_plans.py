@@ -22,6 +22,7 @@ from cute_attention.inference import (
     plans,
 )
 from cute_attention.ops.cache import BRIEF_OPTIONAL, OPTIONAL
+from latent_calls import latent_call, latent_form
 from test_cache_in_place import standing_in
 from tolerances import assert_close, assert_same_bits
 
@@ -313,6 +314,23 @@ def test_autocast_casts_before_the_plan(seen: Seen) -> None:
         TypeError, match=r"k_cache has dtype torch\.bfloat16, expected torch\.float32"
     ):
         attention_with_cache(**call.given | wide)
+
+
+def test_values_that_are_columns_of_keys(seen: Seen) -> None:
+    """Latent attention: the kernel gets views, and only where memory is shared."""
+    call = latent_call(latent_form(
+        dims=(8, 256), dtype=torch.float32, lengths=(0, 5, 64, 70), heads=4, queries=2
+    ), "cpu")  # fmt: skip
+    apart = call.given | {"v_cache": call.given["v_cache"].clone()}
+    wanted = outcome(call.given)
+    for given, checks in ((call.given, 1), (apart, 2), (apart, 3), (call.given, 3)):
+        for one, other in zip(outcome(given)[:2], wanted, strict=False):
+            assert_close(one, other, "rounding")
+        assert seen.checked == checks
+        assert (seen.ran[-1]["qv"] is None) == (given is apart)
+    q, k_cache = call.given["q"], call.given["k_cache"]
+    assert seen.ran[-1]["qv"].data_ptr() == q.data_ptr()
+    assert seen.ran[-1]["k_cache"].data_ptr() == k_cache[..., 256:].data_ptr()
 
 
 def test_a_mode_sees_the_op_that_it_knows(seen: Seen) -> None:

@@ -124,12 +124,12 @@ def attention_with_cache(
         return _attend_checked(None, q, k_cache, v_cache, cache_seqlens, options)
     if _autocast_is_on():
         q, options = plans.as_cast(q, options)  # type: ignore[assignment]
-    key = plans.key_of((q, k_cache, v_cache, cache_seqlens), options)
+    tensors = q, k_cache, v_cache, cache_seqlens
+    key = plans.key_of(tensors, options)
     plan = plans.plans.get(key)
     if plan is not None:
-        others = map(options.get, plan.names)
         try:
-            return plan.op(q, k_cache, v_cache, cache_seqlens, plan.text, *others)
+            return plans.run(plan, tensors, options)
         except RuntimeError:  # the checks say why, or the op again
             pass
     return _attend_checked(key, q, k_cache, v_cache, cache_seqlens, options)

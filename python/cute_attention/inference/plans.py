@@ -14,7 +14,7 @@ from ..checked import as_autocast_does
 from ..dispatch.request import asked_around
 from ..ops.cache import ATTEND_CACHE, BRIEF_ATTEND_CACHE, BRIEF_OPTIONAL, brief_options
 from .in_place import appends, obstacle, optional_arguments
-from .latent import WIDEST
+from .latent import WIDEST, parted, values_in_keys, with_qv
 
 _MOST = 4096  # beyond it all are forgotten: options may differ at every call
 _TENSORS = frozenset({Tensor, torch.nn.Parameter})
@@ -31,6 +31,7 @@ class CachePlan(NamedTuple):
     op: Callable[..., Any]
     text: str
     names: tuple[str, ...]  # which options are its arguments after the text
+    is_latent: bool  # it gets tensors in the form `with_qv`, which are not passed so
 
 
 plans: dict[tuple[Any, ...] | None, CachePlan] = {}  # none has the key None
@@ -95,6 +96,21 @@ def _are_plain(tensors: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
     )
 
 
+def run(plan: CachePlan, tensors: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """The results of a call with the plan's key.
+
+    Raises:
+        RuntimeError: the op refuses the call.
+    """
+    if plan.is_latent:
+        q, k_cache, v_cache, cache_seqlens = tensors
+        if not values_in_keys(k_cache, v_cache):
+            raise RuntimeError("v_cache is no view of k_cache")
+        q, k_cache, qv = parted(q, k_cache, v_cache)
+        tensors, options = (q, k_cache, v_cache, cache_seqlens), {**options, "qv": qv}
+    return plan.op(*tensors, plan.text, *map(options.get, plan.names))
+
+
 def remember(
     key: tuple[Any, ...] | None,
     call: CacheArguments,
@@ -103,32 +119,35 @@ def remember(
 ) -> None:
     """Keeps a plan for calls of the key, where a kernel reads the cache of this one, which had the
     options, and is told the very tensors that were passed."""
-    if key is None or not _may_be_kept(call, options):
+    parts = with_qv(call)
+    is_latent = parts is not call
+    if key is None or not _may_be_kept(call, is_latent, options):
         return
+    there = {**options, "qv": parts.qv}
     names = []
-    for name, value in optional_arguments(call, call.k is not None).items():
-        given = options.get(name)
+    for name, value in optional_arguments(parts, call.k is not None).items():
+        given = there.get(name)
         if isinstance(value, Tensor) and value is not given:
             # Where nothing else is said, there are as many new keys as queries.
             if name != "cu_seqlens_k_new" or given is not None or value is not call.cu_seqlens_q:
                 return
             name = "cu_seqlens_q"
         names.append(name)
-    while names and options.get(names[-1]) is None:
+    while names and there.get(names[-1]) is None:
         names.pop()
     ops = BRIEF_ATTEND_CACHE if len(names) <= len(BRIEF_OPTIONAL) else ATTEND_CACHE
     op: Any = ops.forward if return_lse else ops.output
     if len(plans) >= _MOST:
         plans.clear()
-    plans[key] = CachePlan(op.op, brief_options(call), tuple(names))
+    plans[key] = CachePlan(op.op, brief_options(call), tuple(names), is_latent)
 
 
-def _may_be_kept(call: CacheArguments, options: Mapping[str, Any]) -> bool:
+def _may_be_kept(call: CacheArguments, is_latent: bool, options: Mapping[str, Any]) -> bool:
     """Whether the op does all that a call of this kind asks for, or refuses it."""
     return (
         not obstacle(call)
         and (call.k is None or appends(call))
         and call.cache_seqlens.is_contiguous()
-        and (call.qv is not None or call.q.shape[-1] <= WIDEST)  # wider: v may be a part of k
+        and (is_latent or call.qv is not None or call.q.shape[-1] <= WIDEST)
         and all(type(value) in _KEY_TYPES | _TENSORS for value in options.values())
     )
