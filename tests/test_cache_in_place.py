@@ -63,6 +63,9 @@ def refuse(given: dict[str, Any]) -> None:
             check(new.shape[-2:] == cache.shape[-2:] and (dim == 3 or len(new) == batch), name)
             check(new.shape[-3] == given["k"].shape[-3], name)
             check(cache.stride(3) == 1 and not any(s % 8 for s in cache.stride()[:3]), name)
+    qv = given["qv"]
+    if qv is not None:
+        check(qv.dtype == q.dtype and qv.shape == (*q.shape[:-1], v_cache.shape[3]), "qv")
     cos, sin = given["rotary_cos"], given["rotary_sin"]
     if cos is not None:
         check(cos.shape == sin.shape and cos.dim() == 2 and cos.dtype == sin.dtype, "cos")

@@ -13,6 +13,7 @@ from ..cache_arguments import CacheArguments
 from ..checked import as_autocast_does
 from ..dispatch.request import asked_around
 from ..ops.cache import ATTEND_CACHE, BRIEF_ATTEND_CACHE, BRIEF_OPTIONAL, brief_options
+from .checked import equal_lengths
 from .in_place import appends, obstacle, optional_arguments
 from .latent import WIDEST, parted, values_in_keys, with_qv
 
@@ -21,6 +22,7 @@ _TENSORS = frozenset({Tensor, torch.nn.Parameter})
 # Options of these types mean the same where they are equal.
 _KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})
 _LENGTHS = frozenset({"max_seqlen_q", "max_seqlen_k"})  # they differ from step to step
+_LENGTH_TYPES = frozenset({Tensor, int})
 _CAST = ("k", "v", "qv")  # by autocast, beside q
 _NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
 
@@ -32,6 +34,7 @@ class CachePlan(NamedTuple):
     text: str
     names: tuple[str, ...]  # which options are its arguments after the text
     is_latent: bool  # it gets tensors in the form `with_qv`, which are not passed so
+    is_direct: bool  # it gets just what is passed
 
 
 plans: dict[tuple[Any, ...] | None, CachePlan] = {}  # none has the key None
@@ -51,9 +54,10 @@ def key_of(tensors: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, .
     """
     if not _are_plain(tensors, options):
         return None
-    q, _k_cache, v_cache, _cache_seqlens = tensors
+    q, _k_cache, v_cache, cache_seqlens = tensors
     try:
         key = (
+            type(cache_seqlens),
             q.dtype,
             q.device,
             q.shape[-1],
@@ -84,11 +88,16 @@ def as_cast(q: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]
 
 
 def _are_plain(tensors: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Whether the tensors are of no subclass, no mode is on that the op knows nothing of, and
-    no gradient is recorded."""
-    for tensor in tensors:
-        if type(tensor) is not Tensor:
-            return False
+    """Whether the tensors are of no subclass, and the lengths perhaps an int, no mode is on that
+    the op knows nothing of, and no gradient is recorded."""
+    q, k_cache, v_cache, cache_seqlens = tensors
+    if not (
+        type(q) is Tensor
+        and type(k_cache) is Tensor
+        and type(v_cache) is Tensor
+        and type(cache_seqlens) in _LENGTH_TYPES
+    ):
+        return False
     if _functorch_is_on() or _dispatch_modes():
         return False
     return not _gradients_are_on() or not any(
@@ -101,27 +110,36 @@ def run(plan: CachePlan, tensors: tuple[Any, ...], options: Mapping[str, Any]) -
 
     Raises:
         RuntimeError: the op refuses the call.
+        IndexError: a tensor without dimensions.
     """
+    q, k_cache, v_cache, cache_seqlens = tensors
+    if type(cache_seqlens) is int:
+        if cache_seqlens < 0:
+            raise RuntimeError("cache_seqlens is negative")
+        ends = options.get("cu_seqlens_q")
+        batch = q.shape[0] if ends is None else ends.numel() - 1
+        cache_seqlens = equal_lengths(batch, cache_seqlens, q.device)
     if plan.is_latent:
-        q, k_cache, v_cache, cache_seqlens = tensors
         if not values_in_keys(k_cache, v_cache):
             raise RuntimeError("v_cache is no view of k_cache")
         q, k_cache, qv = parted(q, k_cache, v_cache)
-        tensors, options = (q, k_cache, v_cache, cache_seqlens), {**options, "qv": qv}
-    return plan.op(*tensors, plan.text, *map(options.get, plan.names))
+        options = {**options, "qv": qv}
+    others = map(options.get, plan.names)
+    return plan.op(q, k_cache, v_cache, cache_seqlens, plan.text, *others)
 
 
 def remember(
-    key: tuple[Any, ...] | None,
+    key: tuple[Any, ...],
     call: CacheArguments,
+    equal: bool,
     options: Mapping[str, Any],
     return_lse: bool,
 ) -> None:
     """Keeps a plan for calls of the key, where a kernel reads the cache of this one, which had the
-    options, and is told the very tensors that were passed."""
+    options, and is told the very tensors that were passed. `equal`: the lengths were an int."""
     parts = with_qv(call)
     is_latent = parts is not call
-    if key is None or not _may_be_kept(call, is_latent, options):
+    if not _may_be_kept(call, is_latent, options):
         return
     there = {**options, "qv": parts.qv}
     names = []
@@ -139,7 +157,9 @@ def remember(
     op: Any = ops.forward if return_lse else ops.output
     if len(plans) >= _MOST:
         plans.clear()
-    plans[key] = CachePlan(op.op, brief_options(call), tuple(names), is_latent)
+    plans[key] = CachePlan(
+        op.op, brief_options(call), tuple(names), is_latent, not is_latent and not equal
+    )
 
 
 def _may_be_kept(call: CacheArguments, is_latent: bool, options: Mapping[str, Any]) -> bool:
