@@ -163,12 +163,13 @@ ForwardWorkspace forward_workspace(ForwardParams const& p, DType dtype, int32_t 
   check_arch(arch);
   DeviceInfo const& info = device_at(device);
   bool const nothing = rows_q(p) == 0 || rows_k(p) == 0 || p.heads == 0;
-  if (nothing || p.num_splits == 1 || is_batch_invariant(p)) return {0, 1};
-  bool const open = p.num_splits == 0 && splits_of_environment() == 0;
-  if (open && !may_be_split(p, info)) return {0, 1};
+  if (nothing) return {0, 1};
+  bool const whole = p.num_splits == 1 || is_batch_invariant(p) ||
+                     (p.num_splits == 0 && splits_of_environment() == 0 && !may_be_split(p, info));
+  if (whole && !has_cache(p)) return {0, 1};
   ForwardParams const launched = with_a_grid(p);
   KernelRow const& row = *row_for(Direction::Forward, launched, dtype, arch, info).row;
-  int32_t const splits = choose_splits(row, launched, info);
+  int32_t const splits = whole ? 1 : choose_splits(row, launched, info);
   return {splits > 1 ? split_workspace_size(launched, splits) : 0, splits};
 }
 

@@ -29,6 +29,9 @@ inline void check_new_tokens(NewTokens const& given, TensorView const& q, Tensor
                       given.cos.has_value() == given.sin.has_value() && (given.k || !given.cos),
                   "cute_attention: k and v come together, and rotary_cos and rotary_sin with them");
   if (!given.k) return;
+  STD_TORCH_CHECK(!given.cu_seqlens ||
+                      (given.cu_seqlens->is_beside(q) && given.cu_seqlens->numel() == batch + 1),
+                  "cute_attention: cu_seqlens_k_new must be [batch + 1] on q's device");
   int64_t const dim = given.cu_seqlens ? 3 : 4;
   for (auto const& [tokens, cache] :
        {std::pair<TensorView, TensorView>{*given.k, k_cache}, {*given.v, v_cache}}) {
@@ -80,12 +83,12 @@ inline RotaryOptions rotary_of(NewTokens const& given, TensorView const& q, int6
   return rotary;
 }
 
-// The call for the cache of `params`, whose q, batch and lengths it has too, but for what it writes
-// beside the cache: `used` and turned_q.
+// The call for the cache of `params`, whose q, batch and lengths it has too, but for the memory
+// that it writes beside the cache: `used`, and turned_q, which is contiguous. For tensors that
+// passed check_new_tokens().
 inline AppendParams append_params(ForwardParams const& params, NewTokens const& given,
                                   TensorView const& q, TensorView const& k_cache,
                                   TensorView const& v_cache, std::vector<Tensor>& copies) {
-  check_new_tokens(given, q, k_cache, v_cache, params.batch);
   TensorView const k = readable(*given.k, copies), v = readable(*given.v, copies);
   bool const packed = given.cu_seqlens.has_value();
   AppendParams append{};
@@ -109,6 +112,9 @@ inline AppendParams append_params(ForwardParams const& params, NewTokens const& 
   append.head_dim = params.head_dim;
   append.head_dim_v = params.head_dim_v;
   append.cache = params.cache;
+  append.q = params.q;
+  append.q_stride = params.q_stride;
+  append.turned_q_stride = contiguous_strides(q);
   append.rotary = rotary_of(given, q, params.batch, copies);
   return append;
 }

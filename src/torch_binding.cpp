@@ -77,9 +77,12 @@ Params shape_params(Inputs const& in) {
   return params;
 }
 
-// The same for a call with a cache.
+// The same for a call with a cache. What this lets pass attention_with_cache would too: it calls
+// the op without a check of its own where a call of the kind has passed before.
 ForwardParams cached_params(Inputs const& in) {
   check_cached_inputs(in.q, in.k, in.v, in.packed());
+  STD_TORCH_CHECK(!in.packed() || in.cu_seqlens_q->is_beside(in.q),
+                  "cute_attention: cu_seqlens_q must be on q's device");
   if (in.qv) check_qv(*in.qv, in.q, in.v);
   if (in.sink) check_sink(*in.sink, in.q);
   int64_t const dim = in.q.dim;
@@ -87,7 +90,6 @@ ForwardParams cached_params(Inputs const& in) {
   params.cu_seqlens_q = cu_seqlens_of(in.cu_seqlens_q, "cu_seqlens_q");
   params.batch = to_int32(in.packed() ? in.cu_seqlens_q->sizes[0] - 1 : in.q.sizes[0], "batch");
   params.seqlen_q = to_int32(in.packed() ? in.max_seqlen_q : in.q.sizes[1], "seqlen_q");
-  params.seqlen_k = to_int32(in.max_seqlen_k, "max_seqlen_k");
   params.total_q = in.packed() ? in.q.sizes[0] : 0;
   params.heads = to_int32(in.q.sizes[dim - 2], "heads");
   params.heads_kv = to_int32(in.k.sizes[2], "heads_kv");
@@ -95,6 +97,8 @@ ForwardParams cached_params(Inputs const& in) {
   params.head_dim_v = to_int32(in.v.sizes[3], "head_dim_v");
   set_options(params, in);
   params.cache = cache_of(in.cache, in.k, in.q, params.batch);
+  params.seqlen_k = longest_of(params.cache, to_int32(in.max_seqlen_k, "max_seqlen_k"));
+  check_new_tokens(in.new_tokens, in.q, in.k, in.v, params.batch);
   params.num_splits = to_int32(in.num_splits, "num_splits");
   params.batch_invariant = in.batch_invariant;
   return params;
@@ -126,39 +130,59 @@ void set_inputs(Params& params, Inputs const& in, std::vector<Tensor>& copies) {
   }
 }
 
-// The workspace of a call that divides its keys; it lives until the stream is done with it.
-Tensor split_workspace(Inputs const& in, ForwardParams& params) {
-  ForwardWorkspace sizes{};
-  int32_t const error = cute_attention_forward_workspace(&params, in.kernel_dtype(),
-                                                         in.options.arch, in.device(), &sizes);
-  STD_TORCH_CHECK(error == 0, cute_attention_last_error());
-  if (sizes.split_workspace == 0) return nullptr;
-  Tensor workspace = empty({sizes.split_workspace}, aoti_torch_dtype_float32(), in.device());
-  params.split_workspace = static_cast<float*>(data_of(workspace));
-  params.num_splits = sizes.num_splits;
-  return workspace;
+// What a forward call writes beside its results. It lies in one tensor, since each allocation takes
+// a microsecond, and lives until the stream is done with it. Null is what the call does not need.
+struct ForwardMemory {
+  Tensor tensor;
+  int32_t* next_tile;  // of packed calls
+  float* splits;       // of calls that divide their keys
+  int32_t* used;       // of calls that append, like the next one
+  void* turned_q;
+};
+
+// Sets the number of splits too. `params` is the call but for its outputs.
+ForwardMemory forward_memory(Inputs const& in, ForwardParams& params, bool appends) {
+  ForwardWorkspace splits{};
+  if (in.q.numel() > 0) {
+    int32_t const error = cute_attention_forward_workspace(&params, in.kernel_dtype(),
+                                                           in.options.arch, in.device(), &splits);
+    STD_TORCH_CHECK(error == 0, cute_attention_last_error());
+    if (splits.split_workspace > 0) params.num_splits = splits.num_splits;
+  }
+  constexpr int64_t kAlignment = 128;
+  int64_t bytes = 0;
+  auto const place = [&](int64_t size) {
+    int64_t const begin = bytes;
+    bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+    return size == 0 ? -1 : begin;
+  };
+  int64_t const next_tile = place(in.packed() ? 4 : 0);
+  int64_t const split_parts = place(4 * splits.split_workspace);
+  int64_t const used = place(appends ? 4 * int64_t{params.batch} : 0);
+  int64_t const turned_q = place(appends && in.new_tokens.cos ? 2 * in.q.numel() : 0);
+  if (bytes == 0) return {};
+  Tensor tensor = empty({bytes}, aoti_torch_dtype_uint8(), in.device());
+  auto* const begin = static_cast<char*>(data_of(tensor));
+  auto const at = [&](int64_t offset) -> void* { return offset < 0 ? nullptr : begin + offset; };
+  return {std::move(tensor), static_cast<int32_t*>(at(next_tile)),
+          static_cast<float*>(at(split_parts)), static_cast<int32_t*>(at(used)), at(turned_q)};
 }
 
 // Writes new keys and values to the cache. `params` is then a call with the lengths that this
-// leaves and, where there are angles, with the queries that it has turned, which `copies` keep.
-void run_append(Inputs const& in, ForwardParams& params, std::vector<Tensor>& copies) {
+// leaves and, where there are angles, with the queries that it has turned.
+void run_append(Inputs const& in, ForwardParams& params, ForwardMemory const& memory,
+                std::vector<Tensor>& copies) {
   AppendParams append = append_params(params, in.new_tokens, in.q, in.k, in.v, copies);
-  Tensor used = empty({params.batch}, aoti_torch_dtype_int32(), in.device());
-  append.used = static_cast<int32_t*>(data_of(used));
-  if (append.rotary.cos != nullptr) {
-    copies.push_back(empty_like(in.q));
-    TensorView const turned(copies.back());
-    append.q = params.q;
-    append.q_stride = params.q_stride;
-    append.turned_q = turned.data;
-    append.turned_q_stride = params.q_stride = strides_of(turned);
-    params.q = turned.data;
-  }
+  append.used = memory.used;
+  append.turned_q = memory.turned_q;
   int32_t const error = cute_attention_append(&append, in.kernel_dtype(), in.options.arch,
                                               in.device(), current_stream(in.device()));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
   params.cache.seqused_k = append.used;
-  copies.push_back(std::move(used));
+  if (append.rotary.cos != nullptr) {
+    params.q = append.turned_q;
+    params.q_stride = append.turned_q_stride;
+  }
 }
 
 // Launches the forward pass into out and, where there is one, lse.
@@ -175,18 +199,15 @@ void run_forward(Inputs const& in, ForwardParams& params, Tensor const& out, Ten
     return;
   }
   set_inputs(params, in, copies);
-  if (appends) run_append(in, params, copies);
+  ForwardMemory const memory = forward_memory(in, params, appends);
+  if (appends) run_append(in, params, memory, copies);
   if (in.q.numel() == 0) return;
   TensorView const written(out);
   params.o = written.data;
   params.o_stride = strides_of(written);
   params.lse = lse ? static_cast<float*>(data_of(lse)) : nullptr;
-  Tensor next_tile;  // a workspace of packed calls
-  if (in.packed()) {
-    next_tile = empty({1}, aoti_torch_dtype_int32(), in.device());
-    params.next_tile = static_cast<int32_t*>(data_of(next_tile));
-  }
-  Tensor const splits = split_workspace(in, params);
+  params.next_tile = memory.next_tile;
+  params.split_workspace = memory.splits;
   int32_t const error = cute_attention_forward(&params, in.kernel_dtype(), in.options.arch,
                                                in.device(), current_stream(in.device()));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
@@ -212,7 +233,7 @@ template <Form kForm, Lse kLse>
 void forward(StableIValue* values, uint64_t /* arguments */, uint64_t /* results */) {
   Stack stack(values);
   Inputs const in = inputs_of<kForm>(stack);
-  auto params = kForm == Form::Cached ? cached_params(in) : shape_params<ForwardParams>(in);
+  auto params = is_cached(kForm) ? cached_params(in) : shape_params<ForwardParams>(in);
   Tensor out = empty_output(in);
   Tensor lse = kLse == Lse::Returned ? empty_lse(in, params) : nullptr;
   run_forward(in, params, out, lse);
@@ -359,5 +380,9 @@ STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUDA, library) {
   library.impl("brief_packed_forward", &cute_attention::forward<Form::Packed, Lse::Returned>);
   library.impl("brief_packed_forward.output", &cute_attention::forward<Form::Packed, Lse::Absent>);
   library.impl("attend_cache", &cute_attention::forward<Form::Cached, Lse::Returned>);
+  library.impl("attend_cache.output", &cute_attention::forward<Form::Cached, Lse::Absent>);
+  library.impl("brief_attend_cache", &cute_attention::forward<Form::BriefCached, Lse::Returned>);
+  library.impl("brief_attend_cache.output",
+               &cute_attention::forward<Form::BriefCached, Lse::Absent>);
   library.impl("brief_packed_backward", &cute_attention::backward<Form::Packed>);
 }

@@ -84,4 +84,12 @@ inline KeyCache cache_of(CacheTensors const& given, TensorView const& k, TensorV
   return cache;
 }
 
+// The length of the longest sequence, of which `said` is a bound, or 0: at most what there is room
+// for.
+inline int32_t longest_of(KeyCache const& cache, int32_t said) {
+  int64_t const room = int64_t{cache.pages_per_sequence} * cache.page_size;
+  STD_TORCH_CHECK(room > 0 && cache.pages > 0, "cute_attention: k and v are a cache without room");
+  return static_cast<int32_t>(said == 0 ? room : std::min<int64_t>(said, room));
+}
+
 }  // namespace cute_attention

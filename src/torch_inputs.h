@@ -19,7 +19,7 @@ struct Inputs {
   OptionalTensor cu_seqlens_q = {};
   OptionalTensor cu_seqlens_k = {};
   int64_t max_seqlen_q = 0;
-  int64_t max_seqlen_k = 0;
+  int64_t max_seqlen_k = 0;  // with a cache 0 for all that a sequence has room for
   OptionalTensor bias = {};
   OptionalTensor alibi_slopes = {};
   OptionalTensor sink = {};
@@ -40,11 +40,14 @@ struct Inputs {
 
 // The forms in which ops take the inputs.
 enum class Form {
-  Full,    // each argument by itself
-  Brief,   // q, k, v and a text for the options: neither packed nor with a sink
-  Packed,  // the same with packed sequences
-  Cached,  // k and v are a cache: attend_cache of python/cute_attention/ops/cache.py
+  Full,         // each argument by itself
+  Brief,        // q, k, v and a text for the options: neither packed nor with a sink
+  Packed,       // the same with packed sequences
+  Cached,       // k and v are a cache: attend_cache of python/cute_attention/ops/cache.py
+  BriefCached,  // brief_attend_cache
 };
+
+constexpr bool is_cached(Form form) { return form == Form::Cached || form == Form::BriefCached; }
 
 inline Options spelled_options(Stack& stack) {
   Options options;
@@ -60,37 +63,42 @@ template <Form kForm>
 Inputs inputs_of(Stack& stack) {
   TensorView const q = stack.tensor(), k = stack.tensor(), v = stack.tensor();
   if constexpr (kForm == Form::Brief) {
-    return {q, k, v, brief_options(stack.text())};
+    return {q, k, v, brief_options<Options>(stack.text())};
   } else if constexpr (kForm == Form::Packed) {
-    Inputs in{q, k, v, brief_options(stack.text())};
+    Inputs in{q, k, v, brief_options<Options>(stack.text())};
     in.cu_seqlens_q = stack.tensor();
     in.cu_seqlens_k = stack.tensor();
     in.max_seqlen_q = stack.integer();
     in.max_seqlen_k = stack.integer();
     return in;
-  } else if constexpr (kForm == Form::Cached) {
-    Inputs in{q, k, v, spelled_options(stack)};
-    in.cache.seqused_k = stack.tensor();
-    in.cu_seqlens_q = stack.optional_tensor();
-    in.max_seqlen_q = stack.integer();
-    in.max_seqlen_k = stack.integer();
-    in.cache.leftpad_k = stack.optional_tensor();
-    in.cache.batch_idx = stack.optional_tensor();
-    in.cache.block_table = stack.optional_tensor();
-    in.alibi_slopes = stack.optional_tensor();
-    in.sink = stack.optional_tensor();
-    in.qv = stack.optional_tensor();
-    in.num_splits = stack.integer();
-    in.batch_invariant = stack.flag();
+  } else if constexpr (is_cached(kForm)) {
+    Inputs in{q, k, v, {}};
     NewTokens& added = in.new_tokens;
+    in.cache.seqused_k = stack.tensor();
+    std::string const text = stack.text();
     added.k = stack.optional_tensor();
     added.v = stack.optional_tensor();
-    added.cu_seqlens = stack.optional_tensor();
+    in.cache.block_table = stack.optional_tensor();
     added.cos = stack.optional_tensor();
     added.sin = stack.optional_tensor();
-    added.interleaved = stack.flag();
-    added.seqlens = stack.optional_tensor();
-    added.turns_each_query = stack.flag();
+    in.cu_seqlens_q = stack.optional_tensor();
+    in.max_seqlen_q = stack.optional_integer().value_or(q.dim > 0 ? q.sizes[0] : 0);
+    added.cu_seqlens = stack.optional_tensor();
+    in.max_seqlen_k = stack.optional_integer().value_or(0);
+    if constexpr (kForm == Form::Cached) {
+      in.cache.batch_idx = stack.optional_tensor();
+      in.cache.leftpad_k = stack.optional_tensor();
+      added.seqlens = stack.optional_tensor();
+      in.alibi_slopes = stack.optional_tensor();
+      in.sink = stack.optional_tensor();
+      in.qv = stack.optional_tensor();
+    }
+    auto const options = brief_options<CacheOptions>(text);
+    in.options = options;
+    in.num_splits = options.num_splits;
+    in.batch_invariant = options.batch_invariant;
+    added.interleaved = options.rotary_interleaved;
+    added.turns_each_query = options.turns_each_query;
     return in;
   } else {
     Inputs in{q, k, v, spelled_options(stack)};

@@ -38,6 +38,7 @@ class Stack {
   }
   double real() { return next<double>(); }
   int64_t integer() { return next<int64_t>(); }
+  std::optional<int64_t> optional_integer() { return next<std::optional<int64_t>>(); }
   bool flag() { return next<bool>(); }
 
   // Puts the results in the places of the arguments, all of which have been read.
@@ -49,7 +50,7 @@ class Stack {
   }
 
  private:
-  static constexpr size_t kMostTensors = 16;
+  static constexpr size_t kMostTensors = 20;
 
   template <class T>
   T next() {

@@ -128,6 +128,13 @@ inline Strides strides_of(TensorView const& tensor) {
   return tensor.dim == 4 ? Strides{used(0), used(1), used(2)} : Strides{0, used(0), used(1)};
 }
 
+// Those of a contiguous tensor of the same shape.
+inline Strides contiguous_strides(TensorView const& tensor) {
+  int64_t const last = tensor.dim - 1, head = tensor.sizes[last],
+                row = head * tensor.sizes[last - 1];
+  return {tensor.dim == 4 ? row * tensor.sizes[1] : 0, row, head};
+}
+
 inline int32_t to_int32(int64_t value, char const* name) {
   STD_TORCH_CHECK(value >= 0 && value <= std::numeric_limits<int32_t>::max(),
                   "cute_attention: ", name, " is ", value, ", expected 0 to 2^31 - 1");

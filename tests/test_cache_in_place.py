@@ -3,6 +3,8 @@ the CPU plain PyTorch stands in for the kernel."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,21 +25,77 @@ from tolerances import assert_close, assert_same_bits
 FULL: dict[str, Any] = {}
 
 
+def refuse(given: dict[str, Any]) -> None:
+    """Checks tensors like the binding, in few words."""
+    q, k_cache, v_cache = given["q"], given["k_cache"], given["v_cache"]
+    packed, paged = given["cu_seqlens_q"] is not None, given["block_table"] is not None
+    batch = (given["cu_seqlens_q"].numel() - 1) if packed else q.shape[0]
+
+    def check(right: bool, name: str) -> None:
+        if not right:
+            raise RuntimeError(f"{name} must be another")
+
+    check(q.dim() == (3 if packed else 4) and k_cache.dim() == v_cache.dim() == 4, "q")
+    check(k_cache.dtype == v_cache.dtype == q.dtype, "k_cache")
+    check(k_cache.shape[:3] == v_cache.shape[:3] and k_cache.shape[3] == q.shape[-1], "v_cache")
+    check(q.shape[-2] % k_cache.shape[2] == 0, "q")
+    check(paged or given["cache_batch_idx"] is not None or len(k_cache) >= batch, "k_cache")
+    check(k_cache.shape[1] > 0 and (not paged or k_cache.shape[1] % PAGE_ROWS == 0), "k_cache")
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        check(0 <= (given[name] or 0) < 2**31, name)
+    lengths = {
+        "cache_seqlens": batch, "leftpad": batch, "cache_batch_idx": batch,
+        "rotary_seqlens": batch, "cu_seqlens_q": batch + 1, "cu_seqlens_k_new": batch + 1,
+    }  # fmt: skip
+    for name, length in lengths.items():
+        value = given[name]
+        right = value is None or (value.shape == (length,) and value.is_contiguous())
+        check(right and (value is None or value.dtype == torch.int32), name)
+    table = given["block_table"]
+    if paged:
+        check(table.dim() == 2 and table.dtype == torch.int32 and table.stride(1) == 1, "table")
+        check(given["cache_batch_idx"] is not None or len(table) >= batch, "table")
+    for name, cache in (("k", k_cache), ("v", v_cache)):
+        new = given[name]
+        if new is not None:
+            dim = 3 if given["cu_seqlens_k_new"] is not None else 4
+            check(new.dim() == dim and new.dtype == q.dtype and len(new) == len(given["k"]), name)
+            check(new.shape[-2:] == cache.shape[-2:] and (dim == 3 or len(new) == batch), name)
+            check(new.shape[-3] == given["k"].shape[-3], name)
+            check(cache.stride(3) == 1 and not any(s % 8 for s in cache.stride()[:3]), name)
+    qv = given["qv"]
+    if qv is not None:
+        check(qv.dtype == q.dtype and qv.shape == (*q.shape[:-1], v_cache.shape[3]), "qv")
+    cos, sin = given["rotary_cos"], given["rotary_sin"]
+    if cos is not None:
+        check(cos.shape == sin.shape and cos.dim() == 2 and cos.dtype == sin.dtype, "cos")
+        check(cos.dtype in (q.dtype, torch.float32) and 2 * cos.shape[1] <= q.shape[-1], "cos")
+    for name, shapes in (
+        ("sink", [(q.shape[-2],)]), ("alibi_slopes", [(q.shape[-2],), (batch, q.shape[-2])])
+    ):  # fmt: skip
+        value = given[name]
+        check(value is None or (value.dtype == torch.float32 and value.shape in shapes), name)
+
+
 def attend_cache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, backend: str, scale: float, window_left: int,
-    window_right: int, softcap: float, seqused_k: Tensor, cu_seqlens_q: Tensor | None,
-    max_seqlen_q: int, max_seqlen_k: int, leftpad_k: Tensor | None,
-    cache_batch_idx: Tensor | None, block_table: Tensor | None, alibi_slopes: Tensor | None,
-    sink: Tensor | None, qv: Tensor | None = None,
-    num_splits: int = 0, batch_invariant: bool = False,
-    k: Tensor | None = None, v: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, options: str,
+    k: Tensor | None = None, v: Tensor | None = None, block_table: Tensor | None = None,
     rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
-    rotary_interleaved: bool = True, rotary_seqlens: Tensor | None = None,
-    turns_each_query: bool = False,
+    cu_seqlens_q: Tensor | None = None, max_seqlen_q: int | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_k: int | None = None,
+    cache_batch_idx: Tensor | None = None, leftpad: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    sink: Tensor | None = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What AppendParams and KeyCache of params.h say, sequence by sequence."""
+    backend, *words = options.split()
+    scale, softcap = float(words[0]), float(words[3])
+    window_left, window_right, num_splits = int(words[1]), int(words[2]), int(words[4])
+    _batch_invariant, rotary_interleaved, turns_each_query = (word == "1" for word in words[5:])
+    seqused_k, leftpad_k = cache_seqlens, leftpad
     batch = len(seqused_k)
     assert 0 <= num_splits <= 128
+    room = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     if k is not None:
         new = CacheArguments(
             q, k_cache, v_cache, seqused_k, backend, scale, k=k, v=v, block_table=block_table,
@@ -55,9 +113,10 @@ def attend_cache(
         assert numbers is None or numbers.shape == (batch,)
     packed = cu_seqlens_q is not None
     ends = cu_seqlens_q if packed else torch.arange(batch + 1) * q.shape[1]
-    assert not packed or int(ends.diff().max()) <= max_seqlen_q
+    longest_q = len(q) if max_seqlen_q is None else max_seqlen_q
+    assert not packed or int(ends.diff().max()) <= longest_q
     assert backend == "sm80"
-    assert int(seqused_k.max()) <= max_seqlen_k
+    assert int(seqused_k.max()) <= min(max_seqlen_k or room, room)
     rows = q if packed else q.flatten(0, 1)
     out = rows.new_zeros(*rows.shape[:-1], v_cache.shape[-1])
     lse = rows.new_full((rows.shape[1], rows.shape[0]), -torch.inf)
@@ -87,25 +146,39 @@ def attend_cache(
     return out.view(*q.shape[:-1], -1), lse.view(-1, batch, q.shape[1]).transpose(0, 1).clone()
 
 
-@pytest.fixture
-def stand_in() -> Iterator[list[tuple[Any, ...]]]:
-    """What the kernel was called with."""
-    calls: list[tuple[Any, ...]] = []
+@contextlib.contextmanager
+def standing_in() -> Iterator[list[dict[str, Any]]]:
+    """What the ops of the kernel were called with, for which `attend_cache` stands in."""
+    calls: list[dict[str, Any]] = []
     library = torch.library.Library("cute_attention", "IMPL")
 
     def run(*args: Any) -> tuple[Tensor, Tensor]:
-        calls.append(args)
-        return attend_cache(*args)
+        given = dict.fromkeys(inspect.signature(attend_cache).parameters)
+        given.update(zip(given, args, strict=False))
+        calls.append(given)
+        refuse(given)
+        return attend_cache(**given)
 
-    library.impl("attend_cache", run, "CPU")
-    yield calls
-    library._destroy()
+    for name in ("attend_cache", "brief_attend_cache"):
+        library.impl(name, run, "CPU")
+        library.impl(f"{name}.output", lambda *args: run(*args)[0], "CPU")
+    try:
+        yield calls
+    finally:
+        library._destroy()
+
+
+@pytest.fixture
+def stand_in() -> Iterator[list[dict[str, Any]]]:
+    """What the kernel was called with."""
+    with standing_in() as calls:
+        yield calls
 
 
 @pytest.mark.parametrize("mask", [name for name in MASKS if name not in ("chunks", "few")])
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("page_size", [0, 16, 48])
-def test_results(mask: str, packed: bool, page_size: int, stand_in: list[tuple[Any, ...]]) -> None:
+def test_results(mask: str, packed: bool, page_size: int, stand_in: list[dict[str, Any]]) -> None:
     """With everything that a kernel may not read poisoned."""
     for new, batch_idx in ((None, True), (1, False), (17, True)):
         form = Form(
@@ -123,20 +196,21 @@ def test_results(mask: str, packed: bool, page_size: int, stand_in: list[tuple[A
             assert_close(found.double(), exact, "rounding", torch.float32, "lse")
 
 
-def test_nothing_is_copied(stand_in: list[tuple[Any, ...]]) -> None:
+def test_nothing_is_copied(stand_in: list[dict[str, Any]]) -> None:
     call = Call(Form(page_size=16, batch_idx=True, options={"causal": True}))
     checked = arguments(call)._replace(backend="sm80", max_seqlen_k=70)
     lowered.lowered_forward(checked)
     (given,) = stand_in
-    for place, tensor in ((1, checked.k_cache), (2, checked.v_cache), (14, checked.block_table)):
-        assert given[place].data_ptr() == tensor.data_ptr()
-        assert given[place].shape == tensor.shape
-    assert given[11] == 70, "what the host knows of lengths"
-    assert given[10] == 0, "queries are not packed"
+    for name in ("k_cache", "v_cache", "block_table"):
+        tensor = getattr(checked, name)
+        assert given[name].data_ptr() == tensor.data_ptr()
+        assert given[name].shape == tensor.shape
+    assert given["max_seqlen_k"] == 70, "what the host knows of lengths"
+    assert given["max_seqlen_q"] == 0, "queries are not packed"
 
 
 @pytest.mark.parametrize("page_size", [0, 16])
-def test_strides_that_kernels_do_not_read(page_size: int, stand_in: list[tuple[Any, ...]]) -> None:
+def test_strides_that_kernels_do_not_read(page_size: int, stand_in: list[dict[str, Any]]) -> None:
     """Lengths, rows and tables that are parts of other tensors."""
     call = Call(Form(page_size=page_size, batch_idx=True, leftpad=not page_size, packed=True))
     wanted = lowered.lowered_forward(arguments(call)._replace(backend="sm80"))
@@ -150,8 +224,8 @@ def test_strides_that_kernels_do_not_read(page_size: int, stand_in: list[tuple[A
     for one, other in zip(found, wanted, strict=True):
         assert_same_bits(one, other, "results")
     (*_, given) = stand_in
-    assert given[9].is_contiguous(), "cu_seqlens_q"
-    assert given[14] is None or given[14].stride(1) == 1, "block_table"
+    assert given["cu_seqlens_q"].is_contiguous()
+    assert given["block_table"] is None or given["block_table"].stride(1) == 1
 
 
 OBSTACLES: dict[str, tuple[Form, dict[str, Any]]] = {
@@ -168,7 +242,7 @@ OBSTACLES: dict[str, tuple[Form, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("reason", OBSTACLES)
 def test_other_calls_are_packed(
-    reason: str, stand_in: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    reason: str, stand_in: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form, changes = OBSTACLES[reason]
     call = Call(form)

@@ -227,13 +227,14 @@ def test_streams(backend: str) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong", "message"),
     [
-        ("seqused_k", lambda t: t.long(), "seqused_k must be a contiguous int32 tensor"),
-        ("seqused_k", lambda t: t[:-1], "seqused_k must be a contiguous int32 tensor"),
+        ("cache_seqlens", lambda t: t.long(), "seqused_k must be a contiguous int32 tensor"),
+        ("cache_seqlens", lambda t: t[:-1], "seqused_k must be a contiguous int32 tensor"),
         ("block_table", lambda t: t[0], "block_table must be an int32 tensor"),
         ("block_table", lambda t: t[:1], "block_table must be an int32 tensor"),
         ("block_table", lambda t: t.cpu(), "block_table must be an int32 tensor"),
         ("v_cache", lambda t: t[:, :8], "the shapes of q, k and v do not match"),
         ("k_cache", lambda t: t.float(), "must all be float16 or all bfloat16"),
+        ("options", lambda text: text[:-2], "turns_each_query"),
         ("k_cache", lambda t: t[0], "q must have 4 dimensions, k and v of a cache 4"),
     ],
 )
@@ -246,13 +247,14 @@ def test_the_op_refuses(name: str, wrong: Any, message: str) -> None:
     given = call.given
     arguments = {
         "q": given["q"], "k_cache": given["k_cache"], "v_cache": given["v_cache"],
-        "backend": explanation.chosen, "scale": 0.1, "window_left": -1, "window_right": -1,
-        "softcap": 0.0, "seqused_k": given["cache_seqlens"], "cu_seqlens_q": None,
-        "max_seqlen_q": 0, "max_seqlen_k": 333, "leftpad_k": None, "cache_batch_idx": None,
-        "block_table": given["block_table"], "alibi_slopes": None, "sink": None,
+        "cache_seqlens": given["cache_seqlens"],
+        "options": f"{explanation.chosen} 0.1 -1 -1 0.0 0 0 1 0",
+        "block_table": given["block_table"],
     }  # fmt: skip
-    op = torch.ops.cute_attention.attend_cache
-    op(*arguments.values())
+    ops = torch.ops.cute_attention.attend_cache, torch.ops.cute_attention.brief_attend_cache
+    for op in ops:
+        op(**arguments)
     arguments[name] = wrong(arguments[name])
-    with pytest.raises(RuntimeError, match=message):
-        op(*arguments.values())
+    for op in ops:
+        with pytest.raises(RuntimeError, match=message):
+            op(**arguments)

@@ -129,7 +129,7 @@ def test_the_example_of_the_docs() -> None:
 
 @pytest.mark.parametrize("page_size", [0, 16])
 @pytest.mark.parametrize("packed", [False, True])
-def test_results(page_size: int, packed: bool, stand_in: list[tuple[Any, ...]]) -> None:  # noqa: F811
+def test_results(page_size: int, packed: bool, stand_in: list[dict[str, Any]]) -> None:  # noqa: F811
     changes = {"page_size": page_size, "packed": packed, "batch_idx": True}
     form = replace(small(**changes), queries=(1, 3, 0, 2) if packed else (2,))
     call = latent_call(form, "cpu")
@@ -145,7 +145,7 @@ def test_results(page_size: int, packed: bool, stand_in: list[tuple[Any, ...]]) 
     assert len(stand_in) == 3, "the kernel read each cache"
 
 
-def test_nothing_is_copied(stand_in: list[tuple[Any, ...]]) -> None:  # noqa: F811
+def test_nothing_is_copied(stand_in: list[dict[str, Any]]) -> None:  # noqa: F811
     """Tensors become views, also where rows are appended and turned first."""
     call = latent_call(small(page_size=16, room=96), "cpu")
     new = torch.randn(4, 1, 1, 264)
@@ -157,7 +157,7 @@ def test_nothing_is_copied(stand_in: list[tuple[Any, ...]]) -> None:  # noqa: F8
     }  # fmt: skip
     lowered_forward(checked(given))
     (seen,) = stand_in
-    q, k, v, qv = seen[0], seen[1], seen[2], seen[17]
+    q, k, v, qv = (seen[name] for name in ("q", "k_cache", "v_cache", "qv"))
     assert qv.data_ptr() == given["q"].data_ptr() and qv.shape[-1] == 256
     assert q.data_ptr() == given["q"][..., 256:].data_ptr() and q.shape[-1] == 8
     assert v.data_ptr() == cache.data_ptr() and v.shape[-1] == 256

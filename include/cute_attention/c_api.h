@@ -67,7 +67,8 @@ extern "C" {
 // one split. Of the pointers in params it reads only whether cu_seqlens_q, cu_seqlens_k, qv, sink,
 // alibi_slopes.data, bias.data and dropout.seed are null. If num_splits is 0, the environment
 // variable CUTE_ATTENTION_SPLITS may say it; else the number is the one that is expected to take
-// the least time. Returns 0, or an error whose text cute_attention_last_error() gives.
+// the least time. Returns 0, or an error whose text cute_attention_last_error() gives: for a call
+// with a cache also where no row serves it, so that one can know before something is appended.
 CUTE_ATTENTION_API int32_t cute_attention_forward_workspace(
     cute_attention::ForwardParams const* params, cute_attention::DType dtype, int32_t arch,
     int32_t device, cute_attention::ForwardWorkspace* workspace);

@@ -98,8 +98,12 @@ def as_autocast_does(device: torch.device, values: tuple[Any, ...]) -> tuple[Any
         return values
     dtype = torch.get_autocast_dtype(kind)
     return tuple(
-        value.to(dtype) if isinstance(value, Tensor) and value.dtype in _CAST else value
-        for value in values
+        [
+            value.to(dtype)
+            if isinstance(value, Tensor) and value.dtype in _CAST and value.dtype != dtype
+            else value
+            for value in values
+        ]
     )
 
 

@@ -108,6 +108,25 @@ void test_caches_that_are_refused() {
   }
 }
 
+// Whoever asks for the workspace knows that no row serves the call, however many splits there are.
+void test_no_row_is_known_before_anything_is_appended() {
+  for (int32_t const num_splits : {0, 1, 3}) {
+    ForwardParams params{};
+    testing::fill(params);
+    testing::put_into_cache(params);
+    params.num_splits = num_splits;
+    ForwardWorkspace sizes{};
+    auto const ask = [&](Arch arch) {
+      return cute_attention_forward_workspace(&params, DType::Float16, int32_t(arch),
+                                              testing::kDevice, &sizes);
+    };
+    check_equal(ask(Arch::Sm80), 0, "a row serves the cache");
+    check_equal(ask(Arch::Sm90), 1, "no row serves the cache");
+    std::string const error = cute_attention_last_error();
+    check(error.find("it does not serve a cache") != std::string::npos, error);
+  }
+}
+
 // A cache may come with packed queries, with fewer pages than sequences where a table or batch_idx
 // says which, and without room.
 void test_caches_that_are_not_refused() {
@@ -144,6 +163,7 @@ void test_caches_that_are_not_refused() {
 
 int main() {
   cute_attention::test_caches_that_are_refused();
+  cute_attention::test_no_row_is_known_before_anything_is_appended();
   cute_attention::test_caches_that_are_not_refused();
   return cute_attention::testing::report();
 }

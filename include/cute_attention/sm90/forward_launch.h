@@ -71,6 +71,9 @@ struct ForwardLaunch {
     }
     int32_t const ctas = kOneTile ? int32_t(kMostTiles) : context->device->multiprocessors;
     arguments.schedule = make_packed_schedule(arguments, ctas, context->device->l2_bytes / 2);
+    if (arguments.schedule.tiles <= ctas) {  // nobody takes a second tile, as in decoding
+      arguments.params.next_tile = nullptr;
+    }
     if (arguments.params.next_tile != nullptr && arguments.params.cu_seqlens_q != nullptr) {
       error = cudaMemsetAsync(arguments.params.next_tile, 0, sizeof(int32_t),
                               static_cast<cudaStream_t>(context->stream));

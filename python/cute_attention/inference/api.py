@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from collections.abc import Mapping
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -119,20 +120,37 @@ def attention_with_cache(
         >>> out.shape, bool((k_cache[1, 9] == k[1, 0]).all())
         (torch.Size([2, 1, 8, 32]), True)
     """
-    passed = dict(q=q, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens, **options)
-    key = plans.key_of(passed)
-    plan = None if key is None else plans.plans.get(key)
+    if torch.compiler.is_dynamo_compiling():
+        return _attend_checked(None, (q, k_cache, v_cache, cache_seqlens), options)
+    if _autocast_is_on():
+        q, options = plans.as_cast(q, options)  # type: ignore[assignment]
+    tensors = q, k_cache, v_cache, cache_seqlens
+    key = plans.key_of(tensors, options)
+    plan = plans.plans.get(key)
     if plan is not None:
         try:
-            return plans.run(plan, passed)
-        except RuntimeError:  # the checks say why, or the op again
+            if plan.is_direct:
+                return plan.op(*tensors, plan.text, *map(options.get, plan.names))
+            return plans.run(plan, tensors, options)
+        except (RuntimeError, IndexError):  # the checks say why, or the op again
             pass
+    return _attend_checked(key, tensors, options)
+
+
+_autocast_is_on = torch._C._is_any_autocast_enabled
+
+
+def _attend_checked(
+    key: tuple[Any, ...] | None, tensors: tuple[Any, Any, Any, Any], options: Mapping[str, Any]
+) -> Any:
+    """The long way for q, k_cache, v_cache and cache_seqlens. `key` is that of a plan for the next
+    call of the kind; None for none."""
     given = with_defaults(NAME, {**options})
-    call = checked_cache(q, k_cache, v_cache, cache_seqlens, given)
+    call = checked_cache(*tensors, given)
     ops, backend = choose(call)
     call = call._replace(backend=backend)
-    if ops is KERNELS:
-        plans.remember(key, call, passed, given["return_lse"])
+    if key is not None and ops is KERNELS:
+        plans.remember(key, call, type(tensors[3]) is int, options, given["return_lse"])
     op = ops.forward if given["return_lse"] else ops.output
     with torch.no_grad():
         return op(*call)

@@ -248,4 +248,9 @@ def _lengths(call: CacheArguments, value: Any) -> Tensor:
             "an int or None"
         )
     number = checks.size(NAME, "cache_seqlens", value)
-    return torch.full((call.batch,), number, dtype=torch.int32, device=call.q.device)
+    return equal_lengths(call.batch, number, call.q.device)
+
+
+def equal_lengths(batch: int, length: int, device: torch.device) -> Tensor:
+    """`length` for each sequence, int32 `[batch]`."""
+    return torch.full((batch,), length, dtype=torch.int32, device=device)

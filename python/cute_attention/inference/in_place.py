@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from ..cache_arguments import CacheArguments
-from ..ops.cache import ATTEND_CACHE
+from ..ops.cache import ATTEND_CACHE, OPTIONAL, brief_options
 from .latent import is_for_qv_kernel, with_qv
 
 PAGE_ROWS = 16  # kPageRows of params.h: the size of pages is a multiple of it
 VECTOR = 8  # elements that kernels load at a time
-MOST_SPLITS = 128  # kMostSplits of params.h
 
 
 def obstacle(call: CacheArguments) -> str:
@@ -55,43 +54,41 @@ def attend_in_place(
 ) -> tuple[Tensor, Tensor]:
     """Output and LSE of queries `q` and a cache that holds `lengths` tokens of each sequence, for a
     call without an `obstacle`. `appending`: those of the call are turned and appended first."""
-    return ATTEND_CACHE(*op_arguments(call, q, lengths, appending))
+    call = with_qv(call._replace(q=q, cache_seqlens=lengths.contiguous()))
+    tensors = call.q, call.k_cache, call.v_cache, call.cache_seqlens
+    return ATTEND_CACHE.forward(
+        *tensors, brief_options(call), *optional_arguments(call, appending).values()
+    )
 
 
-# Which tensors of a call the op is told in which place; "" where it is told something else.
-TENSORS = (
-    "q", "k_cache", "v_cache", *[""] * 5, "cache_seqlens", "cu_seqlens_q", "", "", "leftpad",
-    "cache_batch_idx", "block_table", "alibi_slopes", "sink", "qv", "", "", "k", "v",
-    "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "", "rotary_seqlens", "",
-)  # fmt: skip
-LONGEST_AT = 11  # the place of the length of the longest sequence, cut off at its room
-
-
-def op_arguments(
-    call: CacheArguments, q: Tensor, lengths: Tensor, appending: bool
-) -> tuple[Any, ...]:
-    """What the op `attend_cache` is told, as in `attend_in_place`."""
-    call = with_qv(call._replace(q=q))
-    longest = min(call.max_seqlen_k or call.room, call.room)
+def optional_arguments(call: CacheArguments, appending: bool) -> dict[str, Any]:
+    """Those of the op `attend_cache` by name, as in `attend_in_place`, for a call of the form
+    `with_qv`."""
     table = call.block_table
     if table is not None and table.stride(1) != 1:
         table = table.contiguous()
-    return (
-        call.q, call.k_cache, call.v_cache, call.backend, call.scale, call.window_left,
-        call.window_right, call.softcap, lengths.contiguous(), _contiguous(call.cu_seqlens_q),
-        call.max_seqlen_q, longest, _contiguous(call.leftpad), _contiguous(call.cache_batch_idx),
-        table, call.alibi_slopes, call.sink, call.qv, min(call.num_splits, MOST_SPLITS),
-        call.batch_invariant, *(_new_tokens(call) if appending else ()),
-    )  # fmt: skip
-
-
-def _new_tokens(call: CacheArguments) -> tuple[Any, ...]:
-    """What the op is told of new keys and values, and of the angles by which it turns them."""
-    return (
-        call.k, call.v, _contiguous(call.cu_seqlens_k_new), _angles(call, call.rotary_cos),
-        _angles(call, call.rotary_sin), call.rotary_interleaved, _contiguous(call.rotary_seqlens),
-        call.is_masked,
-    )  # fmt: skip
+    arguments: dict[str, Any] = dict.fromkeys(OPTIONAL)
+    arguments.update(
+        block_table=table,
+        cu_seqlens_q=_contiguous(call.cu_seqlens_q),
+        max_seqlen_q=call.max_seqlen_q,
+        max_seqlen_k=call.max_seqlen_k,
+        cache_batch_idx=_contiguous(call.cache_batch_idx),
+        leftpad=_contiguous(call.leftpad),
+        alibi_slopes=call.alibi_slopes,
+        sink=call.sink,
+        qv=call.qv,
+    )
+    if appending:
+        arguments.update(
+            k=call.k,
+            v=call.v,
+            cu_seqlens_k_new=_contiguous(call.cu_seqlens_k_new),
+            rotary_cos=_angles(call, call.rotary_cos),
+            rotary_sin=_angles(call, call.rotary_sin),
+            rotary_seqlens=_contiguous(call.rotary_seqlens),
+        )
+    return arguments
 
 
 def _angles(call: CacheArguments, table: Tensor | None) -> Tensor | None:

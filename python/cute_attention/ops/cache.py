@@ -9,19 +9,23 @@ They have no gradient.
 
     attend_cache                kernels, which read a cache, and append k and v where they are given
 
-is what `cached_forward` calls on the way. The binding implements it for CUDA.
+is what `cached_forward` calls on the way, and what a call that comes again calls at once;
+`brief_attend_cache` has fewer arguments. The binding implements both for CUDA.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ..cache_arguments import SCHEMA, CacheArguments
 from ..semantics.cache import cached_forward
+from .schema import brief
+
+MOST_SPLITS = 128  # kMostSplits of params.h
 
 
 class CachedFamily(NamedTuple):
@@ -76,19 +80,60 @@ def _define(prefix: str) -> CachedFamily:
     return CachedFamily(packet.default, packet.output)
 
 
-_library.define(
-    "attend_cache(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, str backend, float scale, "
-    "SymInt window_left, SymInt window_right, float softcap, Tensor seqused_k, "
-    "Tensor? cu_seqlens_q, SymInt max_seqlen_q, SymInt max_seqlen_k, Tensor? leftpad_k, "
-    "Tensor? cache_batch_idx, Tensor? block_table, Tensor? alibi_slopes, Tensor? sink, "
-    "Tensor? qv=None, "
-    "SymInt num_splits=0, bool batch_invariant=False, Tensor? k=None, Tensor? v=None, "
-    "Tensor? cu_seqlens_k_new=None, "
-    "Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=True, "
-    "Tensor? rotary_seqlens=None, bool turns_each_query=False) "
-    "-> (Tensor out, Tensor lse)"
+# The text is that of `brief_options`. The optional arguments of a common call come first, in the
+# order in which calls have them: what is left to its default takes a twentieth of a microsecond, so
+# that the brief op has no others.
+_BRIEF = (
+    "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cache_seqlens, str options, "
+    "Tensor? k=None, Tensor? v=None, Tensor? block_table=None, Tensor? rotary_cos=None, "
+    "Tensor? rotary_sin=None, Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None, "
+    "Tensor? cu_seqlens_k_new=None, SymInt? max_seqlen_k=None"
 )
-ATTEND_CACHE = torch.ops.cute_attention.attend_cache.default
+_FULL = (
+    f"{_BRIEF}, Tensor? cache_batch_idx=None, Tensor? leftpad=None, Tensor? rotary_seqlens=None, "
+    "Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? qv=None"
+)
+
+
+def _define_kernel(name: str, arguments: str) -> CachedFamily:
+    _library.define(f"{name}({arguments}) -> (Tensor out, Tensor lse)")
+    _library.define(f"{name}.output({arguments}) -> Tensor out")
+    packet = getattr(torch.ops.cute_attention, name)
+    return CachedFamily(packet.default, packet.output)
+
+
+ATTEND_CACHE = _define_kernel("attend_cache", _FULL)
+BRIEF_ATTEND_CACHE = _define_kernel("brief_attend_cache", _BRIEF)
+
+
+def _optional(ops: CachedFamily) -> tuple[str, ...]:
+    schema = cast("Any", ops.forward)._schema
+    return tuple(argument.name for argument in schema.arguments if argument.has_default_value())
+
+
+OPTIONAL = _optional(ATTEND_CACHE)  # their optional arguments
+BRIEF_OPTIONAL = _optional(BRIEF_ATTEND_CACHE)
+
+
+def brief_options(call: CacheArguments) -> str:
+    """What `attend_cache` is told in one text (`brief` of schema.py says why), for a call that is
+    not in chunks."""
+    (text,) = brief(
+        (
+            call.backend,
+            call.scale,
+            call.window_left,
+            call.window_right,
+            call.softcap,
+            min(call.num_splits, MOST_SPLITS),
+            int(call.batch_invariant),
+            int(call.rotary_interleaved),
+            int(call.is_masked),  # whether each query is turned by an angle of its own
+        )
+    )
+    return text
+
+
 KERNELS = _define("")
 REFERENCE = _define("reference_")
 implement("reference_", cached_forward, "CompositeExplicitAutograd")

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...cache_arguments import CacheArguments
 from ...inference.api import attention_with_cache
 from ...inference.in_place import obstacle
+from ...inference.options import DEFAULTS
 from .arguments import WindowSize, options_of, renamed
 from .pages import int32
 
@@ -75,7 +76,7 @@ def flash_attn_with_kvcache(
     name = "flash_attn_with_kvcache"
     try:
         options = options_of(name, softmax_scale, causal, window_size, softcap, alibi_slopes, False)
-        out, lse = attend_to_cache(
+        return attend_to_cache(
             (q, k_cache, v_cache, cache_seqlens),
             k=k,
             v=v,
@@ -86,30 +87,35 @@ def flash_attn_with_kvcache(
             leftpad=cache_leftpad,
             block_table=block_table,
             num_splits=num_splits,
+            return_lse=bool(return_softmax_lse),
             **options,
         )
     except (TypeError, ValueError) as error:
         raise renamed(name, error, CACHE_LABELS) from None
-    return (out, lse) if return_softmax_lse else out
 
 
 # What arguments of `attention_with_cache` are called by flash-attn.
 CACHE_LABELS = {"leftpad": "cache_leftpad", "return_lse": "return_softmax_lse"}
 
 
-@torch.no_grad()
-def attend_to_cache(call: tuple[Any, Any, Any, Any], **options: Any) -> tuple[Tensor, Tensor]:
-    """`attention_with_cache`, with integers of 64 bits too, and with the length of the longest
-    sequence where the host has it or reads it.
+def attend_to_cache(call: tuple[Any, Any, Any, Any], **options: Any) -> Any:
+    """`attention_with_cache` without gradients, with integers of 64 bits too, and with the length
+    of the longest sequence where the host has it or reads it.
 
     It reads lengths on a GPU for one purpose: with a table, outside of a CUDA graph, they decide
     how many pages are copied for a call whose pages no kernel reads where they lie.
     """
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return attend_to_cache(call, **options)
     q, k_cache, v_cache, lengths = call
-    options = {name: int32(value) for name, value in options.items()}
+    # A call with fewer options takes less time.
+    options = {name: int32(value) for name, value in options.items() if value is not DEFAULTS[name]}
     lengths = int32(lengths)
-    options["max_seqlen_k"] = _longest((q, k_cache, v_cache, lengths), options)
-    return attention_with_cache(q, k_cache, v_cache, lengths, return_lse=True, **options)
+    longest = _longest((q, k_cache, v_cache, lengths), options)
+    if longest is not None:
+        options["max_seqlen_k"] = longest
+    return attention_with_cache(q, k_cache, v_cache, lengths, **options)
 
 
 def _longest(call: tuple[Any, Any, Any, Any], options: dict[str, Any]) -> int | None:
@@ -134,6 +140,8 @@ def _copies_pages(call: tuple[Any, Any, Any, Any], options: dict[str, Any]) -> b
     """Whether a kernel would get a copy of the pages of a table. What is no such call is refused
     later."""
     table = options.get("block_table")
+    if table is None:
+        return False
     tensors = (*call, table)
     ranks = [tensor.dim() if isinstance(tensor, Tensor) else None for tensor in tensors]
     if ranks[0] not in (3, 4) or ranks[1:] != [4, 4, 1, 2]:

@@ -98,8 +98,9 @@ def flash_attn_with_kvcache(
     """
     name = "flash_attn_with_kvcache"
     try:
-        descales = Descales(q_descale, k_descale, v_descale)
-        check_scales(name, q, k_cache, cu_seqlens_q, descales)
+        if not (q_descale is k_descale is v_descale is None):
+            descales = Descales(q_descale, k_descale, v_descale)
+            check_scales(name, q, k_cache, cu_seqlens_q, descales)
         if is_fp8(q):
             of_q = product(q_descale, k_descale), product(q_descale, v_descale)
             q = wide(q, of_q[0], cu_seqlens_q)
@@ -111,7 +112,7 @@ def flash_attn_with_kvcache(
         options = options_of(name, softmax_scale, causal, window_size, softcap, None, False)
         if max_seqlen_q is not None:
             max_seqlen_q = length(name, "max_seqlen_q", max_seqlen_q)
-        out, lse = attend_to_cache(
+        results = attend_to_cache(
             (q, k_cache, v_cache, cache_seqlens),
             k=k,
             v=v,
@@ -128,11 +129,14 @@ def flash_attn_with_kvcache(
             qv=qv,
             attention_chunk=attention_chunk,
             num_splits=num_splits,
+            return_lse=bool(return_softmax_lse),
             **options,
         )
     except (TypeError, ValueError) as error:
         labels = {**CACHE_LABELS, "block_table": "page_table"}
         raise renamed(name, error, labels) from None
-    if v_descale is not None:
-        out = wide(out, v_descale, cu_seqlens_q)
-    return (out, lse) if return_softmax_lse else out
+    if v_descale is None:
+        return results
+    if return_softmax_lse:
+        return wide(results[0], v_descale, cu_seqlens_q), results[1]
+    return wide(results, v_descale, cu_seqlens_q)
