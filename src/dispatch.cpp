@@ -232,7 +232,8 @@ std::pair<double, int32_t> cost(LoadedRow const* row, Problem const& problem,
 
 // The row of one architecture that is chosen for a problem: of those that serve it the least
 // distant, and of those the fastest. Null where none serves it. The cost model is asked only where
-// several rows are equally distant: it walks over the tiles.
+// several rows are equally distant: it walks over the tiles. It knows nothing of pages and of
+// queries of a few tokens, which memory bounds: calls with a cache get the row loaded first.
 LoadedRow const* chosen_row(Problem const& problem, Arch arch, DeviceInfo const& device) {
   LoadedRow const* best = nullptr;
   for (LoadedRow const* row : remembered_rows(problem, arch, device)) {
@@ -240,7 +241,9 @@ LoadedRow const* chosen_row(Problem const& problem, Arch arch, DeviceInfo const&
     std::vector<std::string> reasons;
     refuse_sizes(*row->row, problem, &reasons);
     if (!reasons.empty()) continue;
-    if (best == nullptr || cost(row, problem, device) < cost(best, problem, device)) best = row;
+    bool const may_be_faster = best != nullptr && (problem.features & kCache) == 0 &&
+                               cost(row, problem, device) < cost(best, problem, device);
+    if (best == nullptr || may_be_faster) best = row;
   }
   return best;
 }

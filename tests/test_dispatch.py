@@ -84,7 +84,8 @@ def test_library_is_found_with_its_rows(plugins):
 
 def test_rows_name_the_features_that_they_serve(plugins):
     features = ask("answer = {r.name: r.features for r in kernels()}", plugins)
-    assert features[SMALL] == []
+    assert features["fake_sm90_d64"] == []
+    assert features[SMALL] == ["a cache"]
     assert features["fake_sm80_d128"] == ["sink", "a cache"]
     assert features["fake_sm80_d128_softcap"] == ["sink", "dropout", "softcap"]
 
@@ -162,6 +163,12 @@ def test_short_sequences_take_small_tiles_and_long_ones_large(plugins):
     assert (long[SMALL][0], long[LARGE][0]) == (False, True)
     assert 0 < short[SMALL][1] < short[LARGE][1]
     assert 0 < long[LARGE][1] < long[SMALL][1]
+
+
+def test_a_call_with_a_cache_takes_the_row_loaded_first(plugins):
+    long = explain(LONG + ", features=64", plugins)
+    assert long[LARGE][1] < long[SMALL][1]
+    assert (long[SMALL][0], long[LARGE][0]) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ constexpr int32_t kLarge = 72 * 1024;
 
 KernelRow const kRows[] = {
     {"fake_sm80_d64_small" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 64, score_mods::None),
+     key(Arch::Sm80, DType::Float16, 64, score_mods::None, Direction::Forward, kCache),
      {64, 64, 1, 4},
      128,
      kSmall,
@@ -84,7 +84,7 @@ KernelRow const kRows[] = {
      &launch_row<0>,
      &grid},
     {"fake_sm80_d64_large" FAKE_SUFFIX,
-     key(Arch::Sm80, DType::Float16, 64, score_mods::None),
+     key(Arch::Sm80, DType::Float16, 64, score_mods::None, Direction::Forward, kCache),
      {128, 128, 1, 4},
      128,
      kLarge,

@@ -10,7 +10,8 @@
 namespace cute_attention {
 
 // Launches a kernel, which begins before the kernel before it has ended if it `begins_early`: it
-// then calls await_kernel_before() before it reads or writes what others write or read.
+// then calls await_kernel_before() before it reads or writes what others write or read. Returns the
+// error of the launch.
 template <class... Parameters>
 cudaError_t launch_kernel(bool begins_early, void (*kernel)(Parameters...), dim3 ctas, int threads,
                           int shared_memory_bytes, cudaStream_t stream,
@@ -25,7 +26,8 @@ cudaError_t launch_kernel(bool begins_early, void (*kernel)(Parameters...), dim3
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = begins_early ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, parameters...);
+  cudaError_t const error = cudaLaunchKernelEx(&config, kernel, parameters...);
+  return error == cudaSuccess ? error : cudaGetLastError();  // CUDA forgets it
 }
 
 // Waits until the kernel before has ended, and what it wrote can be read.
