@@ -58,8 +58,12 @@ def tile_bytes(row: TableRow) -> int:
         queries = row.tile_m * (row.head_dim + row.head_dim_v)
         return 2 * (queries + row.stages * k_and_v + row.tile_m * row.tile_n) + 128 * 8
     scores = row.tile_m * row.tile_n
-    # K and V of the backward have one buffer. Q, dO, LSE and delta have one for each stage.
+    # K and V of the backward have one buffer, in sm90 K may have two. Q, dO, LSE and delta have one
+    # for each stage.
     backward = 2 * (k_and_v + row.stages * (q + o))
+    if row.arch == "sm90" and row.direction == "backward":
+        key_stages = row.study.key_stages or (2 if row.head_dim == 96 else 1)
+        backward += 2 * (key_stages - 1) * row.tile_n * row.head_dim
     backward += _numbers_of_a_query(row) * row.stages * row.tile_m
     bias = 2 * row.stages * scores if "bias" in row.score_mods else 0  # in sm90
     if row.arch == "sm90" and row.direction == "backward":  # two buffers of dS, and dQ in fp32

@@ -13,7 +13,7 @@ from every_row import LIMIT, ONLY, SMALL_CHIP, skip_unless_it_can_run, skip_unle
 
 ROWS = {row.name: row for row in rows.table()}
 ORDINARY, SMALL, HOPPER = (
-    ROWS[name] for name in ("sm80_bwd_bf16_d128", "sm80_bwd_bf16_d128_99kb", "sm90_fwd_bf16_d128")
+    ROWS[name] for name in ("sm80_bwd_bf16_d128", "sm80_bwd_bf16_d128_99kb", "sm90_fwd_bf16_d192")
 )
 SHARED = ROWS["sm90_fwd_bf16_d96_m128"]  # has the same key as sm90_fwd_bf16_d96
 

@@ -128,13 +128,8 @@ STEPS: Sequence[Step] = (
         "+ persistence",
         _row("sm90", stages=2),
         "A CTA on each multiprocessor takes one tile of queries after the other. The loads and the "
-        "first products of the next tile run while the output of the last one is stored.",
-    ),
-    Step(
-        "+ a third buffer",
-        _row("sm90"),
-        "With three buffers of K and V the producer is a tile further ahead, so that a copy that "
-        "takes long holds nobody up. This is the row of the tables.",
+        "first products of the next tile run while the output of the last one is stored. This is "
+        "the row of the tables.",
     ),
 )
 
