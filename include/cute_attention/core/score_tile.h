@@ -89,10 +89,12 @@ template <int kCols, class Tile>
 CUTE_DEVICE auto columns_of_scores(Tile const& tile, int col, int32_t n_begin) {
   using namespace cute;
   auto const part = make_tile(Layout<Int<Tile::kRows>>{}, Layout<Int<kCols>>{});
-  Tensor rS = make_tensor(tile.scores.data() + tile.scores.layout()(0, col),
-                          composition(tile.scores.layout(), part));  // (ROWS, COLS)
-  Tensor rC = make_tensor(tile.coords.data() + tile.coords.layout()(0, col),
-                          composition(tile.coords.layout(), part));  // (ROWS, COLS)
+  Tensor rS =  // (ROWS, COLS)
+      make_tensor(tile.scores.data() + tile.scores.layout()(0, col),
+                  composition(tile.scores.layout(), part));
+  Tensor rC =  // (ROWS, COLS)
+      make_tensor(tile.coords.data() + tile.coords.layout()(0, col),
+                  composition(tile.coords.layout(), part));
   return ScoreTile<Tile::kTileM, Tile::kTileN, decltype(rS), decltype(rC)>{
       rS, rC, tile.sequence, tile.packing, tile.m_begin, n_begin};
 }
@@ -105,8 +107,9 @@ CUTE_DEVICE auto copies_of_scores(Tile const& tile, int row, int col, Copies& co
   using namespace cute;
   auto const part = make_tile(Layout<Int<kRows>>{}, Layout<Int<kCols>>{});
   Tensor rS = make_tensor(copies.data(), composition(tile.scores.layout(), part));  // (ROWS, COLS)
-  Tensor rC = make_tensor(tile.coords.data() + tile.coords.layout()(row, col),
-                          composition(tile.coords.layout(), part));  // (ROWS, COLS)
+  Tensor rC =                                                                       // (ROWS, COLS)
+      make_tensor(tile.coords.data() + tile.coords.layout()(row, col),
+                  composition(tile.coords.layout(), part));
   CUTE_STATIC_ASSERT_V(cosize(rS.layout()) == size(copies), "they lie side by side");
   CUTE_UNROLL
   for (int i = 0; i < kRows * kCols; ++i) {

@@ -35,8 +35,9 @@ struct ForwardDropout<Traits, true> {
     if (!is_in(params)) {
       return;
     }
-    Tensor tScS = typename Traits::TiledMma{}.get_slice(thread).partition_C(
-        make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));           // (MMA, MMA_M, MMA_N)
+    Tensor tScS =  // (MMA, MMA_M, MMA_N)
+        typename Traits::TiledMma{}.get_slice(thread).partition_C(
+            make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
     Tensor cS = make_tensor(tScS.data(), rows_and_columns(tScS.layout()));  // (ROWS, COLS)
     CUTE_STATIC_ASSERT_V(size<0>(cS) == Int<2 * kBlocksM>{});
     CUTE_UNROLL

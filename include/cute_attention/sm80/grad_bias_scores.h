@@ -118,10 +118,10 @@ struct GradBiasScores {
   // The row in the tile of each row of an accumulator: (ROWS).
   CUTE_DEVICE auto tile_rows() const {
     using namespace cute;
-    Tensor tScS = typename Traits::TiledMma{}
-                      .get_slice(opaque(thread))
-                      .partition_C(make_identity_tensor(
-                          Shape<Int<kTileM>, Int<kTileN>>{}));  // (MMA, MMA_M, MMA_N)
+    Tensor tScS =  // (MMA, MMA_M, MMA_N)
+        typename Traits::TiledMma{}
+            .get_slice(opaque(thread))
+            .partition_C(make_identity_tensor(Shape<Int<kTileM>, Int<kTileN>>{}));
     return make_tensor(tScS.data(), rows_and_columns(tScS.layout()))(_, _0{});
   }
 };

@@ -75,8 +75,8 @@ struct MlaHalf {
   CUTE_DEVICE void start_output() {
     using namespace cute;
     typename Traits::MmaPV mma;
-    Tensor sVt = make_tensor(make_smem_ptr(part_of_keys(kPart)),
-                             typename Traits::SmemLayoutVt{});  // (HALF, N, 1)
+    Tensor sVt =  // (HALF, N, 1)
+        make_tensor(make_smem_ptr(part_of_keys(kPart)), typename Traits::SmemLayoutVt{});
     CUTE_STATIC_ASSERT_V(size<0>(sVt) == Int<Traits::kHalf>{});
     CUTE_STATIC_ASSERT_V(size<1>(sVt) == Int<kTileN>{});
     Tensor tOrV = mma.get_slice(0).partition_fragment_B(sVt);  // (MMA, MMA_HALF, MMA_N, 1)

@@ -100,10 +100,12 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
     typename Traits::MmaQK mma;
     // Opaque: the descriptors of Q are the same for all KV tiles, and the compiler would keep them
     // in registers, of which there are not enough.
-    Tensor sQ = make_tensor(make_smem_ptr(opaque(shared.q.data()) + Traits::offset_q(kPart)),
-                            typename Traits::template SmemLayoutQ<kPart>{});  // (M, COLS, 1)
-    Tensor sK = make_tensor(make_smem_ptr(this->part_of_keys(kPart)),
-                            typename Traits::template SmemLayoutK<kPart>{});  // (N, COLS, 1)
+    Tensor sQ =  // (M, COLS, 1)
+        make_tensor(make_smem_ptr(opaque(shared.q.data()) + Traits::offset_q(kPart)),
+                    typename Traits::template SmemLayoutQ<kPart>{});
+    Tensor sK =  // (N, COLS, 1)
+        make_tensor(make_smem_ptr(this->part_of_keys(kPart)),
+                    typename Traits::template SmemLayoutK<kPart>{});
     CUTE_STATIC_ASSERT_V(size<0>(sK) == Int<kTileN>{});
     CUTE_STATIC_ASSERT_V(size<1>(sQ) == size<1>(sK));  // COLS
     auto const thread_mma = mma.get_slice(0);
