@@ -101,6 +101,9 @@ struct ForwardTraits {
 
   static_assert(kTileM % kWarpgroupM == 0 && kTileN % 16 == 0 && kTileN <= 256,
                 "MMA and TMA box sizes");
+  // A consumer waits for the next V before it releases this one, and keeps its turn until the next
+  // K is there, which another one may have to release first.
+  static_assert(kStages >= 2, "K and V of two KV tiles");
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0 && kHeadDimV <= 256,
                 "swizzle block and MMA sizes");
   // The selectors fall back to narrower WGMMAs where they do not know one of this N.
