@@ -42,11 +42,38 @@ void wait(Warp& warp, Instruction const& instruction, uint32_t mask) {
   warp.copies.finish_all_but(may_remain);
 }
 
+// cp.async.mbarrier.arrive.noinc [address]: an arrival behind the copies of this thread so far.
+void arrive_behind_copies(Warp& warp, Instruction const& instruction, uint32_t mask) {
+  Cta* const cta = warp.cta;
+  warp.copies.commit();
+  std::deque<std::vector<Job>> const groups = std::move(warp.copies.groups);
+  warp.copies.groups.clear();
+  std::vector<uint32_t> barriers;
+  for_lanes(mask, [&](int lane) {
+    uint64_t const address = address_of(warp, instruction.operands[0], lane);
+    barriers.push_back(static_cast<uint32_t>(address));
+  });
+  Job const job = [=] {
+    for (std::vector<Job> const& group : groups) {
+      for (Job const& copy : group) copy();
+    }
+    for (uint32_t const barrier : barriers) cta->arrive(barrier, 1, 0);
+  };
+  if (warp.grid->is_late()) {
+    cta->arriving.push_back(job);
+  } else {
+    job();
+  }
+}
+
 }  // namespace
 
 Execute decode_async_copy(Instruction& instruction) {
   std::vector<std::string> const& words = instruction.words;
-  if (words[0] != "cp" || words[1] != "async" || instruction.has("mbarrier")) return nullptr;
+  if (words[0] != "cp" || words[1] != "async") return nullptr;
+  if (instruction.has("mbarrier")) {
+    return instruction.has("noinc") ? arrive_behind_copies : nullptr;
+  }
   if (instruction.has("commit_group")) return commit;
   if (instruction.has("wait_group") || instruction.has("wait_all")) return wait;
   return copy;
