@@ -78,8 +78,8 @@ inline Tensor empty(int64_t const* sizes, int64_t dim, int32_t dtype, int32_t de
     stride *= std::max<int64_t>(sizes[i], 1);
   }
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      dim, sizes, strides, dtype, device_type(), device, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dim, sizes, strides, dtype, device_type(), device, &handle));
   return Tensor(handle);
 }
 
