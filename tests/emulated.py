@@ -1,7 +1,7 @@
 """A pytest plugin that runs tests marked `gpu` on a machine without one (`make emulate`).
 
-The kernels run in the emulator (docs/emulator.md), and tensors that a test puts on "cuda" are on the
-CPU. Tests of what the emulator has not, such as streams and graphs, are skipped.
+The kernels run in the emulator (docs/emulator.md), and tensors that a test puts on "cuda" are on
+the CPU. Tests of what the emulator has not, such as streams and graphs, are skipped.
 """
 
 from __future__ import annotations
