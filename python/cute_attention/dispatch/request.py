@@ -19,6 +19,8 @@ from .backends import BACKENDS
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from .record import Record
+
 ENVIRONMENT = "CUTE_ATTENTION_BACKEND"
 
 # What `use_backend` asks for in this thread or task, and what it asked for outside of each `with`.
@@ -30,6 +32,11 @@ _outside: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
 
 # The kernels that `rows.use` asks for in this thread or task: names, forward and backward.
 _asked_rows: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar("cute_attention_rows")
+
+# What `explain_calls` of this thread or task writes down; None where nobody asks.
+recorded: contextvars.ContextVar[Record | None] = contextvars.ContextVar(
+    "cute_attention_record", default=None
+)
 
 
 class _Asked:
@@ -251,13 +258,14 @@ _VARIABLE = os.fsencode(ENVIRONMENT) if _variables is not os.environ else ENVIRO
 
 
 def asked_around() -> tuple[Any, ...]:
-    """All that asks for a backend or a kernel beside the arguments of a call, and what is loaded:
-    equal where the same is asked for and serves."""
+    """All that asks for a backend, a kernel or an explanation beside the arguments of a call, and
+    what is loaded: equal where the same is asked for and serves."""
     return (
         _context.backend,
         _traced.backend,
         _variables.get(_VARIABLE),
         _context.rows,
+        recorded.get(),
         core.generation,
     )
 
