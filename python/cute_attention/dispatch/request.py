@@ -19,8 +19,6 @@ from .backends import BACKENDS
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .record import Record
-
 ENVIRONMENT = "CUTE_ATTENTION_BACKEND"
 
 # What `use_backend` asks for in this thread or task, and what it asked for outside of each `with`.
@@ -33,8 +31,8 @@ _outside: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
 # The kernels that `rows.use` asks for in this thread or task: names, forward and backward.
 _asked_rows: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar("cute_attention_rows")
 
-# What `explain_calls` of this thread or task writes down; None where nobody asks.
-recorded: contextvars.ContextVar[Record | None] = contextvars.ContextVar(
+# The Record of `explain_calls` (record.py) of this thread or task; None where nobody asks.
+recorded: contextvars.ContextVar[Any] = contextvars.ContextVar(
     "cute_attention_record", default=None
 )
 
