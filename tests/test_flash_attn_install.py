@@ -111,6 +111,9 @@ assert flash_attn.__name__ == "flash_attn"
 assert importlib.metadata.version("flash_attn") == importlib.metadata.version("flash-attn")
 assert importlib.metadata.version("flash-attn") == flash_attn.__version__
 assert importlib.metadata.version("torch")
+modules = importlib.metadata.packages_distributions()
+assert modules["flash_attn"] == modules["flash_attn_interface"] == ["flash-attn"]
+assert modules["torch"] == ["torch"]
 try:
     importlib.metadata.version("flash-attn-4")
 except importlib.metadata.PackageNotFoundError:
@@ -174,3 +177,19 @@ print(flash_attn_func.__module__, unpad_input.__module__)
         "hub_name.integrations.flash_attn.dense",
         "hub_name.integrations.flash_attn.bert_padding",
     ]
+
+
+def test_transformers_finds_what_is_installed() -> None:
+    pytest.importorskip("transformers")
+    printed = run(
+        """
+import torch
+torch.cuda.is_available = lambda: True
+torch.version.cuda = "13.0"
+import cute_attention.flash_attn
+cute_attention.flash_attn.install()
+from transformers.utils import import_utils
+print(import_utils.is_flash_attn_2_available(), import_utils.is_flash_attn_3_available())
+"""
+    )
+    assert printed.split() == ["True", "False"]

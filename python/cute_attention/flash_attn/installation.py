@@ -99,13 +99,18 @@ def _is_machinery(key: str) -> bool:
 
 
 class _Distribution(metadata.Distribution):
-    """The metadata of a package that is not installed: its name and version."""
+    """The metadata of a package that is not installed: its name and version, and of which modules
+    it is, by which libraries tell packages with modules of the same name apart."""
 
     def __init__(self, name: str, version: str) -> None:
-        self._text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        modules = [module for module in _SERVED if "." not in module]
+        self._texts = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            "top_level.txt": "\n".join(modules),
+        }
 
     def read_text(self, filename: str) -> str | None:
-        return self._text if filename == "METADATA" else None
+        return self._texts.get(filename)
 
     def locate_file(self, path: Any) -> Any:
         raise FileNotFoundError(path)
