@@ -49,16 +49,24 @@ struct ForwardSync {
   // Waits for the V of the KV tile whose P was computed last. Its K must have been released.
   CUTE_DEVICE void wait_for_values() { wait_for_values(ring_v()); }
 
-  // With `last`: after the last S of a tile. It stands between S and its softmax, in each step, and
-  // so has no branch: the compiler schedules no maxima and exponentials across one.
-  CUTE_DEVICE void release_query(bool last = true) {
-    if (last && arrives()) {
-      Barrier::arrive(&shared.query_empty[ring_q.stage][warpgroup]);
+  CUTE_DEVICE void release_query() {
+    release(shared.query_empty[ring_q.stage][warpgroup]);
+    ring_q.advance();
+  }
+  // Stands between S and its softmax, in each step. The compiler schedules no maxima and
+  // exponentials across a branch; where they gain by that (ForwardTraits), there is none.
+  CUTE_DEVICE void release_query_if(bool last) {
+    if constexpr (Traits::kStraightRelease) {
+      if (last && arrives()) {
+        Barrier::arrive(&shared.query_empty[ring_q.stage][warpgroup]);
+      }
+      auto next = ring_q;
+      next.advance();
+      ring_q.stage = last ? next.stage : ring_q.stage;
+      ring_q.parity = last ? next.parity : ring_q.parity;
+    } else if (last) {
+      release_query();
     }
-    auto next = ring_q;
-    next.advance();
-    ring_q.stage = last ? next.stage : ring_q.stage;
-    ring_q.parity = last ? next.parity : ring_q.parity;
   }
   CUTE_DEVICE void release_keys() {
     release(shared.key_empty[ring_k.stage]);
