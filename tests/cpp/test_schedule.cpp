@@ -103,6 +103,15 @@ int main() {
   Schedule const causal = make_schedule(params, 128, 132, 25 << 20);
   check(causal.order == Order::Longest, "causal");
   check_equal(causal.pair_rounds, 6, "rounds of pairs");
+  // Few rounds: 3.9 of pairs, then 3.4.
+  params.batch = 8;
+  params.heads = params.heads_kv = 16;
+  params.seqlen_q = params.seqlen_k = 1024;
+  check_equal(make_schedule(params, 128, 132, 1 << 20).pair_rounds, 3, "few rounds, nearly full");
+  params.batch = 7;
+  check_equal(make_schedule(params, 128, 132, 1 << 20).pair_rounds, 0, "few rounds, half full");
+  params.batch = 1;
+  params.seqlen_q = params.seqlen_k = 16384;
   params.heads_kv = 1;  // its K and V fit
   check(make_schedule(params, 128, 132, 25 << 20).order == Order::Longest, "causal in L2");
   check_equal(make_schedule(params, 128, 132, 25 << 20).pair_rounds, 0, "no pairs");
