@@ -25,7 +25,7 @@ GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 # their own with other rows, or more memory or time than there is.
 NEEDS_A_GPU = (
     "stream", "graph", "compile", "2_to_the_31", "share_a_key", "99_kb", "row_is_chosen",
-    "repeats", "bitwise", "in_a_process", "memory", "host_time",
+    "repeats", "bitwise", "in_a_process", "memory", "host_time", "before_the_next",
 )  # fmt: skip
 
 
