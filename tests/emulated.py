@@ -57,18 +57,20 @@ class Stream:
 @contextmanager
 def emulated_cuda() -> Iterator[None]:
     """torch.cuda says that there is a GPU, and calls of attention find it."""
-    from cute_attention.dispatch import select
+    from cute_attention.dispatch import backends, select
+    from cute_attention.inference.lowered import lowered_forward
     from cute_attention.native import core
+    from cute_attention.ops.cache import implement
 
     def at_gpu(problem: Any) -> Any:
         return problem._replace(device=GPU) if problem.device == CPU else problem
 
-    choose, survey = select._choose, select.survey
+    choose, report = select._choose, backends.Kernels.report
     properties = SimpleNamespace(name="emulated GPU", L2_cache_size=50 << 20, total_memory=1 << 34)
     patch = pytest.MonkeyPatch()
     patch.setenv("CUTE_ATTENTION_KERNEL_PATH", str(FOLDER))
     patch.setattr(select, "_choose", lambda problem, asked: choose(at_gpu(problem), asked))
-    patch.setattr(select, "survey", lambda problem: survey(at_gpu(problem)))
+    patch.setattr(backends.Kernels, "report", lambda self, problem: report(self, at_gpu(problem)))
     patch.setattr(core, "torch_library", lambda: FOLDER / "libcute_attention_torch.so")
     for name, value in {
         "is_available": True,
@@ -83,6 +85,7 @@ def emulated_cuda() -> Iterator[None]:
         "empty_cache": None,
     }.items():
         patch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    implement("", lowered_forward, "CPU")  # Python registers one op of the kernels for CUDA
     yield
     patch.undo()
 

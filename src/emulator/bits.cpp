@@ -39,20 +39,24 @@ uint32_t extract(uint32_t a, uint32_t begin, uint32_t count) {
   if (begin >= 32) return 0;
   return (a >> begin) & ((uint64_t(1) << at_most_32(count & 255)) - 1);
 }
-uint32_t insert(uint32_t a, uint32_t b, uint32_t begin, uint32_t count) {
+// b with the low `count` bits of a from bit `begin` on.
+template <class T>
+T insert(T a, T b, uint32_t begin, uint32_t count) {
+  constexpr uint32_t kBits = 8 * sizeof(T);
   begin &= 255;
-  if (begin >= 32) return b;
-  uint32_t const mask = ((uint64_t(1) << at_most_32(count & 255)) - 1) << begin;
-  return (b & ~mask) | (uint64_t(a) << begin & mask);
+  count &= 255;
+  if (begin >= kBits || count == 0) return b;
+  T const mask = (count < kBits ? (T(1) << count) - 1 : ~T(0)) << begin;
+  return (b & ~mask) | (a << begin & mask);
 }
 
-// d = f(a, b, c, e) of 32 bits.
-template <uint32_t (*f)(uint32_t, uint32_t, uint32_t, uint32_t)>
+// d = f(a, b, c, e), of which c and e have 32 bits.
+template <class T, T (*f)(T, T, uint32_t, uint32_t)>
 void of_four(Warp& warp, Instruction const& instruction, uint32_t mask) {
   auto const& operands = instruction.operands;
-  auto const a = source<uint32_t>(warp, operands[1]), b = source<uint32_t>(warp, operands[2]);
+  auto const a = source<T>(warp, operands[1]), b = source<T>(warp, operands[2]);
   auto const c = source<uint32_t>(warp, operands[3]), e = source<uint32_t>(warp, operands[4]);
-  auto const d = destination<uint32_t>(warp, operands[0]);
+  auto const d = destination<T>(warp, operands[0]);
   for_lanes(mask, [&](int lane) { d[lane] = f(a[lane], b[lane], c[lane], e[lane]); });
 }
 
@@ -87,8 +91,9 @@ Execute decode_bits(Instruction& instruction) {
   using U = uint32_t;
   std::string const& name = instruction.words[0];
   std::string const& type = instruction.words.back();
-  if (name == "lop3" && instruction.operands.size() == 5) return of_four<look_up>;
-  if (name == "bfi" && type == "b32") return of_four<insert>;
+  if (name == "lop3" && instruction.operands.size() == 5) return of_four<U, look_up>;
+  if (name == "bfi" && type == "b32") return of_four<U, insert<U>>;
+  if (name == "bfi" && type == "b64") return of_four<uint64_t, insert<uint64_t>>;
   if (name == "bfe" && type == "u32") return EMULATE_3(U, U, U, U, extract(a, b, c));
   if (name == "prmt" && instruction.words.size() == 2)
     return EMULATE_3(U, U, U, U, permute(a, b, c));

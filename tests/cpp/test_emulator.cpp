@@ -145,6 +145,20 @@ void test_arithmetic() {
       "cvt.bf16x2");
 }
 
+void test_bits() {
+  check_lanes(
+      "mov.u32 %r3, -1; bfi.b32 %r9, %r1, %r3, 4, 3;",
+      [](uint32_t i) { return (~0u & ~0x70u) | (i & 7) << 4; }, "bfi.b32");
+  check_lanes(
+      "cvt.u64.u32 %rd5, %r1; mov.b64 %rd6, 0; bfi.b64 %rd6, %rd5, %rd6, 32, 32; shr.u64 %rd6, "
+      "%rd6, 31; cvt.u32.u64 %r9, %rd6;",
+      [](uint32_t i) { return 2 * i; }, "bfi.b64");
+  check_lanes("bfe.u32 %r9, %r1, 1, 3;", [](uint32_t i) { return i >> 1 & 7; }, "bfe");
+  check_lanes(
+      "mov.u32 %r3, 0xf0f0f0f0; lop3.b32 %r9, %r1, %r3, 0xff, 0x6a;",
+      [](uint32_t i) { return (i & 0xf0f0f0f0) ^ 0xff; }, "lop3");
+}
+
 void test_floats_of_16_bits() {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     Float16 const half{static_cast<uint16_t>(bits)};
@@ -355,6 +369,7 @@ void test_what_is_refused() {
 
 int main() {
   test_arithmetic();
+  test_bits();
   test_floats_of_16_bits();
   test_lanes_that_part();
   test_barrier();
