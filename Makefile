@@ -36,12 +36,12 @@ audit: $(VENV)/installed
 	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest tests/test_kernel_audit.py tests/test_rows_audit.py tests/test_layouts_docs.py
 
 # Compiles the rows that match EMULATED for the emulator, and runs their tests for GPUs on the CPU (docs/emulator.md).
-EMULATED ?= ^sm90_(fwd|bwd)_bf16_d64$$|^sm90_fwd_bf16_d128$$
+EMULATED ?= ^sm(80|90)_(fwd|bwd)_bf16_d64$$|^sm90_fwd_bf16_d128$$
 EMULATED_TESTS ?= tests/test_kernels.py tests/test_backward_kernels.py
 emulate: $(VENV)/installed
 	$(FIND_NVCC)
 	$(BIN)/cmake -G Ninja -S . -B build/emulated -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \
-	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="90a" \
+	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="80;90a" \
 	  -DCUTE_ATTENTION_ONLY="$(EMULATED)" -DCUTE_ATTENTION_EMULATED=ON
 	$(BIN)/cmake --build build/emulated
 	for timing in late random; do CUTE_ATTENTION_EMULATOR_TIMING=$$timing OMP_NUM_THREADS=1 PYTHONPATH=tests \
