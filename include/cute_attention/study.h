@@ -67,7 +67,7 @@ struct TableChoices {
   static constexpr Grid kGrid = Grid::Persistent;
   static constexpr GradQ kGradQ = GradQ::WhereItPays;
   static constexpr GradQSums kGradQSums = GradQSums::WhereTheyFit;
-  // For how many blocks of keys the backward of sm90 has room for K. 0: as pays best.
+  // For how many blocks of keys the backward of sm90 has room for K; 0: the row's choice.
   static constexpr int kKeyStages = 0;
 };
 

@@ -59,7 +59,7 @@ Execute of_high_halves(std::string const& name) {
 Execute of_floats(std::string const& name) {
   if (name == "add") return EMULATE_2(float, float, float, a + b);
   if (name == "sub") return EMULATE_2(float, float, float, a - b);
-  if (name == "mul") return EMULATE_2(float, float, float, a* b);
+  if (name == "mul") return EMULATE_2(float, float, float, (a * b));
   if (name == "div") return EMULATE_2(float, float, float, a / b);
   if (name == "min") return EMULATE_2(float, float, float, least(a, b));
   if (name == "max") return EMULATE_2(float, float, float, greatest(a, b));
@@ -81,7 +81,7 @@ Execute of_floats(std::string const& name) {
 Execute of_doubles(std::string const& name) {
   if (name == "add") return EMULATE_2(double, double, double, a + b);
   if (name == "sub") return EMULATE_2(double, double, double, a - b);
-  if (name == "mul") return EMULATE_2(double, double, double, a* b);
+  if (name == "mul") return EMULATE_2(double, double, double, (a * b));
   if (name == "div") return EMULATE_2(double, double, double, a / b);
   if (name == "fma") return EMULATE_3(double, double, double, double, std::fma(a, b, c));
   return nullptr;

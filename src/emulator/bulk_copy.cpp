@@ -171,8 +171,6 @@ void wait(Warp& warp, Instruction const& instruction, uint32_t mask) {
   warp.bulk_stores.finish_all_but(value_of(warp, instruction.operands[0], first_lane(mask)));
 }
 
-void do_nothing(Warp&, Instruction const&, uint32_t) {}
-
 }  // namespace
 
 Execute decode_bulk_copy(Instruction& instruction) {

@@ -28,8 +28,6 @@ void leave(Warp& warp, Instruction const&, uint32_t mask) {
   warp.has_moved = true;
 }
 
-void do_nothing(Warp&, Instruction const&, uint32_t) {}
-
 void sleep(Warp& warp, Instruction const&, uint32_t) { warp.ends_turn = true; }
 
 void stop(Warp& warp, Instruction const& instruction, uint32_t) {

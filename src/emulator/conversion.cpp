@@ -102,6 +102,7 @@ uint64_t bits_of_number(double value, Type type) {
 }
 
 constexpr uint32_t kSaturates = 1 << 24;
+constexpr uint32_t kToInteger = 1 << 25;  // of a float to one that is whole
 
 void convert(Warp& warp, Instruction const& instruction, uint32_t mask) {
   auto const to = static_cast<Type>(instruction.mode & 0xff);
@@ -116,8 +117,7 @@ void convert(Warp& warp, Instruction const& instruction, uint32_t mask) {
       result = integer_of(number_of(bits, from), to, rounding);
     } else {
       double value = number_of(bits, from);
-      bool const rounds_to_integer = !is_integer(from) && instruction.has("i");
-      if (rounds_to_integer) value = rounded(value, rounding);
+      if (instruction.mode & kToInteger) value = rounded(value, rounding);
       if (instruction.mode & kSaturates) value = value > 0 ? std::min(value, 1.0) : 0;
       result = bits_of_number(value, to);
     }
@@ -126,7 +126,7 @@ void convert(Warp& warp, Instruction const& instruction, uint32_t mask) {
 }
 
 Execute decode_cvt(Instruction& instruction) {
-  auto& words = instruction.words;
+  std::vector<std::string> const& words = instruction.words;
   std::string const& to = words[words.size() - 2];
   std::string const& from = words.back();
   if (instruction.has("relu") || instruction.has("rz")) return nullptr;
@@ -141,18 +141,18 @@ Execute decode_cvt(Instruction& instruction) {
   Type const target = type_of(to), origin = type_of(from);
   if (target == kOther || origin == kOther) return nullptr;
   if (is_integer(target) && is_integer(origin) && instruction.has("sat")) return nullptr;
-  static std::map<std::string, Rounding> const kToInteger = {
+  static std::map<std::string, Rounding> const kRoundings = {
       {"rni", kNearest}, {"rzi", kToZero}, {"rmi", kDown}, {"rpi", kUp}};
   Rounding rounding = kNearest;
   bool to_integer = false;
   for (std::string const& word : words) {
-    auto const found = kToInteger.find(word);
-    if (found == kToInteger.end()) continue;
+    auto const found = kRoundings.find(word);
+    if (found == kRoundings.end()) continue;
     rounding = found->second;
     to_integer = true;
   }
-  if (to_integer) words.insert(words.begin() + 1, "i");
   instruction.mode = target | origin << 8 | rounding << 16;
+  if (to_integer && !is_integer(origin)) instruction.mode |= kToInteger;
   if (instruction.has("sat") && !is_integer(target)) instruction.mode |= kSaturates;
   return convert;
 }

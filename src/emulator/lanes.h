@@ -150,6 +150,9 @@ inline bool are_together(Warp& warp, uint32_t mask, uint32_t needed) {
 }
 inline bool are_together(Warp& warp, uint32_t mask) { return are_together(warp, mask, kAllLanes); }
 
+// For instructions that have no effect here.
+inline void do_nothing(Warp&, Instruction const&, uint32_t) {}
+
 // Each decodes the instructions of one file: it returns null for all others.
 Execute decode_arithmetic(Instruction& instruction);
 Execute decode_bits(Instruction& instruction);

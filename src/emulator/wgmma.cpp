@@ -162,8 +162,6 @@ void wait(Warp& warp, Instruction const& instruction, uint32_t mask) {
   }
 }
 
-void do_nothing(Warp&, Instruction const&, uint32_t) {}
-
 }  // namespace
 
 Execute decode_wgmma(Instruction& instruction) {

@@ -188,8 +188,8 @@ struct BackwardTraits {
   static constexpr int kStagesS = 2;
 
   // Buffers of K. With two, K of the next block comes while this one is computed, and V as soon as
-  // its last dP is there. The row with kGradQFirst has no registers for two. On
-  // an H200 two are 2 to 5 % faster than one at head dim 96, and no faster at 128.
+  // its last dP is there. The row with kGradQFirst has no registers for two. On an H200 two are 2
+  // to 5 % faster than one at head dim 96, and no faster at 128.
   static constexpr int kStagesK = kBiasTiles || kGradQFirst      ? 1
                                   : StudyOf<Row>::kKeyStages > 0 ? StudyOf<Row>::kKeyStages
                                   : kHeadDim == 96               ? 2
