@@ -35,6 +35,9 @@ struct ForwardScores {
   static constexpr Reference kReference = Traits::Study::kReference;
   static constexpr bool kStraight = kReference == Reference::Exact ||
                                     (kReference == Reference::WhereItPays && Traits::kTakeTurns);
+  // Whether scores are modified, and their maxima taken, before the wait for O, which this work runs
+  // beside. ptxas waits as soon as it can: in rows without modifiers that is after most maxima.
+  static constexpr bool kModifiesFirst = kStraight && (Modifiers::kHasMap || Modifiers::kHasTerm);
   using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
@@ -108,9 +111,13 @@ struct ForwardScores {
                                 ScaleOutput const& scale_output) {
     Rows factors;
     if constexpr (kStraight) {
+      Rows maxima = softmax.maxima(view());
+      if constexpr (kModifiesFirst) {
+        hold(maxima);
+      }
       end_output();
       Rows bases, sums;
-      softmax.raise(view(), bases, factors);
+      softmax.raise(maxima, bases, factors);
       scale_output(factors);
       compute_p(bases, tOrP, sums);
       if (__builtin_expect(softmax.any_unusual(bases), false)) {
@@ -147,6 +154,14 @@ struct ForwardScores {
     FragmentS probabilities;
     softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
     convert_into(probabilities, tOrP);
+  }
+
+  // Has the compiler compute numbers (ROWS) here, and not where they are used.
+  CUTE_DEVICE static void hold(Rows& numbers) {
+    CUTE_UNROLL
+    for (int row = 0; row < cute::size(numbers); ++row) {
+      numbers(row) = opaque(numbers(row));
+    }
   }
 
   CUTE_DEVICE static auto rows_of(FragmentS& fragment) {
