@@ -37,7 +37,11 @@ struct ForwardScores {
                                     (kReference == Reference::WhereItPays && Traits::kTakeTurns);
   // Whether scores are modified, and their maxima taken, before the wait for O, which this work runs
   // beside. ptxas waits as soon as it can: in rows without modifiers that is after most maxima.
-  static constexpr bool kModifiesFirst = kStraight && (Modifiers::kHasMap || Modifiers::kHasTerm);
+  static constexpr bool kModifiesFirst =
+      kStraight && (Modifiers::kHasMap || Modifiers::kHasTerm || kDrops);
+  // Whether the random bits of dropout are drawn there too. Three warpgroups leave no registers to
+  // keep them in until P is there.
+  static constexpr bool kDrawsFirst = kDrops && Traits::kTileM <= 2 * kWarpgroupM;
   using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
@@ -51,6 +55,8 @@ struct ForwardScores {
   Softmax softmax;
   typename LaterModifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
+  // What is kept of a KV tile, with kDrawsFirst.
+  KeptBlocks<cute_attention::Rows::Queries, cute::size(FragmentS{})> kept;
 
   CUTE_DEVICE ForwardScores(ForwardArguments const& arguments, int warpgroup, int thread)
       : arguments(arguments),
@@ -93,6 +99,7 @@ struct ForwardScores {
       }
     }
     modify_and_mask(tile, n_block, !full);
+    draw_first(tile, n_block);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
   }
 
@@ -100,6 +107,7 @@ struct ForwardScores {
   template <bool kMasked>
   CUTE_DEVICE void next(ForwardTile const& tile, int32_t n_block) {
     modify_and_mask(tile, n_block, kMasked);
+    draw_first(tile, n_block);
   }
 
   // Turns S of a KV tile, modified and masked, into P.
@@ -141,7 +149,11 @@ struct ForwardScores {
   CUTE_DEVICE void drop(ForwardTile const& tile, int32_t n_block, Operand& tOrP) {
     if constexpr (kDrops) {
       if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
-        kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row).drop(tOrP);
+        if constexpr (kDrawsFirst) {
+          kept.drop(tOrP);
+        } else {
+          draw(tile, n_block).drop(tOrP);
+        }
       }
     }
   }
@@ -154,6 +166,19 @@ struct ForwardScores {
     FragmentS probabilities;
     softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
     convert_into(probabilities, tOrP);
+  }
+
+  // Which probabilities of a KV tile are kept.
+  CUTE_DEVICE auto draw(ForwardTile const& tile, int32_t n_block) {
+    return kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row);
+  }
+  CUTE_DEVICE void draw_first(ForwardTile const& tile, int32_t n_block) {
+    if constexpr (kDrawsFirst) {
+      if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
+        kept = draw(tile, n_block);
+        kept.hold();
+      }
+    }
   }
 
   // Has the compiler compute numbers (ROWS) here, and not where they are used.
