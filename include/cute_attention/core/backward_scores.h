@@ -105,6 +105,14 @@ struct BackwardScores {
     }
   }
 
+  // begin() of all scores of a step, (KEYS, QUERIES), for lists with a map and kernels that do
+  // nothing between queries. One branch, on all_near(), where a call for each query takes one for
+  // each, and nothing is scheduled across branches.
+  template <class Scores>
+  CUTE_DEVICE void map_all(Scores&& scores) const {
+    modifiers.template map<1>(scores, all_near(scores));
+  }
+
   // Of the score of key `i` as begin() left it: makes it P, and returns dS / (dP + delta), which is
   // P * dS'/dS.
   template <class TermsOfQuery>

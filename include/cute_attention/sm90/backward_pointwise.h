@@ -74,14 +74,17 @@ struct BackwardPointwise {
     if constexpr (Scores::kMasksFirst) {
       placed().mask(work, stage.m_block, tSrS);
     }
-    bool const near = scores.all_near(rS);
     auto const terms = placed().terms(work, stage, tSrS);
-    CUTE_UNROLL
-    for (int query = 0; query < size<1>(rS); ++query) {
-      if (kFewRegisters && query > 0 && query % kLseAhead == 0) {
-        sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
+    if constexpr (Scores::Modifiers::kHasMap) {
+      scores.map_all(rS);
+    } else {
+      CUTE_UNROLL
+      for (int query = 0; query < size<1>(rS); ++query) {
+        if (kFewRegisters && query > 0 && query % kLseAhead == 0) {
+          sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
+        }
+        scores.begin(rS(_, query), true, sLse(0, query), terms.of_query(query));
       }
-      scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
       placed().mask(work, stage.m_block, tSrS);
