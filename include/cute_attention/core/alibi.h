@@ -49,7 +49,16 @@ struct AlibiTerm {
   // magnitude of an operand for nothing.
   template <class Element, class Params, class Tile>
   CUTE_DEVICE static void add(Params const&, Tile const& tile, OfRows<Tile::kRows> const& rows) {
-    add_slopes(tile, [&](int row) { return rows.slopes[row]; });
+    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+    CUTE_UNROLL
+    for (int row = 0; row < Tile::kRows; ++row) {
+      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; ++col) {
+        float const distance = fabsf(to_first - float(tile.keys_behind_first(row, col)));
+        tile.scores(row, col) = fmaf(-rows.slopes[row], distance, tile.scores(row, col));
+      }
+    }
   }
 
   // What a step of the backward needs to know of the head of its queries.
@@ -61,55 +70,57 @@ struct AlibiTerm {
     return {alibi_slope(params, batch, head)};
   }
 
+  // The distances of a thread's scores in a tile of the backward, whose rows are queries one after
+  // the other.
+  template <class Tile>
+  struct Distances {
+    decltype(Tile::coords) coords;  // (ROWS, COLS)
+    float first;                    // the thread's first query less its first key, with its sign
+
+    CUTE_DEVICE explicit Distances(Tile const& tile)
+        : coords(tile.coords),
+          first(float(tile.query(0) + tile.sequence.seqlen_k - tile.sequence.seqlen_q -
+                      tile.first_key(0))) {}
+
+    // How far query `row` and key `col` lie behind the first ones are constants of the compiler.
+    CUTE_DEVICE float of(int row, int col) const {
+      using namespace cute;
+      int const query = int(get<0>(coords(row, 0))) - int(get<0>(coords(0, 0)));
+      int const key = int(get<1>(coords(0, col))) - int(get<1>(coords(0, 0)));
+      return fabsf(first + float(query - key));
+    }
+  };
+
   // Adds its terms to scores of one head, in the backward of rows that have another term too.
   //   unit  of the scores
   template <class Element, class Params, class Tile>
   CUTE_DEVICE static void add_of_head(Params const&, Tile const& tile, OfHead const& head,
                                       float unit) {
     float const slope = head.slope / unit;
-    add_slopes(tile, [&](int) { return slope; });
+    Distances<Tile> const distances(tile);
+    CUTE_UNROLL
+    for (int row = 0; row < Tile::kRows; ++row) {
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; ++col) {
+        tile.scores(row, col) = fmaf(-slope, distances.of(row, col), tile.scores(row, col));
+      }
+    }
   }
 
   // What it adds, in base 2, to the exponents of a thread's scores in one step of the backward.
   template <class Tile>
   struct OfStep {
-    decltype(Tile::coords) coords;  // (ROWS, COLS)
+    Distances<Tile> distances;
     float slope_log2;
-    float difference;  // of the positions of the thread's first query and its first key
 
     CUTE_DEVICE OfStep(Tile const& tile, OfHead const& head)
-        : coords(tile.coords),
-          slope_log2(head.slope * float(M_LOG2E)),
-          difference(float(tile.query(0) + tile.sequence.seqlen_k - tile.sequence.seqlen_q -
-                           tile.first_key(0))) {}
+        : distances(tile), slope_log2(head.slope * float(M_LOG2E)) {}
 
-    // For the thread's query `row`, a function that returns the term of its key `col`. How far both
-    // lie behind the first ones are constants of the compiler.
+    // For the thread's query `row`, a function that returns the term of its key `col`.
     CUTE_DEVICE auto of_query(int row) const {
-      using namespace cute;
-      int const query = int(get<0>(coords(row, 0))) - int(get<0>(coords(0, 0)));
-      return [this, query](int col) {
-        int const key = int(get<1>(coords(0, col))) - int(get<1>(coords(0, 0)));
-        return -slope_log2 * fabsf(difference + float(query - key));
-      };
+      return [this, row](int col) { return -slope_log2 * distances.of(row, col); };
     }
   };
-
- private:
-  //   slope_of(row)  in the unit of scores
-  template <class Tile, class SlopeOf>
-  CUTE_DEVICE static void add_slopes(Tile const& tile, SlopeOf const& slope_of) {
-    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
-    CUTE_UNROLL
-    for (int row = 0; row < Tile::kRows; ++row) {
-      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
-      CUTE_UNROLL
-      for (int col = 0; col < Tile::kCols; ++col) {
-        float const distance = fabsf(to_first - float(tile.keys_behind_first(row, col)));
-        tile.scores(row, col) = fmaf(-slope_of(row), distance, tile.scores(row, col));
-      }
-    }
-  }
 };
 
 }  // namespace cute_attention

@@ -49,21 +49,22 @@ struct BackwardPointwise {
     return make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
   }
 
-  // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h). Returns
-  // the terms in exponents, for finish().
+  // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h); with
+  // kModifiesCopies what take_copies() says. Returns the terms in exponents, for finish().
   //   kFewRegisters  whether the LSE is not loaded far ahead
   //   tSrS           (MMA, MMA_N, MMA_M)
   //   sLse           lse() of the step
+  //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, with kModifiesCopies
   template <bool kFewRegisters, class Lse>
-  CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
-                         Lse sLse) const {
+  CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS, Lse sLse,
+                         Operand& tdVrP) const {
     using namespace cute;
     static_assert(!kFewRegisters || Scores::kMasksFirst,
                   "zero_after() needs P, not modified scores");
     auto const& stage = shared.stages[stage_index];
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
     if constexpr (Scores::kModifiesCopies) {
-      // finish_copies() does it.
+      // take_copies() does it.
     } else if constexpr (Traits::kBiasTiles) {
       add_bias_tile<BiasOfTranspose, kTileM>(
           arguments.bias, shared.bias_tile(stage_index), 0, opaque(thread),
@@ -86,7 +87,9 @@ struct BackwardPointwise {
         scores.begin(rS(_, query), true, sLse(0, query), terms.of_query(query));
       }
     }
-    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
+    if constexpr (Scores::kModifiesCopies) {
+      take_copies(work, stage_index, tSrS, tdVrP);
+    } else if constexpr (!Scores::kMasksFirst) {
       placed().mask(work, stage.m_block, tSrS);
     }
     return terms;
@@ -94,7 +97,7 @@ struct BackwardPointwise {
 
   // When dP + delta is there: makes it dS, and what begin() left P.
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
-  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, if begin() has not made it
   template <class Terms, class Lse>
   CUTE_DEVICE void finish(BackwardWork const& work, uint32_t stage_index, Terms const& terms,
                           Lse const& sLse, FragmentS& tSrS, FragmentS& tdPrdP,
@@ -106,7 +109,7 @@ struct BackwardPointwise {
       scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
     };
     if constexpr (Scores::kModifiesCopies) {
-      finish_copies(work, stage_index, tSrS, tdPrdP, tdVrP);
+      finish_copies(stage_index, tSrS, tdPrdP);
     } else if constexpr (kDrops) {
       QueryPacking const packing = unpacked_queries();
       auto const& stage = shared.stages[stage_index];
@@ -140,47 +143,67 @@ struct BackwardPointwise {
  private:
   CUTE_DEVICE PlacedScores<Traits, Scores> placed() const { return {arguments.params, thread}; }
 
-  // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a
-  // block registers hold a copy of the scores, with terms and masked (backward_scores.h).
-  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
-  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
-  CUTE_DEVICE void finish_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
-                                 FragmentS& tdPrdP, Operand& tdVrP) const {
+  // Makes P of mapped scores, and mapped scores what dP + delta is multiplied with: P times the
+  // derivative of the map, neither of them negative. Its sign says that its score is dropped. One
+  // block of 16 queries after the other: of a block registers hold a copy of the scores, with terms
+  // and masked (backward_scores.h).
+  //   tSrS   (MMA, MMA_N, MMA_M)
+  //   tdVrP  (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  CUTE_DEVICE void take_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
+                               Operand& tdVrP) const {
     using namespace cute;
     BackwardParams const& params = arguments.params;
     auto const& stage = shared.stages[stage_index];
     QueryPacking const packing = unpacked_queries();
     auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
     KeepTest const test(uint32_t(params.dropout.drop_count));
-    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);      // (MMA, MMA_N, MMA_M)
-    Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
+    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);  // (MMA, MMA_N, MMA_M)
+    int const reader = opaque(thread);                                   // of the bias
+    float const per_unit =
+        bias_per_unit(params, work.sequence, Scores::Modifiers::exponent_scale(params));
     CUTE_UNROLL
     for (int k = 0; k < size<2>(tdVrP); ++k) {
       Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
       auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
       if constexpr (Traits::kBiasTiles) {
         if (call_has<kScoreMods, score_mods::Bias>(params)) {
-          float const unit = Scores::Modifiers::exponent_scale(params);
           add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index), 0,
-                                                 opaque(thread),
-                                                 bias_per_unit(params, work.sequence, unit), k, rZ);
+                                                 reader, per_unit, k, rZ);
         }
       }
       Scores::template add_terms<Element>(params, stage, copies);
       placed().mask_copies(work, stage.m_block, copies);
-      KeptBlock<Rows::Keys> kept{{~0u, ~0u}};
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        float probability = tSrS(8 * k + i);
+        tSrS(8 * k + i) = scores.factor(probability, rZ(i), sLse(8 * k + i));
+        rZ(i) = probability;
+      }
+      auto rP = tdVrP(_, 0, k);  // (MMA)
+      convert_into(rZ, rP);
       if constexpr (kDrops) {
         if (call_has<kScoreMods, score_mods::Dropout>(params)) {
-          kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
+          auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
+          kept.drop(rP);
+          CUTE_UNROLL
+          for (int i = 8 * k; i < 8 * k + 8; ++i) {
+            tSrS(i) = kept.keeps(i % 8) ? tSrS(i) : -tSrS(i);
+          }
         }
       }
-      CUTE_UNROLL
-      for (int i = 8 * k; i < 8 * k + 8; ++i) {
-        float const grad_p = kept.keeps(i % 8) ? tdPrdP(i) : sDelta(i);
-        tdPrdP(i) = grad_p * scores.factor(tSrS(i), rZ(i % 8), sLse(i));
-      }
-      convert_block(tSrS, k, tdVrP);
-      kept.drop(tdVrP(_, 0, k));
+    }
+  }
+
+  // Makes dP + delta dS, from what take_copies() left.
+  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
+  CUTE_DEVICE void finish_copies(uint32_t stage_index, FragmentS const& tSrS,
+                                 FragmentS& tdPrdP) const {
+    using namespace cute;
+    Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
+    CUTE_UNROLL
+    for (int i = 0; i < size(tdPrdP); ++i) {
+      bool const kept = !kDrops || !signbit(tSrS(i));
+      tdPrdP(i) = (kept ? tdPrdP(i) : sDelta(i)) * fabsf(tSrS(i));
     }
   }
 };

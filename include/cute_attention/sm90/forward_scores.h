@@ -35,8 +35,9 @@ struct ForwardScores {
   static constexpr Reference kReference = Traits::Study::kReference;
   static constexpr bool kStraight = kReference == Reference::Exact ||
                                     (kReference == Reference::WhereItPays && Traits::kTakeTurns);
-  // Whether scores are modified, and their maxima taken, before the wait for O, which this work runs
-  // beside. ptxas waits as soon as it can: in rows without modifiers that is after most maxima.
+  // Whether scores are modified, and their maxima taken, before the wait for O, which this work
+  // runs beside. ptxas waits as soon as it can: in rows without modifiers that is after most
+  // maxima.
   static constexpr bool kModifiesFirst =
       kStraight && (Modifiers::kHasMap || Modifiers::kHasTerm || kDrops);
   // Whether the random bits of dropout are drawn there too. Three warpgroups leave no registers to
