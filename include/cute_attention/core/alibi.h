@@ -45,33 +45,9 @@ struct AlibiTerm {
     }
   };
 
-  // Adds its terms to the scores of a tile: a subtraction and an FFMA a score, which takes the
-  // magnitude of an operand for nothing.
-  template <class Element, class Params, class Tile>
-  CUTE_DEVICE static void add(Params const&, Tile const& tile, OfRows<Tile::kRows> const& rows) {
-    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
-    CUTE_UNROLL
-    for (int row = 0; row < Tile::kRows; ++row) {
-      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
-      CUTE_UNROLL
-      for (int col = 0; col < Tile::kCols; ++col) {
-        float const distance = fabsf(to_first - float(tile.keys_behind_first(row, col)));
-        tile.scores(row, col) = fmaf(-rows.slopes[row], distance, tile.scores(row, col));
-      }
-    }
-  }
-
-  // What a step of the backward needs to know of the head of its queries.
-  struct OfHead {
-    float slope;
-  };
-  template <class Params>
-  CUTE_DEVICE static OfHead of_head(Params const& params, int32_t batch, int32_t head) {
-    return {alibi_slope(params, batch, head)};
-  }
-
-  // The distances of a thread's scores in a tile of the backward, whose rows are queries one after
-  // the other.
+  // The distances of a thread's scores in a tile whose rows are queries one after the other. A
+  // query 8 rows on and a key 8 columns on have the distance of the first ones, so that two rows of
+  // a thread share most of theirs.
   template <class Tile>
   struct Distances {
     decltype(Tile::coords) coords;  // (ROWS, COLS)
@@ -90,6 +66,32 @@ struct AlibiTerm {
       return fabsf(first + float(query - key));
     }
   };
+
+  // Adds its terms to the scores of a tile: an FFMA a score, which takes the magnitude of an
+  // operand for nothing, and a subtraction a score, or for two where rows are of one head.
+  template <class Element, class Params, class Tile>
+  CUTE_DEVICE static void add(Params const&, Tile const& tile, OfRows<Tile::kRows> const& rows) {
+    if (tile.packing.shift == 0) {
+      add_slopes(tile, rows, [distances = Distances<Tile>(tile)](int row, int col) {
+        return distances.of(row, col);
+      });
+    } else {
+      int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+      add_slopes(tile, rows, [&](int row, int col) {
+        float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
+        return fabsf(to_first - float(tile.keys_behind_first(row, col)));
+      });
+    }
+  }
+
+  // What a step of the backward needs to know of the head of its queries.
+  struct OfHead {
+    float slope;
+  };
+  template <class Params>
+  CUTE_DEVICE static OfHead of_head(Params const& params, int32_t batch, int32_t head) {
+    return {alibi_slope(params, batch, head)};
+  }
 
   // Adds its terms to scores of one head, in the backward of rows that have another term too.
   //   unit  of the scores
@@ -121,6 +123,21 @@ struct AlibiTerm {
       return [this, row](int col) { return -slope_log2 * distances.of(row, col); };
     }
   };
+
+ private:
+  // Column after column, so that few distances are in registers.
+  //   distance(row, col)  of a score
+  template <class Tile, class Distance>
+  CUTE_DEVICE static void add_slopes(Tile const& tile, OfRows<Tile::kRows> const& rows,
+                                     Distance const& distance) {
+    CUTE_UNROLL
+    for (int col = 0; col < Tile::kCols; ++col) {
+      CUTE_UNROLL
+      for (int row = 0; row < Tile::kRows; ++row) {
+        tile.scores(row, col) = fmaf(-rows.slopes[row], distance(row, col), tile.scores(row, col));
+      }
+    }
+  }
 };
 
 }  // namespace cute_attention
