@@ -158,7 +158,8 @@ struct BackwardPointwise {
     auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
     KeepTest const test(uint32_t(params.dropout.drop_count));
     Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);  // (MMA, MMA_N, MMA_M)
-    int const reader = opaque(thread);                                   // of the bias
+    uint32_t const first_bias =
+        first_bias_offset<BiasOfTranspose, kTileM>(arguments.bias, 0, opaque(thread));
     float const per_unit =
         bias_per_unit(params, work.sequence, Scores::Modifiers::exponent_scale(params));
     CUTE_UNROLL
@@ -167,8 +168,8 @@ struct BackwardPointwise {
       auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
       if constexpr (Traits::kBiasTiles) {
         if (call_has<kScoreMods, score_mods::Bias>(params)) {
-          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index), 0,
-                                                 reader, per_unit, k, rZ);
+          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index),
+                                                 first_bias, per_unit, k, rZ);
         }
       }
       Scores::template add_terms<Element>(params, stage, copies);
