@@ -65,7 +65,7 @@ void check_score(SoftcapMap const& map, float scale, float softcap, double x,
   check(std::abs(found - exact) <= (is_tiny_cap ? 1e-4 : limit), of + ": tanh");
   check(std::abs(found) <= 1.f, of + ": at most the cap");
   bool const near = map.all_near(make_tensor(&score, Shape<_1>{}));
-  check_equal(near, std::abs(score) <= map.nearest, of + ": near");
+  check_equal(near, std::abs(score) <= map.polynomial().nearest, of + ": near");
   if (near) {
     check(same_bits(alone(map, score, true), found), of + ": bits of the easy way");
   }
