@@ -49,12 +49,20 @@ struct BackwardPointwise {
     return make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
   }
 
-  // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h); with
-  // kModifiesCopies what take_copies() says. Returns the terms in exponents, for finish().
+  // Whether begin() rounds P, and leaves in scores what dP + delta is multiplied with: P times the
+  // derivative of a map, neither of them negative. Its sign says that its score is dropped. So the
+  // random bits of dropout, too, are drawn beside dP. Rows with softcap alone have no registers for
+  // both.
+  static constexpr bool kTakesFactors = Scores::kModifiesCopies || kDrops;
+  static_assert(Scores::kModifiesCopies || Scores::kMasksFirst || !kDrops,
+                "dropped probabilities are of rows without a map");
+
+  // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h), or
+  // factors. Returns the terms in exponents, for finish().
   //   kFewRegisters  whether the LSE is not loaded far ahead
   //   tSrS           (MMA, MMA_N, MMA_M)
   //   sLse           lse() of the step
-  //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, with kModifiesCopies
+  //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, with kTakesFactors
   template <bool kFewRegisters, class Lse>
   CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS, Lse sLse,
                          Operand& tdVrP) const {
@@ -87,10 +95,13 @@ struct BackwardPointwise {
         scores.begin(rS(_, query), true, sLse(0, query), terms.of_query(query));
       }
     }
+    if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
+      placed().mask(work, stage.m_block, tSrS);
+    }
     if constexpr (Scores::kModifiesCopies) {
       take_copies(work, stage_index, tSrS, tdVrP);
-    } else if constexpr (!Scores::kMasksFirst) {
-      placed().mask(work, stage.m_block, tSrS);
+    } else if constexpr (kDrops) {
+      drop(work, stage_index, tSrS, tdVrP);
     }
     return terms;
   }
@@ -99,42 +110,18 @@ struct BackwardPointwise {
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
   //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, if begin() has not made it
   template <class Terms, class Lse>
-  CUTE_DEVICE void finish(BackwardWork const& work, uint32_t stage_index, Terms const& terms,
-                          Lse const& sLse, FragmentS& tSrS, FragmentS& tdPrdP,
-                          Operand& tdVrP) const {
+  CUTE_DEVICE void finish(uint32_t stage_index, Terms const& terms, Lse const& sLse,
+                          FragmentS& tSrS, FragmentS& tdPrdP, Operand& tdVrP) const {
     using namespace cute;
-    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));       // (KEYS, QUERIES)
-    Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));  // (KEYS, QUERIES)
-    auto const finish_query = [&](int query) {
-      scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
-    };
-    if constexpr (Scores::kModifiesCopies) {
-      finish_copies(stage_index, tSrS, tdPrdP);
-    } else if constexpr (kDrops) {
-      QueryPacking const packing = unpacked_queries();
-      auto const& stage = shared.stages[stage_index];
-      auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
-      KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
-      Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
-          row_numbers<Traits>(thread, shared.delta[stage_index]);
-      CUTE_UNROLL
-      for (int k = 0; k < size<2>(tdVrP); ++k) {  // block after block: fewer words in registers
-        auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
-        CUTE_UNROLL
-        for (int i = 8 * k; i < 8 * k + 8; ++i) {
-          tdPrdP(i) = kept.keeps(i % 8) ? tdPrdP(i) : tdPsDelta(i);
-        }
-        CUTE_UNROLL
-        for (int query = 4 * k; query < 4 * k + 4; ++query) {
-          finish_query(query);
-        }
-        convert_block(tSrS, k, tdVrP);
-        kept.drop(tdVrP(_, 0, k));
-      }
+    if constexpr (kTakesFactors) {
+      finish_factors(stage_index, tSrS, tdPrdP);
     } else {
+      Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
+      Tensor rdP =                                                            // (KEYS, QUERIES)
+          make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {
-        finish_query(query);
+        scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
       }
       convert_into(tSrS, tdVrP);
     }
@@ -143,10 +130,41 @@ struct BackwardPointwise {
  private:
   CUTE_DEVICE PlacedScores<Traits, Scores> placed() const { return {arguments.params, thread}; }
 
-  // Makes P of mapped scores, and mapped scores what dP + delta is multiplied with: P times the
-  // derivative of the map, neither of them negative. Its sign says that its score is dropped. One
-  // block of 16 queries after the other: of a block registers hold a copy of the scores, with terms
-  // and masked (backward_scores.h).
+  // Clears what is dropped of block `k` of P, and gives its factors their signs.
+  //   tile     the scores, which have become factors
+  //   words    (M)  the random words of the tile's queries
+  //   factors  (MMA, MMA_N, MMA_M)
+  //   tdVrP    (MMA, MMA_N, MMA_M / 16)
+  template <class Tile>
+  CUTE_DEVICE static void drop_block(Tile const& tile, KeepTest const& test, uint32_t const* words,
+                                     int k, FragmentS& factors, Operand& tdVrP) {
+    auto const kept = kept_block_of_transpose(tile, test, words, 0, k);
+    kept.drop(tdVrP(cute::_, 0, k));
+    CUTE_UNROLL
+    for (int i = 8 * k; i < 8 * k + 8; ++i) {
+      factors(i) = kept.keeps(i % 8) ? factors(i) : -factors(i);
+    }
+  }
+
+  // Rounds P, and drops what is dropped of it.
+  //   tSrS   (MMA, MMA_N, MMA_M)  P, becomes factors
+  //   tdVrP  (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  CUTE_DEVICE void drop(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
+                        Operand& tdVrP) const {
+    auto const& stage = shared.stages[stage_index];
+    QueryPacking const packing = unpacked_queries();
+    auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
+    KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
+    convert_into(tSrS, tdVrP);
+    CUTE_UNROLL
+    for (int k = 0; k < cute::size<2>(tdVrP); ++k) {
+      drop_block(tile, test, stage.words, k, tSrS, tdVrP);
+    }
+  }
+
+  // Makes P of mapped scores, and mapped scores factors, of one block of 16 queries after the
+  // other: of a block registers hold a copy of the scores, with terms and masked
+  // (backward_scores.h).
   //   tSrS   (MMA, MMA_N, MMA_M)
   //   tdVrP  (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
   CUTE_DEVICE void take_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
@@ -184,21 +202,16 @@ struct BackwardPointwise {
       convert_into(rZ, rP);
       if constexpr (kDrops) {
         if (call_has<kScoreMods, score_mods::Dropout>(params)) {
-          auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
-          kept.drop(rP);
-          CUTE_UNROLL
-          for (int i = 8 * k; i < 8 * k + 8; ++i) {
-            tSrS(i) = kept.keeps(i % 8) ? tSrS(i) : -tSrS(i);
-          }
+          drop_block(tile, test, stage.words, k, tSrS, tdVrP);
         }
       }
     }
   }
 
-  // Makes dP + delta dS, from what take_copies() left.
+  // Makes dP + delta dS, from factors.
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
-  CUTE_DEVICE void finish_copies(uint32_t stage_index, FragmentS const& tSrS,
-                                 FragmentS& tdPrdP) const {
+  CUTE_DEVICE void finish_factors(uint32_t stage_index, FragmentS const& tSrS,
+                                  FragmentS& tdPrdP) const {
     using namespace cute;
     Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
     CUTE_UNROLL
