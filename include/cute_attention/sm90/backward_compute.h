@@ -310,7 +310,7 @@ struct BackwardCompute : BackwardPointwise<Row> {
       arrive(shared.value_empty);
     }
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
-    Pointwise::finish(ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
+    Pointwise::finish(work, ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
     start_grad_v(tdVrP, ring);
     convert_into(tdPrdP, tdKrdS);
     if constexpr (kGradQFirst) {

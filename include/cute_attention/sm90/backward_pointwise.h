@@ -54,6 +54,10 @@ struct BackwardPointwise {
   // random bits of dropout, too, are drawn beside dP. Rows with softcap alone have no registers for
   // both.
   static constexpr bool kTakesFactors = Scores::kModifiesCopies || kDrops;
+  // How many of a step's blocks of 16 queries begin() takes so, with kModifiesCopies; finish()
+  // takes the others. At head dim 128 registers do not hold all of P in 16 bits beside dP.
+  static constexpr int kBlocks = kTileM / 16;
+  static constexpr int kBlocksFirst = Traits::kHeadDim > 64 ? kBlocks / 2 : kBlocks;
   static_assert(Scores::kModifiesCopies || Scores::kMasksFirst || !kDrops,
                 "dropped probabilities are of rows without a map");
 
@@ -99,7 +103,7 @@ struct BackwardPointwise {
       placed().mask(work, stage.m_block, tSrS);
     }
     if constexpr (Scores::kModifiesCopies) {
-      take_copies(work, stage_index, tSrS, tdVrP);
+      take_copies<0, kBlocksFirst>(work, stage_index, tSrS, tdVrP);
     } else if constexpr (kDrops) {
       drop(work, stage_index, tSrS, tdVrP);
     }
@@ -110,9 +114,13 @@ struct BackwardPointwise {
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
   //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, if begin() has not made it
   template <class Terms, class Lse>
-  CUTE_DEVICE void finish(uint32_t stage_index, Terms const& terms, Lse const& sLse,
-                          FragmentS& tSrS, FragmentS& tdPrdP, Operand& tdVrP) const {
+  CUTE_DEVICE void finish(BackwardWork const& work, uint32_t stage_index, Terms const& terms,
+                          Lse const& sLse, FragmentS& tSrS, FragmentS& tdPrdP,
+                          Operand& tdVrP) const {
     using namespace cute;
+    if constexpr (Scores::kModifiesCopies && kBlocksFirst < kBlocks) {
+      take_copies<kBlocksFirst, kBlocks>(work, stage_index, tSrS, tdVrP);
+    }
     if constexpr (kTakesFactors) {
       finish_factors(stage_index, tSrS, tdPrdP);
     } else {
@@ -165,8 +173,10 @@ struct BackwardPointwise {
   // Makes P of mapped scores, and mapped scores factors, of one block of 16 queries after the
   // other: of a block registers hold a copy of the scores, with terms and masked
   // (backward_scores.h).
-  //   tSrS   (MMA, MMA_N, MMA_M)
-  //   tdVrP  (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  //   kFirst, kEnd  the first of the blocks, and the one after the last
+  //   tSrS          (MMA, MMA_N, MMA_M)
+  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  template <int kFirst, int kEnd>
   CUTE_DEVICE void take_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
                                Operand& tdVrP) const {
     using namespace cute;
@@ -181,7 +191,7 @@ struct BackwardPointwise {
     float const per_unit =
         bias_per_unit(params, work.sequence, Scores::Modifiers::exponent_scale(params));
     CUTE_UNROLL
-    for (int k = 0; k < size<2>(tdVrP); ++k) {
+    for (int k = kFirst; k < kEnd; ++k) {
       Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
       auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
       if constexpr (Traits::kBiasTiles) {
