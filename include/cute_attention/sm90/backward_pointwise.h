@@ -89,7 +89,8 @@ struct BackwardPointwise {
     }
     auto const terms = placed().terms(work, stage, tSrS);
     if constexpr (Scores::Modifiers::kHasMap) {
-      scores.map_all(rS);
+      constexpr int kQueries = decltype(size<1>(rS))::value;
+      scores.template map_all<Scores::kModifiesCopies ? 4 : kQueries>(rS);
     } else {
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {

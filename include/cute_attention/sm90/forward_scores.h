@@ -40,8 +40,8 @@ struct ForwardScores {
   // maxima.
   static constexpr bool kModifiesFirst =
       kStraight && (Modifiers::kHasMap || Modifiers::kHasTerm || kDrops);
-  // Whether the random bits of dropout are drawn before P is there. They are instructions that ptxas
-  // then spreads over the exponentials. Three warpgroups leave no registers to keep them in.
+  // Whether the random bits of dropout are drawn before P is there. They are instructions that
+  // ptxas then spreads over the exponentials. Three warpgroups leave no registers to keep them in.
   static constexpr bool kDrawsFirst = kDrops && Traits::kTileM <= 2 * kWarpgroupM;
   using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;

@@ -89,7 +89,7 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     }
     auto const terms = placed().terms(work, shared.stages[ring.stage], tSrS);
     if constexpr (Scores::Modifiers::kHasMap) {
-      scores.map_all(rS);
+      scores.template map_all<decltype(size<1>(rS))::value>(rS);
     } else {
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {

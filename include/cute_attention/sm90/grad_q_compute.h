@@ -165,7 +165,7 @@ struct GradQCompute {
     }
     auto const terms = terms_of(work, n_block, tSrS);
     if constexpr (Scores::Modifiers::kHasMap) {
-      scores.map_all(rS);
+      scores.template map_all<decltype(size<1>(rS))::value>(rS);
     } else {
       CUTE_UNROLL
       for (int row = 0; row < 2; ++row) {
