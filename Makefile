@@ -11,7 +11,7 @@ FIND_NVCC = @command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc || \
   $(BIN)/pip install --quiet --no-warn-conflicts "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.*"
 SOURCES := $(shell find src include cmake third_party -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: demo test cpp-test install lint format readme chart audit wheel wheels check-wheels hub clean
+.PHONY: demo test cpp-test install lint format readme chart audit emulate wheel wheels check-wheels hub clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py
@@ -34,6 +34,18 @@ audit: $(VENV)/installed
 	  -DCUTE_ATTENTION_ONLY="$(ONLY)" -DCUTE_ATTENTION_TORCH=OFF
 	$(BIN)/cmake --build build/audit
 	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest tests/test_kernel_audit.py tests/test_rows_audit.py tests/test_layouts_docs.py
+
+# Compiles the rows that match EMULATED for the emulator, and runs their tests for GPUs on the CPU (docs/emulator.md).
+EMULATED ?= ^sm90_(fwd|bwd)_bf16_d64$$|^sm90_fwd_bf16_d128$$
+EMULATED_TESTS ?= tests/test_kernels.py tests/test_backward_kernels.py
+emulate: $(VENV)/installed
+	$(FIND_NVCC)
+	$(BIN)/cmake -G Ninja -S . -B build/emulated -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \
+	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="90a" \
+	  -DCUTE_ATTENTION_ONLY="$(EMULATED)" -DCUTE_ATTENTION_EMULATED=ON
+	$(BIN)/cmake --build build/emulated
+	for timing in late random; do CUTE_ATTENTION_EMULATOR_TIMING=$$timing OMP_NUM_THREADS=1 PYTHONPATH=tests \
+	  $(BIN)/python -m pytest -p emulated -m gpu -n auto $(EMULATED_TESTS) || exit 1; done
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -16,5 +16,8 @@ target_include_directories(cute_attention_torch SYSTEM PRIVATE
 target_link_directories(cute_attention_torch PRIVATE "${torch_package}/lib")
 target_link_libraries(cute_attention_torch PRIVATE cute_attention -Wl,--no-as-needed torch -Wl,--as-needed)
 set_target_properties(cute_attention_torch PROPERTIES NO_SONAME ON INSTALL_RPATH "$ORIGIN")
+if(CUTE_ATTENTION_EMULATED)
+  target_compile_definitions(cute_attention_torch PRIVATE CUTE_ATTENTION_EMULATED)
+endif()
 cute_attention_lower_glibc(cute_attention_torch)
 install(TARGETS cute_attention_torch LIBRARY DESTINATION lib)

@@ -51,10 +51,15 @@ bool has_context() {
 }
 
 // cudaSetDevice also makes the device's context current, which the driver needs to make tensor
-// maps.
+// maps. Every launch comes after a call of this function: so it has CUDA forget the error of an
+// earlier call that failed, which the launch would report as its own.
 int32_t set_device(int32_t ordinal, int32_t* previous) {
-  if (cudaError_t const error = cudaGetDevice(previous)) return error;
-  return *previous == ordinal && has_context() ? cudaSuccess : cudaSetDevice(ordinal);
+  cudaError_t error = cudaGetDevice(previous);
+  if (error == cudaSuccess && !(*previous == ordinal && has_context())) {
+    error = cudaSetDevice(ordinal);
+  }
+  cudaGetLastError();
+  return error;
 }
 
 char const* error_string(int32_t cuda_error) {

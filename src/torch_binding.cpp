@@ -13,25 +13,13 @@
 #include "cute_attention/c_api.h"
 #include "torch_append.h"
 #include "torch_cache.h"
+#include "torch_device.h"
 #include "torch_inputs.h"
 #include "torch_stack.h"
 #include "torch_tensors.h"
 
-// libtorch_cuda defines it. The declaration is weak, so that this library also loads where torch
-// has no CUDA.
-extern "C" __attribute__((weak)) AOTITorchError
-aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
-
 namespace cute_attention {
 namespace {
-
-void* current_stream(int32_t device) {
-  STD_TORCH_CHECK(&aoti_torch_get_current_cuda_stream != nullptr,
-                  "cute_attention: this torch has no CUDA");
-  void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  return stream;
-}
 
 template <class Params>
 void set_options(Params& params, Inputs const& in) {
@@ -368,7 +356,7 @@ void backward(StableIValue* values, uint64_t /* arguments */, uint64_t /* result
 
 // The schemas are in python/cute_attention/ops/schema.py, which defines the ops when it is
 // imported.
-STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUDA, library) {
+STABLE_TORCH_LIBRARY_IMPL(cute_attention, CUTE_ATTENTION_TORCH_DEVICE, library) {
   using cute_attention::Form;
   using cute_attention::Lse;
   library.impl("forward", &cute_attention::forward<Form::Full, Lse::Returned>);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cute_attention/params.h"
+#include "torch_device.h"
 
 namespace cute_attention {
 
@@ -36,8 +37,8 @@ struct TensorView {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
     int32_t type = 0;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
-    is_cuda = type == aoti_torch_device_type_cuda();
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &device));
+    is_cuda = type == device_type();
+    device = device_index(tensor);
   }
   explicit TensorView(Tensor const& tensor) : TensorView(tensor.get()) {}
 
@@ -77,8 +78,8 @@ inline Tensor empty(int64_t const* sizes, int64_t dim, int32_t dtype, int32_t de
     stride *= std::max<int64_t>(sizes[i], 1);
   }
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      dim, sizes, strides, dtype, aoti_torch_device_type_cuda(), device, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dim, sizes, strides, dtype, device_type(), device, &handle));
   return Tensor(handle);
 }
 

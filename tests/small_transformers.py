@@ -57,7 +57,7 @@ MODELS = {
         "ModernBertConfig",
         "ModernBertForMaskedLM",
         {"local_attention": 6, "global_attn_every_n_layers": 2, "reference_compile": False},
-        (5, 0),
+        (5, 6),
     ),
 }
 CAUSAL = [name for name in MODELS if name != "modernbert"]

@@ -41,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["plain", "math", "flash", "reference"])
+@pytest.mark.parametrize("name", ["plain", "math", "flash", "reference", "by_fa2", "by_fa3"])
 def test_contenders_compute_attention(name: str, case: str) -> None:
     """Compares output and gradients with float64, so that no contender is timed for something
     else."""

@@ -56,7 +56,7 @@ def extras(device: str, seqlen_q: int = 9, seqlen_k: int = 13) -> dict[str, Any]
     return {
         "bias": torch.randn(4, seqlen_q, seqlen_k, device=device, requires_grad=True),
         "sink": torch.randn(4, device=device, requires_grad=True),
-        "alibi_slopes": torch.rand(4, device=device),
+        "alibi_slopes": torch.rand(2, 4, device=device),  # [batch, heads]
         "softcap": 3.0,
         "window": (7, None),
         "causal": True,

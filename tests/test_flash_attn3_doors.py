@@ -198,6 +198,19 @@ def test_other_errors() -> None:
         flash_attn_func(q, k, v, qv=q[..., :4])
     with pytest.raises(TypeError, match="flash_attn_func: softmax_scale is a str"):
         flash_attn_func(q, k, v, "a")
+    with pytest.raises(TypeError, match=r"flash_attn_func: qv has dtype torch\.float16"):
+        flash_attn_func(q, k, v, qv=q.half())
+    with pytest.raises(TypeError, match="_flash_attn_backward: is_causal is a str"):
+        _flash_attn_backward(q, q, k, v, q, q, is_causal="no")
+    with pytest.raises(TypeError, match="_flash_attn_forward: window_size_left is None"):
+        _flash_attn_forward(q, k, v, window_size_left=None)
+    lse = q[..., 0]
+    with pytest.raises(TypeError, match=r"flash_attn_combine: out_partial has dtype torch\.int64"):
+        flash_attn_combine(q.long(), lse)
+    with pytest.raises(TypeError, match="flash_attn_combine: out_dtype is 'half'"):
+        flash_attn_combine(q, lse, out_dtype="half")
+    with pytest.raises(TypeError, match="flash_attn_combine: out is a list"):
+        flash_attn_combine(q, lse, [])
 
 
 def test_the_schedule_is_a_hint() -> None:

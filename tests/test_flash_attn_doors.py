@@ -343,12 +343,20 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
      7, 9), TypeError, "cu_seqlens_q has dtype torch.int64"),
     (lambda q, k, v: flash_attn_varlen_qkvpacked_func(torch.randn(7, 3, 2, 8), cumulative(7), -1),
      ValueError, "max_seqlen is -1"),
+    (lambda q, k, v: flash_attn_func(q, k, v, causal="no"), TypeError, "causal is a str"),
+    (lambda q, k, v: flash_attn_func(q, k, v, causal=q), TypeError, "causal is a torch.Tensor"),
+    (lambda q, k, v: flash_attn_kvpacked_func(q, torch.stack((k, v), 2), deterministic="no"),
+     TypeError, "deterministic is a str"),
+    (lambda q, k, v: interface._flash_attn_forward(q, k, v, 0.0, 1.0, False, "x", -1, 0.0, None,
+     False), TypeError, "window_size_left is 'x'"),
+    (lambda q, k, v: interface._flash_attn_forward(q, k, v, 0.0, 1.0, False, -1, 1.5, 0.0, None,
+     False), TypeError, "window_size_right is 1.5"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), WRONG, ids=[case[2] for case in WRONG])
 def test_errors_use_the_names_of_the_function(call: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=rf"^flash_attn_\w+: {words}"):
+    with pytest.raises(kind, match=rf"^_?flash_attn_\w+: {words}"):
         call(*dense())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
+import cute_attention
 from cute_attention.flash_attn import flash_attn_varlen_func
 from cute_attention.flash_attn.bert_padding import (
     index_first_axis,
@@ -109,6 +111,9 @@ assert flash_attn.__name__ == "flash_attn"
 assert importlib.metadata.version("flash_attn") == importlib.metadata.version("flash-attn")
 assert importlib.metadata.version("flash-attn") == flash_attn.__version__
 assert importlib.metadata.version("torch")
+modules = importlib.metadata.packages_distributions()
+assert modules["flash_attn"] == modules["flash_attn_interface"] == ["flash-attn"]
+assert modules["torch"] == ["torch"]
 try:
     importlib.metadata.version("flash-attn-4")
 except importlib.metadata.PackageNotFoundError:
@@ -144,3 +149,47 @@ assert "flash_attn_interface" not in sys.modules
 """
     )
     assert printed.startswith("install: flash_attn is imported already")
+
+
+def test_every_door_opens_in_a_package_of_another_name() -> None:
+    """As the Hugging Face Hub's loader names it, where there is no package `cute_attention`."""
+    printed = run(
+        f"""
+import importlib.util, sys, torch
+package = {os.path.dirname(cute_attention.__file__)!r}
+spec = importlib.util.spec_from_file_location("hub_name", package + "/__init__.py")
+ours = importlib.util.module_from_spec(spec)
+sys.modules["hub_name"] = ours
+sys.modules["cute_attention"] = None  # importing it fails
+spec.loader.exec_module(ours)
+from hub_name import flash_attn, flash_attn_interface, inference
+from hub_name.integrations import sdpa, transformers
+q = torch.randn(1, 3, 2, 8)
+assert torch.equal(flash_attn_interface.flash_attn_func(q, q, q), ours.attention(q, q, q))
+assert inference.attention_with_cache(q, q, q, 3).shape == q.shape
+flash_attn.install()
+from flash_attn import flash_attn_func
+from flash_attn.bert_padding import unpad_input
+print(flash_attn_func.__module__, unpad_input.__module__)
+"""
+    )
+    assert printed.split() == [
+        "hub_name.integrations.flash_attn.dense",
+        "hub_name.integrations.flash_attn.bert_padding",
+    ]
+
+
+def test_transformers_finds_what_is_installed() -> None:
+    pytest.importorskip("transformers")
+    printed = run(
+        """
+import torch
+torch.cuda.is_available = lambda: True
+torch.version.cuda = "13.0"
+import cute_attention.flash_attn
+cute_attention.flash_attn.install()
+from transformers.utils import import_utils
+print(import_utils.is_flash_attn_2_available(), import_utils.is_flash_attn_3_available())
+"""
+    )
+    assert printed.split() == ["True", "False"]

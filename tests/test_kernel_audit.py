@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from cute_attention.native import rows
+from loads_under_way import under_way
 from shared_memory import BOOKKEEPING, has_two_kernels, reads_cache, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -169,6 +170,19 @@ def test_a_cta_has_the_registers_that_its_roles_ask_for(row):
         consumers = warps_of(row, kernel) // 4 - 1
         together = of_kernel["DEALLOC"] + consumers * of_kernel["TRY_ALLOC"]
         assert together <= (1 + consumers) * (-(-used[kernel]["REG"] // 8) * 8), kernel
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if row.arch == "sm90" and "bias" in row.score_mods],
+    ids=lambda row: row.name,
+)
+def test_a_tile_of_the_bias_is_read_before_its_buffer_is_free(row):
+    lines: dict[str, list[str]] = {}
+    for _, kernel, line in instructions(row.name):
+        lines.setdefault(kernel, []).append(line)
+    for kernel, of_kernel in lines.items():
+        assert under_way(of_kernel) == [], kernel
 
 
 @pytest.mark.parametrize("source", ["append_tokens", "combine_splits"])

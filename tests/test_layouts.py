@@ -259,6 +259,9 @@ def test_bank_conflicts_are_those_of_tensor_layouts(stride, ways):
             ["check", "sm80_fwd_bf16_d128", "--set", "tile_n=72"],
             "static assertion failed: each warp owns whole MMA tiles of S and O",
         ),
+        # Kernels that would wait for ever.
+        (["check", "sm90_fwd_bf16_d128", "--set", "stages=1"], "K and V of two KV tiles"),
+        (["check", "sm90_bwd_bf16_d256", "--set", "stages=1"], "Q and dO of two steps"),
         (["check", "--include", "no/such/folder"], "no/such/folder is not a folder"),
         (["diff", "sm80_fwd_bf16_d128"], "name a second row, or change columns"),
     ],

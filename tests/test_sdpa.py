@@ -7,6 +7,8 @@ directly: autograd, the provider and everything below it are the same.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import subprocess
 import sys
 
@@ -16,8 +18,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(torch.nn.attention, "register_flash_attention_impl"),
-    reason="PyTorch registers flash attention from 2.11 on",
+    not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
+    reason="PyTorch registers flash attention, and restores its own, from 2.11 on",
 )
 
 aten = torch.ops.aten
@@ -86,13 +88,21 @@ def test_activate_and_restore():
         aten._scaled_dot_product_flash_attention(q, q, q)
 
 
-def test_older_pytorch_is_told(monkeypatch):
+# 2.10 has the first, but not the second.
+@pytest.mark.parametrize(
+    "missing", ["register_flash_attention_impl", "restore_flash_attention_impl"]
+)
+def test_older_pytorch_is_told(monkeypatch, missing):
     from cute_attention.integrations import sdpa
 
-    monkeypatch.delattr(torch.nn.attention, "register_flash_attention_impl")
+    monkeypatch.delattr(torch.nn.attention, missing)
     monkeypatch.setattr(torch, "__version__", "2.10.0")
-    with pytest.raises(RuntimeError, match=r"needs PyTorch 2\.11 or newer, and this is 2\.10\.0"):
+    message = (
+        rf"needs PyTorch 2\.11 or newer, and this is 2\.10\.0: torch.nn.attention has no {missing}"
+    )
+    with pytest.raises(RuntimeError, match=message):
         sdpa.register()
+    importlib.reload(sdpa)  # importing it registers nothing there, and raises nothing
 
 
 @pytest.mark.parametrize("heads_kv", [4, 2, 1])
@@ -190,10 +200,12 @@ def test_varlen_attn(provider, window):
             parts.append(exact(*one, mask=mask)[0].transpose(0, 1))
         return torch.cat(parts)
 
+    options = {"window_size": window}
+    if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters:  # from 2.12 on
+        options["enable_gqa"] = True
+
     def run(q, k, v):
-        return varlen.varlen_attn(
-            q, k, v, offsets, offsets, 23, 23, window_size=window, enable_gqa=True
-        )
+        return varlen.varlen_attn(q, k, v, offsets, offsets, 23, 23, **options)
 
     assert_same(run, formula, (q, k, v))
 
@@ -215,8 +227,9 @@ def test_wrong_arguments_have_pytorchs_names(provider):
         varlen.varlen_attn(q, k, k, offsets, offsets, 30, 30)
     with pytest.raises(TypeError, match=r"varlen_attn: cu_seq_q is of dtype torch\.int64"):
         varlen.varlen_attn(q, q, q, offsets.long(), offsets, 30, 30)
-    with pytest.raises(NotImplementedError, match="varlen_attn: seqused_k is not served"):
-        varlen.varlen_attn(q, q, q, offsets, offsets, 30, 30, seqused_k=offsets[1:])
+    if "seqused_k" in inspect.signature(varlen.varlen_attn).parameters:  # from 2.12 on
+        with pytest.raises(NotImplementedError, match="varlen_attn: seqused_k is not served"):
+            varlen.varlen_attn(q, q, q, offsets, offsets, 30, 30, seqused_k=offsets[1:])
     q, k = draw(1, 2, 8, 16), draw(1, 2, 8, 16, dtype=torch.float32)
     with pytest.raises(TypeError, match="scaled_dot_product_attention: key has dtype"):
         aten._scaled_dot_product_flash_attention(q, k, k)

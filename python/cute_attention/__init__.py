@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import inference as inference  # defines its ops
 from .api import attention, attention_varlen
 from .dispatch.explain import Explanation, explain, kernels
+from .dispatch.record import explain_calls
 from .dispatch.request import use_backend
 from .errors import BackendError, FallbackWarning
 from .ops import flops as flops  # registers the formulas
@@ -32,6 +33,7 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_reference",
     "explain",
+    "explain_calls",
     "kernels",
     "use_backend",
 ]

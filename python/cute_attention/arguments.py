@@ -84,17 +84,24 @@ class Arguments(NamedTuple):
     @property
     def batch(self) -> int:
         """The number of sequences."""
-        return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+        return self.sizes()[0]
 
     @property
     def seqlen_q(self) -> int:
         """The length of q; packed, that of the longest sequence."""
-        return self.max_seqlen_q if self.packed else self.q.shape[1]
+        return self.sizes()[1]
 
     @property
     def seqlen_k(self) -> int:
         """The length of k; packed, that of the longest sequence."""
-        return self.max_seqlen_k if self.packed else self.k.shape[1]
+        return self.sizes()[2]
+
+    def sizes(self) -> tuple[int, int, int]:
+        """`batch`, `seqlen_q` and `seqlen_k`, for checks that torch.compile traces: it does not
+        know properties of a named tuple in PyTorch 2.10."""
+        if self.cu_seqlens_q is None:
+            return self.q.shape[0], self.q.shape[1], self.k.shape[1]
+        return self.cu_seqlens_q.shape[0] - 1, self.max_seqlen_q, self.max_seqlen_k
 
 
 def _check_bias(name: str, label: str, value: object, call: Arguments) -> None:
@@ -113,7 +120,8 @@ def _check_bias(name: str, label: str, value: object, call: Arguments) -> None:
             f"{mask if value.dtype == torch.bool else ''}"
         )
     checks.on_device(name, label, value, q.device)
-    shape = (call.batch, q.shape[-2], call.seqlen_q, call.seqlen_k)
+    batch, seqlen_q, seqlen_k = call.sizes()
+    shape = (batch, q.shape[-2], seqlen_q, seqlen_k)
     if not _broadcasts(value.shape, shape):
         names = (
             "[batch, heads, max_seqlen_q, max_seqlen_k]"
@@ -147,7 +155,7 @@ def _check_slopes(name: str, label: str, value: object, call: Arguments) -> None
     shape = value.shape
     if len(shape) == 1 and shape[0] == heads:
         return
-    batch = call.batch
+    batch = call.sizes()[0]
     if len(shape) == 2 and shape[0] == batch and shape[1] == heads:
         return
     raise ValueError(
@@ -287,10 +295,11 @@ def kind_of(call: Arguments, row: str = "") -> Problem:
 
 def problem_of(call: Arguments) -> Problem:
     """The problem that a call poses."""
+    batch, seqlen_q, seqlen_k = call.sizes()
     return kind_of(call)._replace(
-        batch=call.batch,
-        seqlen_q=call.seqlen_q,
-        seqlen_k=call.seqlen_k,
+        batch=batch,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
         heads=call.q.shape[-2],
         heads_kv=call.k.shape[-2],
         window_left=call.window_left,

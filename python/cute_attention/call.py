@@ -20,7 +20,9 @@ from .arguments import EXTRA_DEFAULTS, EXTRAS, KEPT, Arguments
 from .autograd import AttentionFunction, TransformedAttention, apply_eagerly
 from .checked import as_autocast_does, checked
 from .dispatch.backends import BACKENDS
+from .dispatch.explain import explain_checked
 from .dispatch.plans import plan_for, shortened
+from .dispatch.record import is_recorded
 from .dispatch.request import asked_around
 from .dispatch.select import is_kept
 from .native.core import Kernel
@@ -197,8 +199,9 @@ def _attend_checked(
     results."""
     given = with_defaults(name, options)
     call = checked(name, q, k, v, packing, given, options)
+    is_explained = is_recorded(explain_checked, name, call, given)
     plan = plan_for(name, call, given)
-    keeps = not torch.compiler.is_compiling() and _may_be_kept(plan, call)
+    keeps = not (torch.compiler.is_compiling() or is_explained) and _may_be_kept(plan, call)
     return plan if keeps else None, _run(plan, call)
 
 

@@ -90,47 +90,47 @@ void test_work_tiles() {
   }
 }
 
-// In the last rounds a persistent grid takes each of the last tiles once, and then ends.
-void test_last_rounds(Shape const& shape, Order order, int32_t ctas) {
-  int64_t const tiles = shape.tiles();
-  int32_t const all_heads = shape.heads * shape.batch;
-  Schedule const schedule{order, int32_t(tiles), shape.m_blocks, shape.heads, all_heads};
-  bool const pairs = order == Order::Pairs;
-  int64_t const items = pairs ? (shape.m_blocks + int64_t(1)) / 2 * all_heads : tiles;
-  int64_t const rounds = (items + ctas - 1) / ctas;
-  int64_t const first = rounds - 2;
+// From round `first` on a persistent grid takes `expected` tiles, each of them once, and then ends.
+void test_last_rounds(Schedule const& schedule, int32_t ctas, int64_t first, int64_t expected) {
   int64_t taken = 0;
   std::vector<int64_t> keys;
   for (int32_t cta = 0; cta < ctas; ++cta) {
     bool more = true;
-    for (int64_t round = pairs ? 2 * first : first; more; ++round) {
+    for (int64_t round = first; more; ++round) {
       WorkTile work{};
       if (!schedule.tile(cta, ctas, int32_t(round), work, more)) continue;
       ++taken;
-      check(0 <= work.m_block && work.m_block < shape.m_blocks && 0 <= work.head &&
-                work.head < shape.heads && 0 <= work.batch && work.batch < shape.batch,
+      check(0 <= work.m_block && work.m_block < schedule.m_blocks && 0 <= work.head &&
+                work.head < schedule.heads && 0 <= work.batch,
             "a tile of the last rounds lies in the problem");
-      int64_t const head = int64_t(work.batch) * shape.heads + work.head;
-      keys.push_back(head * shape.m_blocks + work.m_block);
+      int64_t const head = int64_t(work.batch) * schedule.heads + work.head;
+      check(head < schedule.all_heads, "its head too");
+      keys.push_back(head * schedule.m_blocks + work.m_block);
     }
   }
   std::sort(keys.begin(), keys.end());
   check(std::adjacent_find(keys.begin(), keys.end()) == keys.end(), "a tile is taken once");
-  int64_t expected = items - first * ctas;
-  if (pairs) {  // a pair has two tiles, or one if it is the middle of an odd number of tiles
-    int64_t const of_a_head = (shape.m_blocks + int64_t(1)) / 2;
-    expected *= 2;
-    for (int64_t pair = first * ctas; pair < items; ++pair) {
-      expected -= shape.m_blocks % 2 != 0 && pair % of_a_head == of_a_head - 1;
-    }
-  }
   check_equal(taken, expected, "tiles of the last rounds");
 }
 
 void test_schedules() {
   for (Shape const& shape : kLargest) {
-    for (Order order : {Order::Heads, Order::Pairs, Order::Longest}) {
-      for (int32_t ctas : {16, 132, 148}) test_last_rounds(shape, order, ctas);
+    int64_t const tiles = shape.tiles();
+    int32_t const all_heads = shape.heads * shape.batch;
+    int64_t const pairs = (shape.m_blocks + int64_t(1)) / 2;  // of a head
+    for (int32_t ctas : {16, 132, 148}) {
+      int64_t const first = (tiles + ctas - 1) / ctas - 2;
+      for (Order order : {Order::Heads, Order::Longest}) {
+        test_last_rounds({order, int32_t(tiles), shape.m_blocks, shape.heads, all_heads}, ctas,
+                         first, tiles - first * ctas);
+      }
+      // As many rounds of pairs as make_schedule() takes at most: what is left is one or two of
+      // them.
+      int64_t const rounds = pairs * all_heads / ctas - 1;
+      Schedule const after{Order::Longest, int32_t(tiles), shape.m_blocks,
+                           shape.heads,    all_heads,      int32_t(rounds)};
+      int64_t const head = rounds * ctas / pairs, of_head = rounds * ctas % pairs;
+      test_last_rounds(after, ctas, 2 * rounds, tiles - head * shape.m_blocks - 2 * of_head);
     }
   }
   // The host counts each packed sequence as long as the longest one, which gives far too many
@@ -142,7 +142,7 @@ void test_schedules() {
   Schedule const schedule = make_schedule(params, 128, 132, 25 << 20);
   check_equal(int64_t(schedule.tiles), kMaxTiles, "tiles in name");
   check_equal(schedule.all_heads, 1 << 27, "all heads");
-  check(schedule.order == Order::Pairs, "K and V exceed the L2 cache");
+  check(schedule.order == Order::Longest && schedule.pair_rounds == 0, "nobody takes them so");
 }
 
 void test_warps_of_a_grid() {

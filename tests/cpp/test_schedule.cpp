@@ -46,6 +46,26 @@ double balance(std::vector<int64_t> const& cost) {
   return double(sum) / double(cost.size()) / double(*std::max_element(cost.begin(), cost.end()));
 }
 
+// Causal calls of 16k and 32k tokens, whose K and V L2 does not hold: no CTA has 3 % more to do
+// than the others, but where heads are short, and all tiles long beside them.
+void test_balance() {
+  for (int32_t seqlen : {1024, 2048, 4096, 8192, 16384}) {
+    for (int32_t tokens : {1 << 14, 1 << 15}) {
+      for (int32_t heads : {16, 24, 32}) {
+        ForwardParams params{};
+        params.batch = tokens / seqlen;
+        params.heads = params.heads_kv = heads;
+        params.seqlen_q = params.seqlen_k = seqlen;
+        params.head_dim = params.head_dim_v = 128;
+        params.window_left = kUnbounded;
+        Schedule const schedule = make_schedule(params, 128, 132, 25 << 20);
+        check(schedule.pair_rounds > 0, "pairs first");
+        check(balance(walk(schedule, 132)) > 0.975, "balance of a causal call");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -53,17 +73,24 @@ int main() {
     for (int32_t heads : {1, 3, 16}) {
       for (int32_t batch : {1, 2, 5}) {
         for (int32_t ctas : {1, 2, 7, 132}) {
-          for (Order order : {Order::Heads, Order::Pairs, Order::Longest}) {
-            walk({order, m_blocks * heads * batch, m_blocks, heads, heads * batch}, ctas);
+          int32_t const all = heads * batch, tiles = m_blocks * all;
+          walk({Order::Heads, tiles, m_blocks, heads, all}, ctas);
+          int32_t const most = (m_blocks + 1) / 2 * all / ctas;  // rounds that pairs fill
+          for (int32_t rounds = 0; rounds <= most; rounds += 1 + most / 5) {
+            walk({Order::Longest, tiles, m_blocks, heads, all, rounds}, ctas);
           }
+          walk({Order::Longest, tiles, m_blocks, heads, all, most}, ctas);
         }
       }
     }
   }
-  // 16 heads of 128 tiles have 1024 pairs. With 132 CTAs they take 8 rounds, of which the last
-  // occupies three quarters of the CTAs.
-  check(balance(walk({Order::Pairs, 2048, 128, 16, 16}, 132)) > 0.96, "balance of pairs");
+  // 16 heads of 128 tiles have 1024 pairs. For 132 CTAs these are 7 rounds, and an eighth for three
+  // quarters of the CTAs. The order balances the rest the better the more it is.
+  check(balance(walk({Order::Longest, 2048, 128, 16, 16, 7}, 132)) < 0.975,
+        "a rest without choice");
+  check(balance(walk({Order::Longest, 2048, 128, 16, 16, 6}, 132)) > 0.985, "balance after pairs");
   check(balance(walk({Order::Longest, 2048, 128, 16, 16}, 132)) > 0.99, "balance of longest first");
+  test_balance();
 
   ForwardParams params{};
   params.batch = 1;
@@ -73,9 +100,21 @@ int main() {
   params.window_left = params.window_right = kUnbounded;
   check(make_schedule(params, 128, 132, 25 << 20).order == Order::Heads, "no mask");
   params.window_right = 0;
-  check(make_schedule(params, 128, 132, 25 << 20).order == Order::Pairs, "causal");
+  Schedule const causal = make_schedule(params, 128, 132, 25 << 20);
+  check(causal.order == Order::Longest, "causal");
+  check_equal(causal.pair_rounds, 6, "rounds of pairs");
+  // Few rounds: 3.9 of pairs, then 3.4.
+  params.batch = 8;
+  params.heads = params.heads_kv = 16;
+  params.seqlen_q = params.seqlen_k = 1024;
+  check_equal(make_schedule(params, 128, 132, 1 << 20).pair_rounds, 3, "few rounds, nearly full");
+  params.batch = 7;
+  check_equal(make_schedule(params, 128, 132, 1 << 20).pair_rounds, 0, "few rounds, half full");
+  params.batch = 1;
+  params.seqlen_q = params.seqlen_k = 16384;
   params.heads_kv = 1;  // its K and V fit
   check(make_schedule(params, 128, 132, 25 << 20).order == Order::Longest, "causal in L2");
+  check_equal(make_schedule(params, 128, 132, 25 << 20).pair_rounds, 0, "no pairs");
   params.window_left = 512;  // every tile sees as many keys
   check(make_schedule(params, 128, 132, 25 << 20).order == Order::Heads, "window");
   check_equal(make_schedule(params, 128, 132, 25 << 20).tiles, 2048, "tiles");

@@ -163,9 +163,7 @@ struct ForwardCompute {
   CUTE_DEVICE void release_scores(bool last) {
     cute::warpgroup_fence_operand(scores.accumulator);
     sync.release_keys();
-    if (last) {
-      sync.release_query();
-    }
+    sync.release_query_if(last);
   }
 
   CUTE_DEVICE void release_output(Ring const& ring_v) {

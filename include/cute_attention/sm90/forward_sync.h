@@ -53,6 +53,21 @@ struct ForwardSync {
     release(shared.query_empty[ring_q.stage][warpgroup]);
     ring_q.advance();
   }
+  // Stands between S and its softmax, in each step. The compiler schedules no maxima and
+  // exponentials across a branch; where they gain by that (ForwardTraits), there is none.
+  CUTE_DEVICE void release_query_if(bool last) {
+    if constexpr (Traits::kStraightRelease) {
+      if (last && arrives()) {
+        Barrier::arrive(&shared.query_empty[ring_q.stage][warpgroup]);
+      }
+      auto next = ring_q;
+      next.advance();
+      ring_q.stage = last ? next.stage : ring_q.stage;
+      ring_q.parity = last ? next.parity : ring_q.parity;
+    } else if (last) {
+      release_query();
+    }
+  }
   CUTE_DEVICE void release_keys() {
     release(shared.key_empty[ring_k.stage]);
     ring_k.advance();

@@ -35,6 +35,8 @@ struct GradKvTraits {
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and two consumers");
   static_assert(kTileN == kWarpgroupM, "a warpgroup's accumulators have all keys of the CTA");
+  // Q and dO of a step are released in the next one.
+  static_assert(kStages >= 2, "Q and dO of two steps");
 
   // S^T = K Q^T and dP^T = V dO^T, both operands from shared memory.
   template <int kDepth>

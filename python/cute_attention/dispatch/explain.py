@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack  # which torch depends on
 
-from ..arguments import feature_words, problem_of
+from ..arguments import Arguments, feature_words, problem_of
 from ..checked import described
 from ..native import core
 from ..native.core import Kernel
@@ -105,6 +106,11 @@ def explain(
     name, _, given, call = described(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options
     )
+    return explain_checked(name, call, given)
+
+
+def explain_checked(name: str, call: Arguments, given: Mapping[str, Any]) -> Explanation:
+    """`explain` for checked arguments of the function `name`; `given` are all options."""
     words = feature_words(call)
     if given["deterministic"] or torch.are_deterministic_algorithms_enabled():
         words.append("deterministic")

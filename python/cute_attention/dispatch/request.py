@@ -31,6 +31,11 @@ _outside: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
 # The kernels that `rows.use` asks for in this thread or task: names, forward and backward.
 _asked_rows: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar("cute_attention_rows")
 
+# The Record of `explain_calls` (record.py) of this thread or task; None where nobody asks.
+recorded: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    "cute_attention_record", default=None
+)
+
 
 class _Asked:
     """Its attribute `backend` is what `use_backend` asks for now, or the object itself for nothing;
@@ -251,13 +256,14 @@ _VARIABLE = os.fsencode(ENVIRONMENT) if _variables is not os.environ else ENVIRO
 
 
 def asked_around() -> tuple[Any, ...]:
-    """All that asks for a backend or a kernel beside the arguments of a call, and what is loaded:
-    equal where the same is asked for and serves."""
+    """All that asks for a backend, a kernel or an explanation beside the arguments of a call, and
+    what is loaded: equal where the same is asked for and serves."""
     return (
         _context.backend,
         _traced.backend,
         _variables.get(_VARIABLE),
         _context.rows,
+        recorded.get(),
         core.generation,
     )
 

@@ -15,15 +15,16 @@ from typing import Any
 from ..integrations.flash_attn_interface.ops import register as register_operators
 from .version import VERSION
 
-# Upstream's name: the module that serves it.
-_SERVED = {
-    "flash_attn": "cute_attention.flash_attn",
-    "flash_attn.flash_attn_interface": "cute_attention.flash_attn.flash_attn_interface",
-    "flash_attn.bert_padding": "cute_attention.flash_attn.bert_padding",
-    "flash_attn.layers": "cute_attention.flash_attn.layers",
-    "flash_attn.layers.rotary": "cute_attention.flash_attn.layers.rotary",
-    "flash_attn_interface": "cute_attention.flash_attn_interface",
-}
+# Upstream's names of modules; ours are named the same within the package.
+_SERVED = (
+    "flash_attn",
+    "flash_attn.flash_attn_interface",
+    "flash_attn.bert_padding",
+    "flash_attn.layers",
+    "flash_attn.layers.rotary",
+    "flash_attn_interface",
+)
+_PACKAGE = __name__.rpartition(".flash_attn.")[0]  # the Hugging Face Hub names the package itself
 # Distributions of which importlib.metadata tells a version, by names in its normal form.
 _DISTRIBUTIONS = {"flash-attn": VERSION}
 _OURS = "cute_attention"
@@ -60,9 +61,9 @@ def install() -> None:
                 "it"
             )
     register_operators()
-    for name, source in _SERVED.items():
+    for name in _SERVED:
         if name not in sys.modules:
-            sys.modules[name] = _module(name, importlib.import_module(source))
+            sys.modules[name] = _module(name, importlib.import_module(f"{_PACKAGE}.{name}"))
     for name, module in list(sys.modules.items()):
         parent, _, child = name.rpartition(".")
         if name in _SERVED and parent:
@@ -98,13 +99,18 @@ def _is_machinery(key: str) -> bool:
 
 
 class _Distribution(metadata.Distribution):
-    """The metadata of a package that is not installed: its name and version."""
+    """The metadata of a package that is not installed: its name and version, and of which modules
+    it is, by which libraries tell packages with modules of the same name apart."""
 
     def __init__(self, name: str, version: str) -> None:
-        self._text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        modules = [module for module in _SERVED if "." not in module]
+        self._texts = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            "top_level.txt": "\n".join(modules),
+        }
 
     def read_text(self, filename: str) -> str | None:
-        return self._text if filename == "METADATA" else None
+        return self._texts.get(filename)
 
     def locate_file(self, path: Any) -> Any:
         raise FileNotFoundError(path)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from ..dispatch.record import is_recorded
 from ..ops.cache import KERNELS
 from ..options import documenting
 from . import plans
 from .checked import NAME, checked_cache
-from .choice import choose
+from .choice import choose, explain_checked_cache
 from .options import DEFAULTS, AllCacheOptions, CacheOptions, with_defaults
 
 
@@ -147,9 +148,10 @@ def _attend_checked(
     call of the kind; None for none."""
     given = with_defaults(NAME, {**options})
     call = checked_cache(*tensors, given)
+    is_explained = is_recorded(explain_checked_cache, call)
     ops, backend = choose(call)
     call = call._replace(backend=backend)
-    if key is not None and ops is KERNELS:
+    if key is not None and ops is KERNELS and not is_explained:
         plans.remember(key, call, type(tensors[3]) is int, options, given["return_lse"])
     op = ops.forward if given["return_lse"] else ops.output
     with torch.no_grad():

@@ -119,6 +119,11 @@ def explain_with_cache(
     """
     name = "explain_with_cache"
     call = checked_cache(q, k_cache, v_cache, cache_seqlens, with_defaults(name, {**options}))
+    return explain_checked_cache(call)
+
+
+def explain_checked_cache(call: CacheArguments) -> Explanation:
+    """`explain_with_cache` for checked arguments."""
     check_name(NAME, "backend", call.backend)
     kind = _kind(call)
     problem = problem_of(call.as_attention())._replace(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from .base import BASELINE, OURS, PEER, Contender
+from .doors import ByFlashAttn2, ByFlashAttn3, BySdpa
 from .flex import Flex
 from .ours import Auto, Reference, Sm80, Sm90
 from .packages import FlashAttn2, FlashAttn3, FlashAttn4, Xformers
@@ -31,6 +32,9 @@ CONTENDERS: dict[str, Contender] = {
         Sm80(),
         Auto(),
         Reference(),
+        ByFlashAttn2(),
+        ByFlashAttn3(),
+        BySdpa(),
         FlashAttn4(),
         FlashAttn3(),
         FlashAttn2(),
@@ -44,10 +48,11 @@ CONTENDERS: dict[str, Contender] = {
     )
 }
 
-# Measured only where they are named. "auto" is one of the others. FlexAttention compiled for a CPU,
-# and on a GPU the contenders that materialise the scores or run block by block in Python, take
-# minutes and never win.
-_LEFT_OUT = {"cuda": ("auto", "reference", "math", "plain"), "cpu": ("auto", "flex")}
+# Measured only where they are named. "auto" is one of the others, by whatever names it is called.
+# FlexAttention compiled for a CPU, and on a GPU the contenders that materialise the scores or run
+# block by block in Python, take minutes and never win.
+_AUTO = ("auto", "by_fa2", "by_fa3", "by_sdpa")
+_LEFT_OUT = {"cuda": (*_AUTO, "reference", "math", "plain"), "cpu": (*_AUTO, "flex")}
 
 
 def default_names(device: torch.device) -> list[str]:

@@ -32,7 +32,7 @@ def options_of(
     options: dict[str, Any] = {}
     if softmax_scale is not None:
         options["scale"] = softmax_scale
-    if causal:
+    if causal is not False and is_set(name, "causal", causal):
         options["causal"] = True
     window = window_of(name, window_size)
     if window is not None:
@@ -42,9 +42,37 @@ def options_of(
     if alibi_slopes is not None:
         detached = isinstance(alibi_slopes, Tensor) and alibi_slopes.requires_grad
         options["alibi_slopes"] = alibi_slopes.detach() if detached else alibi_slopes
-    if deterministic:
+    if deterministic is not False and is_set(name, "deterministic", deterministic):
         options["deterministic"] = True
     return options
+
+
+def is_set(name: str, label: str, value: Any) -> bool:
+    """Whether a flag is set: all that has a truth is taken, as by upstream, but no text.
+
+    Raises:
+        TypeError: it has none.
+    """
+    try:
+        if not isinstance(value, str):
+            return bool(value)
+    except (RuntimeError, ValueError):  # a tensor of several
+        pass
+    raise TypeError(f"{name}: {label} is {type_name(value)}, expected a bool")
+
+
+def sides_of(name: str, left: Any, right: Any) -> tuple[int, int]:
+    """The window of a function that takes its sides one by one.
+
+    Raises:
+        TypeError: one is no int.
+    """
+    for label, value in (("window_size_left", left), ("window_size_right", right)):
+        if not isinstance(value, (int, torch.SymInt)):
+            raise TypeError(
+                f"{name}: {label} is {value!r}, expected an int; a negative one is unbounded"
+            )
+    return left, right
 
 
 def window_of(name: str, window_size: Any) -> tuple[int | None, int | None] | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...api import attention, attention_varlen
 from ...checks import tensors
 from ...inference.spans import Spans, attend_spans, spans_of
-from .arguments import options_of, renamed
+from .arguments import options_of, renamed, sides_of
 from .attend import Packing
 from .dropout import check_dropout, draw_rng_state, ratio, rescaled, seed_of
 from .gradients import gradients, row_sums
@@ -44,7 +44,7 @@ def _flash_attn_forward(
     int64 `[2]`, from which the backward drops the same."""
     name = "_flash_attn_forward"
     try:
-        sides = window_size_left, window_size_right
+        sides = sides_of(name, window_size_left, window_size_right)
         options = options_of(name, softmax_scale, causal, sides, softcap, alibi_slopes, False)
         tensors(name, q=q)
 
@@ -86,7 +86,7 @@ def _flash_attn_varlen_forward(
     is a hint of versions after 2.8, which changes nothing here."""
     name = "_flash_attn_varlen_forward"
     try:
-        sides = window_size_left, window_size_right
+        sides = sides_of(name, window_size_left, window_size_right)
         options = options_of(name, softmax_scale, causal, sides, softcap, alibi_slopes, False)
         packing = packing_of(name, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         tensors(name, q=q)
@@ -139,7 +139,7 @@ def _flash_attn_backward(
     float32 `[batch, heads, seqlen_q up to 128s]`."""
     name = "_flash_attn_backward"
     try:
-        sides = window_size_left, window_size_right
+        sides = sides_of(name, window_size_left, window_size_right)
         options = options_of(
             name, softmax_scale, causal, sides, softcap, alibi_slopes, deterministic
         )
@@ -179,7 +179,7 @@ def _flash_attn_varlen_backward(
     of rows of no sequence are always zeros, as `zero_tensors` asks."""
     name = "_flash_attn_varlen_backward"
     try:
-        sides = window_size_left, window_size_right
+        sides = sides_of(name, window_size_left, window_size_right)
         options = options_of(
             name, softmax_scale, causal, sides, softcap, alibi_slopes, deterministic
         )

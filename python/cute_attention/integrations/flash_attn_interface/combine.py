@@ -29,11 +29,17 @@ def flash_attn_combine(
         `out [batch, seqlen, heads, head_dim]` and `lse [batch, seqlen, heads]`, float32.
 
     Raises:
-        TypeError: no tensors.
+        TypeError: an argument of the wrong type or dtype.
         ValueError: shapes that do not agree.
     """
     name = "flash_attn_combine"
-    tensors(name, out_partial=out_partial, lse_partial=lse_partial)
+    given = {"out_partial": out_partial, "lse_partial": lse_partial}
+    tensors(name, **given, **({} if out is None else {"out": out}))
+    for label, tensor in given.items():
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name}: {label} has dtype {tensor.dtype}, expected torch.float32")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"{name}: out_dtype is {out_dtype!r}, expected a torch.dtype or None")
     if out_partial.shape[:-1] != lse_partial.shape:
         raise ValueError(
             f"{name}: lse_partial has shape {list(lse_partial.shape)}, expected "

@@ -154,6 +154,8 @@ def joined(name: str, q: Tensor, k: Tensor, v: Tensor, qv: Tensor | None) -> tup
     if qv is None:
         return q, k
     tensors(name, q=q, k=k, v=v, qv=qv)
+    if qv.dtype != q.dtype:
+        raise TypeError(f"{name}: qv has dtype {qv.dtype}, expected {q.dtype} (the dtype of q)")
     if qv.shape != (*q.shape[:-1], v.shape[-1]) or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
             f"{name}: qv has shape {list(qv.shape)}, expected {[*q.shape[:-1], v.shape[-1]]} (q's "

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...api import attention_varlen
 from ...checks import tensors
 from ...inference.spans import packing_of_spans
-from ..flash_attn.arguments import options_of, renamed
+from ..flash_attn.arguments import is_set, options_of, renamed, sides_of
 from ..flash_attn.gradients import gradients, row_sums
 from ..flash_attn.varlen import packing_of
 from .dense import attend_in_chunks, joined
@@ -63,7 +63,7 @@ def _flash_attn_forward(
     keys it is `flash_attn_varlen_func`, with dense ones of one length `flash_attn_func`, else
     `flash_attn_with_kvcache`."""
     name = "_flash_attn_forward"
-    sides = window_size_left, window_size_right
+    sides = sides_of(name, window_size_left, window_size_right)
     with torch.no_grad():
         try:
             tensors(name, q=q, k=k, v=v)
@@ -125,12 +125,11 @@ def _flash_attn_backward(
     float32 `[batch, heads, seqlen_q]`, packed `[heads, total_q]`. Gradients of rows that `sequed_q`
     and `sequed_k` leave out are 0."""
     name = "_flash_attn_backward"
-    sides = window_size_left, window_size_right
+    sides = sides_of(name, window_size_left, window_size_right)
+    causal = is_set(name, "is_causal", is_causal)
     with torch.no_grad():
         try:
-            options = options_of(
-                name, softmax_scale, is_causal, sides, softcap, None, deterministic
-            )
+            options = options_of(name, softmax_scale, causal, sides, softcap, None, deterministic)
             packing: tuple[Any, ...] = ()
             if cu_seqlens_q is not None and cu_seqlens_k is not None:
                 packing = packing_of(name, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

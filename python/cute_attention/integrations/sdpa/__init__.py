@@ -36,6 +36,12 @@ from .shared import NotServed
 from .varlen import flash, flash_backward, flash_into
 
 NAME = "cute_attention"  # in PyTorch's list of implementations
+# 2.10 registers and activates, but never restores.
+_REGISTRATION = (
+    "register_flash_attention_impl",
+    "activate_flash_attention_impl",
+    "restore_flash_attention_impl",
+)
 _DEVICES = ("CUDA", "CPU")  # dispatch keys; PyTorch has no such kernels for the CPU
 
 
@@ -63,15 +69,20 @@ def registration() -> Any:
     """`torch.nn.attention`, where it has implementations to register.
 
     Raises:
-        RuntimeError: it has none.
+        RuntimeError: it has none, or none that can be undone.
     """
-    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
+    missing = _missing_registration()
+    if missing:
         raise RuntimeError(
             f"cute_attention.integrations.sdpa needs PyTorch 2.11 or newer, and this is "
-            f"{torch.__version__}: torch.nn.attention has no register_flash_attention_impl "
+            f"{torch.__version__}: torch.nn.attention has no {missing[0]} "
             "(call cute_attention.attention instead)"
         )
     return torch.nn.attention
+
+
+def _missing_registration() -> list[str]:
+    return [name for name in _REGISTRATION if not hasattr(torch.nn.attention, name)]
 
 
 class _Active:
@@ -128,5 +139,5 @@ _IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "_flash_attention_backward": flash_backward,
 }
 
-if hasattr(torch.nn.attention, "register_flash_attention_impl"):
+if not _missing_registration():
     register()

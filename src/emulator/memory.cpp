@@ -1,0 +1,223 @@
+#include "emulator/memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cute_attention::emulator {
+namespace {
+
+constexpr uint64_t kLowestAddress = 4096;
+
+uint64_t extended(uint64_t value, uint32_t bytes, bool is_signed) {
+  if (bytes == 8) return value;
+  int const shift = 64 - 8 * static_cast<int>(bytes);
+  return is_signed ? static_cast<uint64_t>(static_cast<int64_t>(value << shift) >> shift)
+                   : value << shift >> shift;
+}
+
+// One register, or those of a vector.
+Operand const& part_of(Operand const& operand, uint32_t i) {
+  return operand.kind == OperandKind::kVector ? operand.parts[i] : operand;
+}
+uint32_t parts_of(Operand const& operand) {
+  return operand.kind == OperandKind::kVector ? static_cast<uint32_t>(operand.parts.size()) : 1;
+}
+
+void load(Warp& warp, Instruction const& instruction, uint32_t mask) {
+  Operand const& target = instruction.operands[0];
+  uint32_t const parts = parts_of(target), size = instruction.size;
+  uint8_t const* places[kLanes];
+  for_lanes(mask, [&](int lane) {
+    uint64_t const address = address_of(warp, instruction.operands[1], lane);
+    places[lane] =
+        bytes_at(warp, instruction, instruction.space, address, uint64_t(size) * parts, lane);
+  });
+  Warp* const self = &warp;
+  Instruction const* const what = &instruction;
+  auto const read = [=] {
+    for_lanes(mask, [&](int lane) {
+      for (uint32_t i = 0; i < parts; ++i) {
+        uint64_t value = 0;
+        std::memcpy(&value, places[lane] + i * size, size);
+        set_value(*self, part_of(what->operands[0], i), lane,
+                  extended(value, size, what->mode != 0));
+      }
+    });
+  };
+  if (instruction.space == kShared) {
+    load_shared(warp, instruction, read);
+  } else {
+    read();
+  }
+}
+
+void store(Warp& warp, Instruction const& instruction, uint32_t mask) {
+  Operand const& values = instruction.operands[1];
+  uint32_t const parts = parts_of(values), size = instruction.size;
+  for_lanes(mask, [&](int lane) {
+    uint64_t const address = address_of(warp, instruction.operands[0], lane);
+    uint8_t* const place =
+        bytes_at(warp, instruction, instruction.space, address, uint64_t(size) * parts, lane);
+    if (instruction.space == kShared) store_shared(warp, address, size * parts);
+    for (uint32_t i = 0; i < parts; ++i) {
+      uint64_t const value = value_of(warp, part_of(values, i), lane);
+      std::memcpy(place + i * size, &value, size);
+    }
+  });
+}
+
+enum AtomicOperation : uint32_t {
+  kAdd,
+  kExchange,
+  kMin,
+  kMax,
+  kCompareAndSwap,
+  kAnd,
+  kOr,
+  kXor,
+  kInc,
+  kDec
+};
+constexpr char const* kAtomicNames[] = {"add", "exch", "min", "max", "cas",
+                                        "and", "or",   "xor", "inc", "dec"};
+
+template <class T>
+T combined(uint32_t operation, T old, T a, T b) {
+  switch (operation) {
+    case kAdd:
+      return static_cast<T>(old + a);
+    case kExchange:
+      return a;
+    case kMin:
+      return std::min(old, a);
+    case kMax:
+      return std::max(old, a);
+    case kCompareAndSwap:
+      return old == a ? b : old;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    switch (operation) {
+      case kAnd:
+        return old & a;
+      case kOr:
+        return old | a;
+      case kXor:
+        return old ^ a;
+      case kInc:
+        return old >= a ? 0 : old + 1;
+      case kDec:
+        return old == 0 || old > a ? a : old - 1;
+    }
+  }
+  return old;
+}
+
+// atom d, [address], a, b; red [address], a. Other warps run between instructions alone, so that
+// each is atomic.
+template <class T>
+void atomic(Warp& warp, Instruction const& instruction, uint32_t mask) {
+  bool const returns = instruction.words[0] == "atom";
+  auto const& operands = instruction.operands;
+  size_t const at = returns ? 1 : 0;
+  Operand const& a = operands[at + 1];
+  uint32_t const parts = parts_of(a);
+  for_lanes(mask, [&](int lane) {
+    uint64_t const address = address_of(warp, operands[at], lane);
+    uint8_t* const place =
+        bytes_at(warp, instruction, instruction.space, address, sizeof(T) * parts, lane);
+    if (instruction.space == kShared) store_shared(warp, address, sizeof(T) * parts);
+    for (uint32_t i = 0; i < parts; ++i) {
+      T old;
+      std::memcpy(&old, place + i * sizeof(T), sizeof(T));
+      T const first = from_slot<T>(static_cast<Slot<T>>(value_of(warp, part_of(a, i), lane)));
+      T const second =
+          instruction.mode == kCompareAndSwap
+              ? from_slot<T>(static_cast<Slot<T>>(value_of(warp, operands[at + 2], lane)))
+              : T();
+      T const result = combined(instruction.mode, old, first, second);
+      std::memcpy(place + i * sizeof(T), &result, sizeof(T));
+      if (returns) set_value(warp, part_of(operands[0], i), lane, to_slot(old));
+    }
+  });
+}
+
+Execute decode_atomic(Instruction& instruction) {
+  bool known = false;
+  for (uint32_t i = 0; i < std::size(kAtomicNames); ++i) {
+    if (!instruction.has(kAtomicNames[i])) continue;
+    instruction.mode = i;
+    known = true;
+  }
+  std::string const& type = instruction.words.back();
+  if (!known || instruction.has("async")) return nullptr;
+  if (type == "f32") return atomic<float>;
+  if (type == "u32" || type == "b32") return atomic<uint32_t>;
+  if (type == "s32") return atomic<int32_t>;
+  if (type == "u64" || type == "b64") return atomic<uint64_t>;
+  return nullptr;
+}
+
+}  // namespace
+
+Space space_of(Instruction const& instruction) {
+  for (std::string const& word : instruction.words) {
+    if (word == "global" || word == "const") return kGlobal;
+    if (word == "shared" || word == "shared::cta" || word == "shared::cluster") return kShared;
+    if (word == "param" || word == "param::entry") return kParameter;
+    if (word == "local") return kLocal;
+  }
+  return kGeneric;
+}
+
+uint64_t base_of(Warp const& warp, uint32_t space, int lane) {
+  switch (space) {
+    case kShared:
+      return reinterpret_cast<uint64_t>(warp.cta->shared);
+    case kParameter:
+      return reinterpret_cast<uint64_t>(warp.grid->parameters);
+    case kLocal:
+      return reinterpret_cast<uint64_t>(warp.local.get() + lane * warp.local_bytes_per_lane);
+    default:
+      return 0;
+  }
+}
+
+uint8_t* bytes_at(Warp& warp, Instruction const& instruction, uint32_t space, uint64_t address,
+                  uint64_t bytes, int lane) {
+  if (space == kShared) address = static_cast<uint32_t>(address);
+  bool const is_inside = space == kShared ? warp.cta->contains(address, bytes)
+                         : space == kGeneric || space == kGlobal ? address >= kLowestAddress
+                                                                 : true;
+  if (!is_inside || address % bytes != 0) {
+    fail("%s: %s of %llu bytes at address 0x%llx, which is %s", where(warp).c_str(),
+         instruction.opcode().c_str(), static_cast<unsigned long long>(bytes),
+         static_cast<unsigned long long>(address), is_inside ? "not a multiple" : "outside");
+  }
+  return reinterpret_cast<uint8_t*>(base_of(warp, space, lane) + address);
+}
+
+void store_shared(Warp& warp, uint64_t address, uint32_t bytes) {
+  for (Warp& other : warp.cta->warps) other.finish_loads();
+  warp.cta->wrote(warp, static_cast<uint32_t>(address), bytes);
+}
+
+void load_shared(Warp& warp, Instruction const& instruction, Job job) {
+  if (warp.grid->is_strict()) {
+    warp.loads.push_back({instruction.registers, std::move(job)});
+  } else {
+    job();
+  }
+}
+
+Execute decode_memory(Instruction& instruction) {
+  std::string const& name = instruction.words[0];
+  if (name != "ld" && name != "st" && name != "atom" && name != "red") return nullptr;
+  std::string const& type = instruction.words.back();
+  instruction.size = bytes_of(type);
+  instruction.space = space_of(instruction);
+  if (name == "atom" || name == "red") return decode_atomic(instruction);
+  instruction.mode = type[0] == 's';  // the sign fills a wider register
+  return name == "ld" ? load : store;
+}
+
+}  // namespace cute_attention::emulator
