@@ -84,8 +84,8 @@ STRAIGHT = [
     Mutation("straight: row not raised", "kRows", "kRows - 1", LOOP + "      float const old ="),
     Mutation(
         "straight: maximum of one thread",
-        "reduce_row_threads<Warp>(column_maximum<2>(scores, row), MaxOp{})",
-        "column_maximum<2>(scores, row)",
+        "reduce_row_threads<Warp>(maxima(row), MaxOp{})",
+        "maxima(row)",
     ),
     Mutation("straight: reference replaced by less", "fmaxf(old, maximum)", "maximum"),
     Mutation("straight: reference kept", "fmaxf(old, maximum)", "old"),

@@ -161,7 +161,7 @@ class Walk {
       cute::fill(bases, NAN);
       cute::fill(sums, NAN);
       if (tile > 0) accumulate(tile - 1);
-      softmax.raise(scores, bases, factors);
+      softmax.raise(softmax.maxima(scores), bases, factors);
       if (tile > 0) scale_rows(output, factors);
       bool rises = false;
       for (int i = 0; i < kRows; ++i) rises |= factors(i) != 1.f;

@@ -72,6 +72,9 @@ std::vector<int> read_by_warp(std::vector<int> const& tile, BiasTiles const& til
     int const thread = 32 * warp + lane;
     int const row = tiles.row(first_row + Vectors::row(thread, step));
     vectors.push_back(bias_offset<kRows>(row, Vectors::vector(thread, step)));
+    uint32_t const first = sm90::first_bias_offset<Vectors, kRows>(tiles, first_row, thread);
+    check_equal(Vectors::template offset<kRows>(tiles, first, step), vectors.back(),
+                "a step's vector from that of step 0");
   }
   std::vector<int> numbers(32 * 8);
   for (int matrix = 0; matrix < 4; ++matrix) {

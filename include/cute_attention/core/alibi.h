@@ -45,11 +45,43 @@ struct AlibiTerm {
     }
   };
 
-  // Adds its terms to the scores of a tile: a subtraction and an FFMA a score, which takes the
-  // magnitude of an operand for nothing.
+  // The distances of a thread's scores in a tile whose rows are queries one after the other. A
+  // query 8 rows on and a key 8 columns on have the distance of the first ones, so that two rows of
+  // a thread share most of theirs.
+  template <class Tile>
+  struct Distances {
+    decltype(Tile::coords) coords;  // (ROWS, COLS)
+    float first;                    // the thread's first query less its first key, with its sign
+
+    CUTE_DEVICE explicit Distances(Tile const& tile)
+        : coords(tile.coords),
+          first(float(tile.query(0) + tile.sequence.seqlen_k - tile.sequence.seqlen_q -
+                      tile.first_key(0))) {}
+
+    // How far query `row` and key `col` lie behind the first ones are constants of the compiler.
+    CUTE_DEVICE float of(int row, int col) const {
+      using namespace cute;
+      int const query = int(get<0>(coords(row, 0))) - int(get<0>(coords(0, 0)));
+      int const key = int(get<1>(coords(0, col))) - int(get<1>(coords(0, 0)));
+      return fabsf(first + float(query - key));
+    }
+  };
+
+  // Adds its terms to the scores of a tile: an FFMA a score, which takes the magnitude of an
+  // operand for nothing, and a subtraction a score, or for two where rows are of one head.
   template <class Element, class Params, class Tile>
   CUTE_DEVICE static void add(Params const&, Tile const& tile, OfRows<Tile::kRows> const& rows) {
-    add_slopes(tile, [&](int row) { return rows.slopes[row]; });
+    if (tile.packing.shift == 0) {
+      add_slopes(tile, rows, [distances = Distances<Tile>(tile)](int row, int col) {
+        return distances.of(row, col);
+      });
+    } else {
+      int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+      add_slopes(tile, rows, [&](int row, int col) {
+        float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
+        return fabsf(to_first - float(tile.keys_behind_first(row, col)));
+      });
+    }
   }
 
   // What a step of the backward needs to know of the head of its queries.
@@ -67,46 +99,42 @@ struct AlibiTerm {
   CUTE_DEVICE static void add_of_head(Params const&, Tile const& tile, OfHead const& head,
                                       float unit) {
     float const slope = head.slope / unit;
-    add_slopes(tile, [&](int) { return slope; });
+    Distances<Tile> const distances(tile);
+    CUTE_UNROLL
+    for (int row = 0; row < Tile::kRows; ++row) {
+      CUTE_UNROLL
+      for (int col = 0; col < Tile::kCols; ++col) {
+        tile.scores(row, col) = fmaf(-slope, distances.of(row, col), tile.scores(row, col));
+      }
+    }
   }
 
   // What it adds, in base 2, to the exponents of a thread's scores in one step of the backward.
   template <class Tile>
   struct OfStep {
-    decltype(Tile::coords) coords;  // (ROWS, COLS)
+    Distances<Tile> distances;
     float slope_log2;
-    float difference;  // of the positions of the thread's first query and its first key
 
     CUTE_DEVICE OfStep(Tile const& tile, OfHead const& head)
-        : coords(tile.coords),
-          slope_log2(head.slope * float(M_LOG2E)),
-          difference(float(tile.query(0) + tile.sequence.seqlen_k - tile.sequence.seqlen_q -
-                           tile.first_key(0))) {}
+        : distances(tile), slope_log2(head.slope * float(M_LOG2E)) {}
 
-    // For the thread's query `row`, a function that returns the term of its key `col`. How far both
-    // lie behind the first ones are constants of the compiler.
+    // For the thread's query `row`, a function that returns the term of its key `col`.
     CUTE_DEVICE auto of_query(int row) const {
-      using namespace cute;
-      int const query = int(get<0>(coords(row, 0))) - int(get<0>(coords(0, 0)));
-      return [this, query](int col) {
-        int const key = int(get<1>(coords(0, col))) - int(get<1>(coords(0, 0)));
-        return -slope_log2 * fabsf(difference + float(query - key));
-      };
+      return [this, row](int col) { return -slope_log2 * distances.of(row, col); };
     }
   };
 
  private:
-  //   slope_of(row)  in the unit of scores
-  template <class Tile, class SlopeOf>
-  CUTE_DEVICE static void add_slopes(Tile const& tile, SlopeOf const& slope_of) {
-    int32_t const diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+  // Column after column, so that few distances are in registers.
+  //   distance(row, col)  of a score
+  template <class Tile, class Distance>
+  CUTE_DEVICE static void add_slopes(Tile const& tile, OfRows<Tile::kRows> const& rows,
+                                     Distance const& distance) {
     CUTE_UNROLL
-    for (int row = 0; row < Tile::kRows; ++row) {
-      float const to_first = float(tile.query(row) + diagonal - tile.first_key(row));
+    for (int col = 0; col < Tile::kCols; ++col) {
       CUTE_UNROLL
-      for (int col = 0; col < Tile::kCols; ++col) {
-        float const distance = fabsf(to_first - float(tile.keys_behind_first(row, col)));
-        tile.scores(row, col) = fmaf(-slope_of(row), distance, tile.scores(row, col));
+      for (int row = 0; row < Tile::kRows; ++row) {
+        tile.scores(row, col) = fmaf(-rows.slopes[row], distance(row, col), tile.scores(row, col));
       }
     }
   }

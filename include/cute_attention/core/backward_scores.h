@@ -105,6 +105,25 @@ struct BackwardScores {
     }
   }
 
+  // begin() of all scores of a step, (KEYS, QUERIES), for lists with a map and kernels that do
+  // nothing between queries. A branch, on all_near(), for kQueriesAtOnce queries, where a call for
+  // each query takes one for each: nothing is scheduled across branches.
+  template <int kQueriesAtOnce, class Scores>
+  CUTE_DEVICE void map_all(Scores&& scores) const {
+    using namespace cute;
+    constexpr int kAtOnce = kQueriesAtOnce, kQueries = decltype(size<1>(scores))::value;
+    static_assert(kQueries % kAtOnce == 0, "whole blocks of queries");
+    bool const near = all_near(scores);
+    CUTE_UNROLL
+    for (int query = 0; query < kQueries; query += kAtOnce) {
+      auto const part =
+          make_tile(Layout<Int<decltype(size<0>(scores))::value>>{}, Layout<Int<kAtOnce>>{});
+      modifiers.template map<1>(make_tensor(scores.data() + scores.layout()(0, query),
+                                            composition(scores.layout(), part)),
+                                near);
+    }
+  }
+
   // Of the score of key `i` as begin() left it: makes it P, and returns dS / (dP + delta), which is
   // P * dS'/dS.
   template <class TermsOfQuery>

@@ -20,6 +20,10 @@ CUTE_DEVICE uint32_t opaque(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+CUTE_DEVICE float opaque(float value) {
+  asm volatile("" : "+r"(reinterpret_cast<int&>(value)));
+  return value;
+}
 CUTE_DEVICE int64_t opaque(int64_t value) {
   asm volatile("" : "+l"(value));
   return value;

@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/config.h"
+#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/warp.h"
 
 namespace cute_attention {
@@ -18,10 +19,45 @@ namespace cute_attention {
 struct SoftcapMap {
   static constexpr uint32_t kBit = score_mods::Softcap;
   static constexpr bool kIsMap = true;
+  static constexpr float kLeastSlope = 0x1p-17f, kLargestSlope = 0x1p17f;
   float slope;  // unit / softcap: x = slope * score
 
   template <class Params>
   CUTE_DEVICE SoftcapMap(Params const& params, float unit) : slope(unit / params.softcap) {}
+
+  // The polynomial is odd and of degree 7: tanh(x) to a relative error of 2.9e-6 for |x| <= 0.625,
+  // the least that four coefficients allow (found by weighted least squares, whose weights grow
+  // where the error is largest). In score units that is 9e-5 at most for a cap of 50. Powers of
+  // slope are in the coefficients, so that a score takes five instructions.
+  //
+  // Where slope is so small that the last of them are 0 in fp32, and where it is so large that they
+  // would be infinite, less is near: what is missing there is below 2e-6 of a score, or 1e-4 of a
+  // cap below 1e-5.
+  struct Polynomial {
+    float coefficients[4];
+    float nearest;  // the largest magnitude of a score for which it serves
+
+    CUTE_DEVICE explicit Polynomial(float slope) {
+      bool const is_usual = slope >= kLeastSlope && slope <= kLargestSlope;
+      nearest = (is_usual ? 0.625f : 0.0625f) / slope;
+      float const bounded = fminf(slope, kLargestSlope), square = bounded * bounded;
+      coefficients[0] = slope * 0.99999709f;
+      coefficients[1] = bounded * square * -0.333092316f;
+      coefficients[2] = bounded * square * square * 0.130154592f;
+      coefficients[3] = bounded * square * square * square * -0.0400295153f;
+    }
+
+    // tanh(slope * score)
+    CUTE_DEVICE float operator()(float score) const {
+      float const square = score * score;
+      float factor = fmaf(square, coefficients[3], coefficients[2]);
+      factor = fmaf(square, factor, coefficients[1]);
+      factor = fmaf(square, factor, coefficients[0]);
+      return score * factor;
+    }
+  };
+  // Computed anew at each use: kernels have no registers for it between.
+  CUTE_DEVICE Polynomial polynomial() const { return Polynomial(opaque(slope)); }
 
   template <class Params>
   CUTE_DEVICE static float unit_after(Params const& params, float) {
@@ -39,7 +75,7 @@ struct SoftcapMap {
       largest[i % kChains] = fmaxf(largest[i % kChains], fabsf(scores(i)));
     }
     float const most = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
-    return !DeviceWarp::any(most * slope > kNear);
+    return !DeviceWarp::any(most > polynomial().nearest);
   }
 
   // Scores (ROWS, COLS) or (COLS). Where not all are near, in groups of up to four columns of a
@@ -52,10 +88,11 @@ struct SoftcapMap {
     auto rows = make_tensor(scores.data(), prepend<2>(scores.layout()));  // (ROWS, COLS)
     constexpr int kCols = decltype(size<1>(rows))::value;
     static_assert(kGroup <= 4 && kCols % kGroup == 0, "whole groups of scores");
+    Polynomial const tanh_near = polynomial();
     if (__builtin_expect(near, true)) {
       CUTE_UNROLL
       for (int i = 0; i < size(rows); ++i) {
-        rows(i) = tanh_near(rows(i) * slope);
+        rows(i) = tanh_near(rows(i));
       }
       return;
     }
@@ -63,15 +100,15 @@ struct SoftcapMap {
     for (int first = 0; first < kCols; first += kGroup) {
       CUTE_UNROLL
       for (int row = 0; row < size<0>(rows); ++row) {
-        float x[kGroup], tanhs[kGroup];
+        float group[kGroup];
         CUTE_UNROLL
         for (int i = 0; i < kGroup; ++i) {
-          x[i] = rows(row, first + i) * slope;
+          group[i] = rows(row, first + i);
         }
-        tanh_of(x, tanhs);
+        map_group(group, tanh_near);
         CUTE_UNROLL
         for (int i = 0; i < kGroup; ++i) {
-          rows(row, first + i) = tanhs[i];
+          rows(row, first + i) = group[i];
         }
       }
     }
@@ -83,31 +120,18 @@ struct SoftcapMap {
   }
 
  private:
-  static constexpr float kNear = 0.75f;
-
-  // tanh(x) for |x| <= kNear, to a relative error of 7e-7: a polynomial in x^2 whose largest
-  // relative error is the least that five coefficients allow (found by weighted least squares,
-  // whose weights grow where the error is largest).
-  CUTE_DEVICE static float tanh_near(float x) {
-    float const square = x * x;
-    float factor = fmaf(square, 0.0129296324f, -0.0500563033f);
-    factor = fmaf(square, factor, 0.132589833f);
-    factor = fmaf(square, factor, -0.333282515f);
-    factor = fmaf(square, factor, 0.999999435f);
-    return x * factor;
-  }
-
-  // tanh(x) to an absolute error of 1e-6 and, near 0, a relative one of as much; tanh.approx, with
-  // 5e-4, costs a bfloat16's precision where scores come near the cap. Far from 0 it is
-  // 1 - 2 / (1 + exp(2 x)), which cancels near 0. A quotient takes as long as an exponential: a
-  // group shares one, of the product of its denominators, which are held below 2^31 so that it is
-  // finite.
+  // Scores become their tanh(x), to an absolute error of 2e-6 and, near 0, the relative one of the
+  // polynomial; tanh.approx, with 5e-4, costs a bfloat16's precision where scores come near the
+  // cap. Far from 0 it is 1 - 2 / (1 + exp(2 x)), which cancels near 0. A quotient takes as long as
+  // an exponential: a group shares one, of the product of its denominators, which are held below
+  // 2^31 so that it is finite.
   template <int kGroup>
-  CUTE_DEVICE static void tanh_of(float const (&x)[kGroup], float (&result)[kGroup]) {
+  CUTE_DEVICE void map_group(float (&scores)[kGroup], Polynomial const& tanh_near) const {
+    float const exponent = slope * float(2 * M_LOG2E);
     float denominators[kGroup], products[kGroup];
     CUTE_UNROLL
     for (int i = 0; i < kGroup; ++i) {
-      denominators[i] = 1.f + exp2f(fminf(x[i] * float(2 * M_LOG2E), 30.f));
+      denominators[i] = 1.f + exp2f(fminf(scores[i] * exponent, 30.f));
       products[i] = i == 0 ? denominators[0] : products[i - 1] * denominators[i];
     }
     float inverse = __fdividef(1.f, products[kGroup - 1]);
@@ -116,7 +140,10 @@ struct SoftcapMap {
       float const quotient = i == 0 ? inverse : inverse * products[i - 1];
       inverse *= denominators[i];
       float const far = fmaf(-2.f, quotient, 1.f);
-      result[i] = !(fabsf(x[i]) > kNear) ? tanh_near(x[i]) : far;  // NaN stays, and stays alone
+      // Squares, of which tanh_near() has one: with the magnitudes of all_near() ptxas would keep
+      // those. A NaN is not far: it stays, and stays alone.
+      bool const is_far = scores[i] * scores[i] > tanh_near.nearest * tanh_near.nearest;
+      scores[i] = is_far ? far : tanh_near(scores[i]);
     }
   }
 };

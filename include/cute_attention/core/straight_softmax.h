@@ -8,8 +8,9 @@
 // to compute with are looked for after the exponentials, and their tile is computed again from the
 // scores, which are still there.
 //
-// A tile takes raise(), exponentiate() and add(). In between, where any_unusual(), lower() changes
-// the scores and the bases, and exponentiate() replaces the first probabilities and sums.
+// A tile takes maxima(), raise(), exponentiate() and add(). Before add(), where any_unusual(),
+// lower() changes the scores and the bases, and exponentiate() replaces the first probabilities and
+// sums.
 #pragma once
 
 #include "cute_attention/core/row_softmax.h"
@@ -23,15 +24,25 @@ struct StraightSoftmax : RowSoftmax<kRows, Warp> {
   using Base::reference, Base::row_sum, Base::scale_log2;
   using typename Base::Rows;
 
-  // Raises the references to the maxima of a tile of scores (ROWS, COLS), and scales the sums so
-  // far. Gives the bases (ROWS) of the tile's exponents, and the factors (ROWS) by which the output
-  // so far must be multiplied.
+  // The maxima (ROWS) of this thread's scores (ROWS, COLS) of a tile.
   template <class Scores>
-  CUTE_HOST_DEVICE void raise(Scores const& scores, Rows& bases, Rows& factors) {
+  CUTE_HOST_DEVICE static Rows maxima(Scores const& scores) {
+    Rows maxima;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      maxima(row) = column_maximum<2>(scores, row);
+    }
+    return maxima;
+  }
+
+  // Raises the references to the maxima of a tile, of which each thread of a row has its part
+  // (ROWS), and scales the sums so far. Gives the bases (ROWS) of the tile's exponents, and the
+  // factors (ROWS) by which the output so far must be multiplied.
+  CUTE_HOST_DEVICE void raise(Rows const& maxima, Rows& bases, Rows& factors) {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       float const old = reference(row), old_base = old * scale_log2;
-      float const maximum = reduce_row_threads<Warp>(column_maximum<2>(scores, row), MaxOp{});
+      float const maximum = reduce_row_threads<Warp>(maxima(row), MaxOp{});
       reference(row) = fmaxf(old, maximum);
       bases(row) = reference(row) * scale_log2;
       float const rise = this->rise(row, old, old_base, bases(row));

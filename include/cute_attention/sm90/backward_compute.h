@@ -297,7 +297,7 @@ struct BackwardCompute : BackwardPointwise<Row> {
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
     auto const lse = Pointwise::lse(ring.stage);  // (KEYS, QUERIES)
-    auto const terms = Pointwise::template begin<kGradQFirst>(work, ring.stage, tSrS, lse);
+    auto const terms = Pointwise::template begin<kGradQFirst>(work, ring.stage, tSrS, lse, tdVrP);
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
       start_grad_q(tdQrdQ);

@@ -49,21 +49,34 @@ struct BackwardPointwise {
     return make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
   }
 
-  // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h). Returns
-  // the terms in exponents, for finish().
+  // Whether begin() rounds P, and leaves in scores what dP + delta is multiplied with: P times the
+  // derivative of a map, neither of them negative. Its sign says that its score is dropped. So the
+  // random bits of dropout, too, are drawn beside dP. Rows with softcap alone have no registers for
+  // both.
+  static constexpr bool kTakesFactors = Scores::kModifiesCopies || kDrops;
+  // How many of a step's blocks of 16 queries begin() takes so, with kModifiesCopies; finish()
+  // takes the others. At head dim 128 registers do not hold all of P in 16 bits beside dP.
+  static constexpr int kBlocks = kTileM / 16;
+  static constexpr int kBlocksFirst = Traits::kHeadDim > 64 ? kBlocks / 2 : kBlocks;
+  static_assert(Scores::kModifiesCopies || Scores::kMasksFirst || !kDrops,
+                "dropped probabilities are of rows without a map");
+
+  // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h), or
+  // factors. Returns the terms in exponents, for finish().
   //   kFewRegisters  whether the LSE is not loaded far ahead
   //   tSrS           (MMA, MMA_N, MMA_M)
   //   sLse           lse() of the step
+  //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, with kTakesFactors
   template <bool kFewRegisters, class Lse>
-  CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
-                         Lse sLse) const {
+  CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS, Lse sLse,
+                         Operand& tdVrP) const {
     using namespace cute;
     static_assert(!kFewRegisters || Scores::kMasksFirst,
                   "zero_after() needs P, not modified scores");
     auto const& stage = shared.stages[stage_index];
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
     if constexpr (Scores::kModifiesCopies) {
-      // finish_copies() does it.
+      // take_copies() does it.
     } else if constexpr (Traits::kBiasTiles) {
       add_bias_tile<BiasOfTranspose, kTileM>(
           arguments.bias, shared.bias_tile(stage_index), 0, opaque(thread),
@@ -74,61 +87,50 @@ struct BackwardPointwise {
     if constexpr (Scores::kMasksFirst) {
       placed().mask(work, stage.m_block, tSrS);
     }
-    bool const near = scores.all_near(rS);
     auto const terms = placed().terms(work, stage, tSrS);
-    CUTE_UNROLL
-    for (int query = 0; query < size<1>(rS); ++query) {
-      if (kFewRegisters && query > 0 && query % kLseAhead == 0) {
-        sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
+    if constexpr (Scores::Modifiers::kHasMap) {
+      constexpr int kQueries = decltype(size<1>(rS))::value;
+      scores.template map_all<Scores::kModifiesCopies ? 4 : kQueries>(rS);
+    } else {
+      CUTE_UNROLL
+      for (int query = 0; query < size<1>(rS); ++query) {
+        if (kFewRegisters && query > 0 && query % kLseAhead == 0) {
+          sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
+        }
+        scores.begin(rS(_, query), true, sLse(0, query), terms.of_query(query));
       }
-      scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
     }
     if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
       placed().mask(work, stage.m_block, tSrS);
+    }
+    if constexpr (Scores::kModifiesCopies) {
+      take_copies<0, kBlocksFirst>(work, stage_index, tSrS, tdVrP);
+    } else if constexpr (kDrops) {
+      drop(work, stage_index, tSrS, tdVrP);
     }
     return terms;
   }
 
   // When dP + delta is there: makes it dS, and what begin() left P.
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
-  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, if begin() has not made it
   template <class Terms, class Lse>
   CUTE_DEVICE void finish(BackwardWork const& work, uint32_t stage_index, Terms const& terms,
                           Lse const& sLse, FragmentS& tSrS, FragmentS& tdPrdP,
                           Operand& tdVrP) const {
     using namespace cute;
-    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));       // (KEYS, QUERIES)
-    Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));  // (KEYS, QUERIES)
-    auto const finish_query = [&](int query) {
-      scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
-    };
-    if constexpr (Scores::kModifiesCopies) {
-      finish_copies(work, stage_index, tSrS, tdPrdP, tdVrP);
-    } else if constexpr (kDrops) {
-      QueryPacking const packing = unpacked_queries();
-      auto const& stage = shared.stages[stage_index];
-      auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
-      KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
-      Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
-          row_numbers<Traits>(thread, shared.delta[stage_index]);
-      CUTE_UNROLL
-      for (int k = 0; k < size<2>(tdVrP); ++k) {  // block after block: fewer words in registers
-        auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
-        CUTE_UNROLL
-        for (int i = 8 * k; i < 8 * k + 8; ++i) {
-          tdPrdP(i) = kept.keeps(i % 8) ? tdPrdP(i) : tdPsDelta(i);
-        }
-        CUTE_UNROLL
-        for (int query = 4 * k; query < 4 * k + 4; ++query) {
-          finish_query(query);
-        }
-        convert_block(tSrS, k, tdVrP);
-        kept.drop(tdVrP(_, 0, k));
-      }
+    if constexpr (Scores::kModifiesCopies && kBlocksFirst < kBlocks) {
+      take_copies<kBlocksFirst, kBlocks>(work, stage_index, tSrS, tdVrP);
+    }
+    if constexpr (kTakesFactors) {
+      finish_factors(stage_index, tSrS, tdPrdP);
     } else {
+      Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
+      Tensor rdP =                                                            // (KEYS, QUERIES)
+          make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {
-        finish_query(query);
+        scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
       }
       convert_into(tSrS, tdVrP);
     }
@@ -137,47 +139,96 @@ struct BackwardPointwise {
  private:
   CUTE_DEVICE PlacedScores<Traits, Scores> placed() const { return {arguments.params, thread}; }
 
-  // Makes mapped scores P, and dP + delta dS, of one block of 16 queries after the other: of a
-  // block registers hold a copy of the scores, with terms and masked (backward_scores.h).
-  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
+  // Clears what is dropped of block `k` of P, and gives its factors their signs.
+  //   tile     the scores, which have become factors
+  //   words    (M)  the random words of the tile's queries
+  //   factors  (MMA, MMA_N, MMA_M)
+  //   tdVrP    (MMA, MMA_N, MMA_M / 16)
+  template <class Tile>
+  CUTE_DEVICE static void drop_block(Tile const& tile, KeepTest const& test, uint32_t const* words,
+                                     int k, FragmentS& factors, Operand& tdVrP) {
+    auto const kept = kept_block_of_transpose(tile, test, words, 0, k);
+    kept.drop(tdVrP(cute::_, 0, k));
+    CUTE_UNROLL
+    for (int i = 8 * k; i < 8 * k + 8; ++i) {
+      factors(i) = kept.keeps(i % 8) ? factors(i) : -factors(i);
+    }
+  }
+
+  // Rounds P, and drops what is dropped of it.
+  //   tSrS   (MMA, MMA_N, MMA_M)  P, becomes factors
+  //   tdVrP  (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  CUTE_DEVICE void drop(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
+                        Operand& tdVrP) const {
+    auto const& stage = shared.stages[stage_index];
+    QueryPacking const packing = unpacked_queries();
+    auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
+    KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
+    convert_into(tSrS, tdVrP);
+    CUTE_UNROLL
+    for (int k = 0; k < cute::size<2>(tdVrP); ++k) {
+      drop_block(tile, test, stage.words, k, tSrS, tdVrP);
+    }
+  }
+
+  // Makes P of mapped scores, and mapped scores factors, of one block of 16 queries after the
+  // other: of a block registers hold a copy of the scores, with terms and masked
+  // (backward_scores.h).
+  //   kFirst, kEnd  the first of the blocks, and the one after the last
+  //   tSrS          (MMA, MMA_N, MMA_M)
   //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
-  CUTE_DEVICE void finish_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
-                                 FragmentS& tdPrdP, Operand& tdVrP) const {
+  template <int kFirst, int kEnd>
+  CUTE_DEVICE void take_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
+                               Operand& tdVrP) const {
     using namespace cute;
     BackwardParams const& params = arguments.params;
     auto const& stage = shared.stages[stage_index];
     QueryPacking const packing = unpacked_queries();
     auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
     KeepTest const test(uint32_t(params.dropout.drop_count));
-    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);      // (MMA, MMA_N, MMA_M)
-    Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
+    Tensor sLse = row_numbers<Traits>(thread, shared.lse[stage_index]);  // (MMA, MMA_N, MMA_M)
+    uint32_t const first_bias =
+        first_bias_offset<BiasOfTranspose, kTileM>(arguments.bias, 0, opaque(thread));
+    float const per_unit =
+        bias_per_unit(params, work.sequence, Scores::Modifiers::exponent_scale(params));
     CUTE_UNROLL
-    for (int k = 0; k < size<2>(tdVrP); ++k) {
+    for (int k = kFirst; k < kEnd; ++k) {
       Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
       auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
       if constexpr (Traits::kBiasTiles) {
         if (call_has<kScoreMods, score_mods::Bias>(params)) {
-          float const unit = Scores::Modifiers::exponent_scale(params);
-          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index), 0,
-                                                 opaque(thread),
-                                                 bias_per_unit(params, work.sequence, unit), k, rZ);
+          add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index),
+                                                 first_bias, per_unit, k, rZ);
         }
       }
       Scores::template add_terms<Element>(params, stage, copies);
       placed().mask_copies(work, stage.m_block, copies);
-      KeptBlock<Rows::Keys> kept{{~0u, ~0u}};
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        float probability = tSrS(8 * k + i);
+        tSrS(8 * k + i) = scores.factor(probability, rZ(i), sLse(8 * k + i));
+        rZ(i) = probability;
+      }
+      auto rP = tdVrP(_, 0, k);  // (MMA)
+      convert_into(rZ, rP);
       if constexpr (kDrops) {
         if (call_has<kScoreMods, score_mods::Dropout>(params)) {
-          kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
+          drop_block(tile, test, stage.words, k, tSrS, tdVrP);
         }
       }
-      CUTE_UNROLL
-      for (int i = 8 * k; i < 8 * k + 8; ++i) {
-        float const grad_p = kept.keeps(i % 8) ? tdPrdP(i) : sDelta(i);
-        tdPrdP(i) = grad_p * scores.factor(tSrS(i), rZ(i % 8), sLse(i));
-      }
-      convert_block(tSrS, k, tdVrP);
-      kept.drop(tdVrP(_, 0, k));
+    }
+  }
+
+  // Makes dP + delta dS, from factors.
+  //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
+  CUTE_DEVICE void finish_factors(uint32_t stage_index, FragmentS const& tSrS,
+                                  FragmentS& tdPrdP) const {
+    using namespace cute;
+    Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
+    CUTE_UNROLL
+    for (int i = 0; i < size(tdPrdP); ++i) {
+      bool const kept = !kDrops || !signbit(tSrS(i));
+      tdPrdP(i) = (kept ? tdPrdP(i) : sDelta(i)) * fabsf(tSrS(i));
     }
   }
 };

@@ -57,6 +57,7 @@ constexpr bool kBiasTiles<BiasFromGlobal<Row>> = false;
 // Columns of a box, and of a vector that a lane gives to ldmatrix.
 constexpr int kBiasBox = 64;
 constexpr int kBiasVector = 8;
+constexpr int kBiasVectors = kBiasBox / kBiasVector;  // of a row of a box
 
 // The tiles of a call. Made on the host (bias_map.h).
 struct BiasTiles {
@@ -91,7 +92,7 @@ struct BiasBuffer<true, Element, kRows, kCols, kStages> {
 // Where in a tile of kRows rows a vector begins, in elements.
 template <int kRows>
 CUTE_HOST_DEVICE constexpr uint32_t bias_offset(uint32_t row, uint32_t vector) {
-  constexpr uint32_t kVectors = kBiasBox / kBiasVector;  // of a row of a box
+  constexpr uint32_t kVectors = kBiasVectors;
   return vector / kVectors * (kRows * kBiasBox) + row * kBiasBox +
          (vector % kVectors ^ row % kVectors) * kBiasVector;
 }
@@ -103,13 +104,20 @@ CUTE_HOST_DEVICE constexpr uint32_t bias_offset(uint32_t row, uint32_t vector) {
 //   S    rows 0-7 and 8-15 of keys 0-7, then of keys 8-15
 //   S^T  keys 0-7 and 8-15 of queries 0-7, then of queries 8-15; ldmatrix transposes
 //
-// `step` counts 16 keys of S, or 16 queries of S^T.
+// `step` counts 16 keys of S, or 16 queries of S^T. offset() is bias_offset() of the vector of a
+// step, from `first`, that of step 0, by one instruction or two instead of eight.
 struct BiasOfScores {
   CUTE_HOST_DEVICE static constexpr int row(int thread, int) {
     return thread / 32 * 16 + thread % 16;
   }
   CUTE_HOST_DEVICE static constexpr int vector(int thread, int step) {
     return 2 * step ^ thread / 16 % 2;
+  }
+  // The vector of step 0 is the first or the second of its row.
+  template <int kRows>
+  CUTE_HOST_DEVICE static constexpr uint32_t offset(BiasTiles const&, uint32_t first, int step) {
+    return (first ^ 2 * step % kBiasVectors * kBiasVector) +
+           2 * step / kBiasVectors * (kRows * kBiasBox);
   }
 };
 struct BiasOfTranspose {
@@ -118,6 +126,13 @@ struct BiasOfTranspose {
   }
   CUTE_HOST_DEVICE static constexpr int vector(int thread, int) {
     return thread / 32 * 2 + thread / 8 % 2;
+  }
+  // A tile of the backward is of one head: its rows are queries, or one row for all of them. The
+  // swizzle is the same 16 rows on.
+  template <int kRows>
+  CUTE_HOST_DEVICE static constexpr uint32_t offset(BiasTiles const& bias, uint32_t first,
+                                                    int step) {
+    return first + uint32_t(bias.row(16 * step) * kBiasBox);
   }
 };
 
@@ -166,20 +181,28 @@ CUTE_DEVICE void add_pair(uint32_t numbers, float per_unit, Accumulator&& tSrS, 
 // Numbers that ldmatrix gives a thread.
 constexpr int kBiasNumbers = 8;
 
-// Adds those numbers of a tile of the bias that are of the scores of a step of `Vectors`.
+// Where in a tile of the bias the vector begins that a thread gives to ldmatrix in step 0 of
+// `Vectors`.
 //   Vectors    BiasOfScores or BiasOfTranspose
 //   kRows      of the tile
 //   first_row  the row of scores of row 0 of `Vectors`
 //   thread     of those whose accumulators make up the tile's keys; opaque()
-//   scores     (8)
+template <class Vectors, int kRows>
+CUTE_HOST_DEVICE uint32_t first_bias_offset(BiasTiles const& bias, int first_row, int thread) {
+  return bias_offset<kRows>(bias.row(first_row + Vectors::row(thread, 0)),
+                            Vectors::vector(thread, 0));
+}
+
+// Adds those numbers of a tile of the bias that are of the scores of a step of `Vectors`.
+//   first   first_bias_offset()
+//   scores  (8)
 template <class Vectors, int kRows, class Element, class Scores>
-CUTE_DEVICE void add_bias_step(BiasTiles const& bias, Element const* tile, int first_row,
-                               int thread, float per_unit, int step, Scores&& scores) {
+CUTE_DEVICE void add_bias_step(BiasTiles const& bias, Element const* tile, uint32_t first,
+                               float per_unit, int step, Scores&& scores) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size(scores) == Int<kBiasNumbers>{});
-  uint32_t const row = bias.row(first_row + Vectors::row(thread, step));
   auto const& vector = *reinterpret_cast<uint128_t const*>(
-      tile + bias_offset<kRows>(row, Vectors::vector(thread, step)));
+      tile + Vectors::template offset<kRows>(bias, first, step));
   Tensor words = make_tensor<uint32_t>(Int<4>{});  // (4)
   if constexpr (std::is_same_v<Vectors, BiasOfScores>) {
     SM75_U32x4_LDSM_N::copy(vector, words(0), words(1), words(2), words(3));
@@ -198,10 +221,11 @@ template <class Vectors, int kRows, class Element, class Accumulator>
 CUTE_DEVICE void add_bias_tile(BiasTiles const& bias, Element const* tile, int first_row,
                                int thread, float per_unit, Accumulator& tSrS) {
   using namespace cute;
+  uint32_t const first = first_bias_offset<Vectors, kRows>(bias, first_row, thread);
   CUTE_UNROLL
   for (int step = 0; step < size(tSrS) / kBiasNumbers; ++step) {
     add_bias_step<Vectors, kRows>(
-        bias, tile, first_row, thread, per_unit, step,
+        bias, tile, first, per_unit, step,
         make_tensor(tSrS.data() + kBiasNumbers * step, Int<kBiasNumbers>{}));
   }
 }

@@ -173,10 +173,12 @@ struct ForwardCompute {
 
   // Waits for the O that the V of `ring_v` is part of, and releases this V.
   CUTE_DEVICE void end_output(Ring const& ring_v) {
+    // The compiler would move the wait for O above what is to run beside O: the exponentials, or
+    // what modifies scores. It leaves them before this one, for the next V.
     if constexpr (!Scores::kStraight) {
-      // The compiler would move the wait for O above the exponentials. It leaves them before this
-      // one, for the next V.
       cute::warpgroup_fence_operand(scores.accumulator);
+      sync.wait_for_values();
+    } else if constexpr (Scores::kModifiesFirst) {
       sync.wait_for_values();
     }
     cute::warpgroup_wait<0>();

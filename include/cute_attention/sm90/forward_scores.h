@@ -35,6 +35,14 @@ struct ForwardScores {
   static constexpr Reference kReference = Traits::Study::kReference;
   static constexpr bool kStraight = kReference == Reference::Exact ||
                                     (kReference == Reference::WhereItPays && Traits::kTakeTurns);
+  // Whether scores are modified, and their maxima taken, before the wait for O, which this work
+  // runs beside. ptxas waits as soon as it can: in rows without modifiers that is after most
+  // maxima.
+  static constexpr bool kModifiesFirst =
+      kStraight && (Modifiers::kHasMap || Modifiers::kHasTerm || kDrops);
+  // Whether the random bits of dropout are drawn before P is there. They are instructions that
+  // ptxas then spreads over the exponentials. Three warpgroups leave no registers to keep them in.
+  static constexpr bool kDrawsFirst = kDrops && Traits::kTileM <= 2 * kWarpgroupM;
   using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
@@ -48,6 +56,8 @@ struct ForwardScores {
   Softmax softmax;
   typename LaterModifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
+  // What is kept of a KV tile, with kDrawsFirst.
+  KeptBlocks<cute_attention::Rows::Queries, cute::size(FragmentS{})> kept;
 
   CUTE_DEVICE ForwardScores(ForwardArguments const& arguments, int warpgroup, int thread)
       : arguments(arguments),
@@ -90,6 +100,7 @@ struct ForwardScores {
       }
     }
     modify_and_mask(tile, n_block, !full);
+    draw_first(tile, n_block);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
   }
 
@@ -97,6 +108,7 @@ struct ForwardScores {
   template <bool kMasked>
   CUTE_DEVICE void next(ForwardTile const& tile, int32_t n_block) {
     modify_and_mask(tile, n_block, kMasked);
+    draw_first(tile, n_block);
   }
 
   // Turns S of a KV tile, modified and masked, into P.
@@ -108,9 +120,13 @@ struct ForwardScores {
                                 ScaleOutput const& scale_output) {
     Rows factors;
     if constexpr (kStraight) {
+      Rows maxima = softmax.maxima(view());
+      if constexpr (kModifiesFirst) {
+        hold(maxima);
+      }
       end_output();
       Rows bases, sums;
-      softmax.raise(view(), bases, factors);
+      softmax.raise(maxima, bases, factors);
       scale_output(factors);
       compute_p(bases, tOrP, sums);
       if (__builtin_expect(softmax.any_unusual(bases), false)) {
@@ -134,7 +150,11 @@ struct ForwardScores {
   CUTE_DEVICE void drop(ForwardTile const& tile, int32_t n_block, Operand& tOrP) {
     if constexpr (kDrops) {
       if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
-        kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row).drop(tOrP);
+        if constexpr (kDrawsFirst) {
+          kept.drop(tOrP);
+        } else {
+          draw(tile, n_block).drop(tOrP);
+        }
       }
     }
   }
@@ -147,6 +167,27 @@ struct ForwardScores {
     FragmentS probabilities;
     softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
     convert_into(probabilities, tOrP);
+  }
+
+  // Which probabilities of a KV tile are kept.
+  CUTE_DEVICE auto draw(ForwardTile const& tile, int32_t n_block) {
+    return kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row);
+  }
+  CUTE_DEVICE void draw_first(ForwardTile const& tile, int32_t n_block) {
+    if constexpr (kDrawsFirst) {
+      if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
+        kept = draw(tile, n_block);
+        kept.hold();
+      }
+    }
+  }
+
+  // Has the compiler compute numbers (ROWS) here, and not where they are used.
+  CUTE_DEVICE static void hold(Rows& numbers) {
+    CUTE_UNROLL
+    for (int row = 0; row < cute::size(numbers); ++row) {
+      numbers(row) = opaque(numbers(row));
+    }
   }
 
   CUTE_DEVICE static auto rows_of(FragmentS& fragment) {

@@ -87,11 +87,14 @@ struct GradVCompute : GradKvConsumer<Row, GradVCompute<Row>> {
     if constexpr (Scores::kMasksFirst) {
       placed().mask(work, shared.stages[ring.stage].m_block, tSrS);
     }
-    bool const near = scores.all_near(rS);
     auto const terms = placed().terms(work, shared.stages[ring.stage], tSrS);
-    CUTE_UNROLL
-    for (int query = 0; query < size<1>(rS); ++query) {
-      scores.begin(rS(_, query), near, sLse(0, query), terms.of_query(query));
+    if constexpr (Scores::Modifiers::kHasMap) {
+      scores.template map_all<decltype(size<1>(rS))::value>(rS);
+    } else {
+      CUTE_UNROLL
+      for (int query = 0; query < size<1>(rS); ++query) {
+        scores.begin(rS(_, query), true, sLse(0, query), terms.of_query(query));
+      }
     }
     if constexpr (!Scores::kMasksFirst && !Scores::kModifiesCopies) {
       placed().mask(work, shared.stages[ring.stage].m_block, tSrS);

@@ -163,11 +163,14 @@ struct GradQCompute {
     if constexpr (Scores::kMasksFirst) {
       mask(work, n_block, tSrS);
     }
-    bool const near = scores.all_near(rS);
     auto const terms = terms_of(work, n_block, tSrS);
-    CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      scores.begin(rS(row, _), near, rows.lse[row], terms.of_query(row));
+    if constexpr (Scores::Modifiers::kHasMap) {
+      scores.template map_all<decltype(size<1>(rS))::value>(rS);
+    } else {
+      CUTE_UNROLL
+      for (int row = 0; row < 2; ++row) {
+        scores.begin(rS(row, _), true, rows.lse[row], terms.of_query(row));
+      }
     }
     if constexpr (Scores::kModifiesCopies) {
       take_factors(work, n_block, bias, tSrS);
