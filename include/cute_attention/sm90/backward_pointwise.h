@@ -55,9 +55,12 @@ struct BackwardPointwise {
   // both.
   static constexpr bool kTakesFactors = Scores::kModifiesCopies || kDrops;
   // How many of a step's blocks of 16 queries begin() takes so, with kModifiesCopies; finish()
-  // takes the others. At head dim 128 registers do not hold all of P in 16 bits beside dP.
+  // takes the others. At head dim 128 registers do not hold all of P in 16 bits beside dP, and none
+  // of it where a thread has the addresses of a bias in global memory.
   static constexpr int kBlocks = kTileM / 16;
-  static constexpr int kBlocksFirst = Traits::kHeadDim > 64 ? kBlocks / 2 : kBlocks;
+  static constexpr int kBlocksFirst = Traits::kHeadDim <= 64 ? kBlocks
+                                      : Traits::kBiasTiles   ? kBlocks / 2
+                                                             : 0;
   static_assert(Scores::kModifiesCopies || Scores::kMasksFirst || !kDrops,
                 "dropped probabilities are of rows without a map");
 
@@ -104,7 +107,7 @@ struct BackwardPointwise {
       placed().mask(work, stage.m_block, tSrS);
     }
     if constexpr (Scores::kModifiesCopies) {
-      take_copies<0, kBlocksFirst>(work, stage_index, tSrS, tdVrP);
+      take_copies(work, stage_index, 0, kBlocksFirst, tSrS, tdVrP);
     } else if constexpr (kDrops) {
       drop(work, stage_index, tSrS, tdVrP);
     }
@@ -119,11 +122,16 @@ struct BackwardPointwise {
                           Lse const& sLse, FragmentS& tSrS, FragmentS& tdPrdP,
                           Operand& tdVrP) const {
     using namespace cute;
-    if constexpr (Scores::kModifiesCopies && kBlocksFirst < kBlocks) {
-      take_copies<kBlocksFirst, kBlocks>(work, stage_index, tSrS, tdVrP);
-    }
     if constexpr (kTakesFactors) {
-      finish_factors(stage_index, tSrS, tdPrdP);
+      CUTE_UNROLL
+      for (int k = 0; k < kBlocks; ++k) {  // block after block: its factors need registers no more
+        if constexpr (Scores::kModifiesCopies) {
+          if (k >= kBlocksFirst) {
+            take_copies(work, stage_index, k, k + 1, tSrS, tdVrP);
+          }
+        }
+        finish_factors(stage_index, k, tSrS, tdPrdP);
+      }
     } else {
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
       Tensor rdP =                                                            // (KEYS, QUERIES)
@@ -174,12 +182,11 @@ struct BackwardPointwise {
   // Makes P of mapped scores, and mapped scores factors, of one block of 16 queries after the
   // other: of a block registers hold a copy of the scores, with terms and masked
   // (backward_scores.h).
-  //   kFirst, kEnd  the first of the blocks, and the one after the last
-  //   tSrS          (MMA, MMA_N, MMA_M)
-  //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
-  template <int kFirst, int kEnd>
-  CUTE_DEVICE void take_copies(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
-                               Operand& tdVrP) const {
+  //   first, end  the first of the blocks, and the one after the last
+  //   tSrS        (MMA, MMA_N, MMA_M)
+  //   tdVrP       (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
+  CUTE_DEVICE void take_copies(BackwardWork const& work, uint32_t stage_index, int first, int end,
+                               FragmentS& tSrS, Operand& tdVrP) const {
     using namespace cute;
     BackwardParams const& params = arguments.params;
     auto const& stage = shared.stages[stage_index];
@@ -192,7 +199,7 @@ struct BackwardPointwise {
     float const per_unit =
         bias_per_unit(params, work.sequence, Scores::Modifiers::exponent_scale(params));
     CUTE_UNROLL
-    for (int k = kFirst; k < kEnd; ++k) {
+    for (int k = first; k < end; ++k) {
       Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
       auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
       if constexpr (Traits::kBiasTiles) {
@@ -219,14 +226,14 @@ struct BackwardPointwise {
     }
   }
 
-  // Makes dP + delta dS, from factors.
+  // Makes dP + delta of block `k` dS, from factors.
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
-  CUTE_DEVICE void finish_factors(uint32_t stage_index, FragmentS const& tSrS,
+  CUTE_DEVICE void finish_factors(uint32_t stage_index, int k, FragmentS const& tSrS,
                                   FragmentS& tdPrdP) const {
     using namespace cute;
     Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
     CUTE_UNROLL
-    for (int i = 0; i < size(tdPrdP); ++i) {
+    for (int i = 8 * k; i < 8 * k + 8; ++i) {
       bool const kept = !kDrops || !signbit(tSrS(i));
       tdPrdP(i) = (kept ? tdPrdP(i) : sDelta(i)) * fabsf(tSrS(i));
     }
