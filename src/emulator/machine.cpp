@@ -11,6 +11,9 @@ namespace {
 constexpr int kNowhere = std::numeric_limits<int>::max();
 constexpr uint64_t kTurn = 20000;  // instructions
 constexpr uint64_t kShortTurn = 3000;
+// Rounds of turns until what is on its way arrives, where warps wait for another CTA: they could go
+// on and on.
+constexpr int kLongestWait = 100;
 constexpr uint8_t kPoison = 0xff;  // bytes that make NaN of every type
 constexpr uint64_t kAlignment = 1024;
 
@@ -300,6 +303,7 @@ std::string where(Warp const& warp) {
 void run(Grid& grid, int resident_ctas) {
   uint64_t const count = uint64_t(grid.size[0]) * grid.size[1] * grid.size[2];
   uint64_t next = 0;
+  int rounds_since_arrival = 0;
   std::vector<std::unique_ptr<Cta>> ctas;
   while (next < count || !ctas.empty()) {
     while (next < count && static_cast<int>(ctas.size()) < resident_ctas) {
@@ -313,14 +317,16 @@ void run(Grid& grid, int resident_ctas) {
       return true;
     };
     ctas.erase(std::remove_if(ctas.begin(), ctas.end(), ended), ctas.end());
-    if (went_on) continue;
+    rounds_since_arrival = went_on ? rounds_since_arrival + 1 : 0;
+    if (went_on && rounds_since_arrival < kLongestWait) continue;
+    rounds_since_arrival = 0;
     bool delivered = false;
     for (std::unique_ptr<Cta>& cta : ctas) {
       if (cta->arriving.empty()) continue;
       deliver(*cta, 0);
       delivered = true;
     }
-    if (delivered) continue;
+    if (delivered || went_on) continue;
     for (std::unique_ptr<Cta>& cta : ctas) print_state(*cta);
     fail("%s: a deadlock", grid.kernel->name.c_str());
   }

@@ -24,8 +24,9 @@ struct NamedBarrier;
 enum class Timing : uint8_t {
   kPrompt,  // at once
   // As late as it may be: WGMMA and copies read and write when they are waited for, TMA when no
-  // warp can go on, loads of shared memory when their result is used. What generic stores have
-  // written is seen by WGMMA and TMA only behind a proxy fence.
+  // warp can go on (or all that do have long waited for another CTA), loads of shared memory when
+  // their result is used. What generic stores have written is seen by WGMMA and TMA only behind a
+  // proxy fence.
   kLate,
   kRandom,  // at any time between, and warps are interrupted anywhere
 };

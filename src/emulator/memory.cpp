@@ -51,6 +51,13 @@ void load(Warp& warp, Instruction const& instruction, uint32_t mask) {
   }
 }
 
+// Of a number that another CTA may have to write first: the warp may load it again and again until
+// then, so the others have their turns.
+void load_of_others(Warp& warp, Instruction const& instruction, uint32_t mask) {
+  load(warp, instruction, mask);
+  warp.ends_turn = true;
+}
+
 void store(Warp& warp, Instruction const& instruction, uint32_t mask) {
   Operand const& values = instruction.operands[1];
   uint32_t const parts = parts_of(values), size = instruction.size;
@@ -217,7 +224,10 @@ Execute decode_memory(Instruction& instruction) {
   instruction.space = space_of(instruction);
   if (name == "atom" || name == "red") return decode_atomic(instruction);
   instruction.mode = type[0] == 's';  // the sign fills a wider register
-  return name == "ld" ? load : store;
+  if (name == "st") return store;
+  bool const is_of_others =
+      instruction.has("relaxed") || instruction.has("acquire") || instruction.has("volatile");
+  return is_of_others && instruction.space == kGlobal ? load_of_others : load;
 }
 
 }  // namespace cute_attention::emulator
