@@ -165,7 +165,8 @@ struct GradQCompute {
     }
     auto const terms = terms_of(work, n_block, tSrS);
     if constexpr (Scores::Modifiers::kHasMap) {
-      scores.template map_all<decltype(size<1>(rS))::value>(rS);
+      constexpr int kCols = decltype(size<1>(rS))::value;
+      scores.template map_all<Scores::kModifiesCopies ? 4 : kCols>(rS);
     } else {
       CUTE_UNROLL
       for (int row = 0; row < 2; ++row) {
