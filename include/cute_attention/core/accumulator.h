@@ -73,6 +73,18 @@ CUTE_DEVICE void convert_into(Source const& source, Target& target) {
   }
 }
 
+// The same for the eight values of K block `k` of an A operand whose blocks lie one after the
+// other.
+template <class Source, class Target>
+CUTE_DEVICE void convert_block(Source const& source, int k, Target& target) {
+  using Element = typename Target::value_type;
+  uint32_t* const registers = reinterpret_cast<uint32_t*>(target.data()) + 4 * k;
+  CUTE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    registers[i] = pack<Element>(source.data()[8 * k + 2 * i], source.data()[8 * k + 2 * i + 1]);
+  }
+}
+
 // A register tensor rounded to Element, same layout.
 template <class Element, class Source>
 CUTE_DEVICE auto convert(Source const& source) {

@@ -49,27 +49,21 @@ struct BackwardPointwise {
     return make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
   }
 
-  // Whether begin() rounds P, and leaves in scores what dP + delta is multiplied with: P times the
-  // derivative of a map, neither of them negative. Its sign says that its score is dropped. So the
-  // random bits of dropout, too, are drawn beside dP. Rows with softcap alone have no registers for
-  // both.
-  static constexpr bool kTakesFactors = Scores::kModifiesCopies || kDrops;
-  // How many of a step's blocks of 16 queries begin() takes so, with kModifiesCopies; finish()
-  // takes the others. At head dim 128 registers do not hold all of P in 16 bits beside dP, and none
-  // of it where a thread has the addresses of a bias in global memory.
+  // With kModifiesCopies begin() rounds P, and leaves in scores what dP + delta is multiplied with:
+  // P times the derivative of a map, neither of them negative. Its sign says that its score is
+  // dropped. It does so for these of a step's blocks of 16 queries, and finish() for the others. At
+  // head dim 128 registers do not hold all of P in 16 bits beside dP, and none of it where a thread
+  // has the addresses of a bias in global memory.
   static constexpr int kBlocks = kTileM / 16;
   static constexpr int kBlocksFirst = Traits::kHeadDim <= 64 ? kBlocks
                                       : Traits::kBiasTiles   ? kBlocks / 2
                                                              : 0;
-  static_assert(Scores::kModifiesCopies || Scores::kMasksFirst || !kDrops,
-                "dropped probabilities are of rows without a map");
-
   // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h), or
   // factors. Returns the terms in exponents, for finish().
   //   kFewRegisters  whether the LSE is not loaded far ahead
   //   tSrS           (MMA, MMA_N, MMA_M)
   //   sLse           lse() of the step
-  //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, with kTakesFactors
+  //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, with kModifiesCopies
   template <bool kFewRegisters, class Lse>
   CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS, Lse sLse,
                          Operand& tdVrP) const {
@@ -108,8 +102,6 @@ struct BackwardPointwise {
     }
     if constexpr (Scores::kModifiesCopies) {
       take_copies(work, stage_index, 0, kBlocksFirst, tSrS, tdVrP);
-    } else if constexpr (kDrops) {
-      drop(work, stage_index, tSrS, tdVrP);
     }
     return terms;
   }
@@ -122,23 +114,44 @@ struct BackwardPointwise {
                           Lse const& sLse, FragmentS& tSrS, FragmentS& tdPrdP,
                           Operand& tdVrP) const {
     using namespace cute;
-    if constexpr (kTakesFactors) {
+    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));       // (KEYS, QUERIES)
+    Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));  // (KEYS, QUERIES)
+    auto const finish_query = [&](int query) {
+      scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
+    };
+    if constexpr (Scores::kModifiesCopies) {
       CUTE_UNROLL
       for (int k = 0; k < kBlocks; ++k) {  // block after block: its factors need registers no more
-        if constexpr (Scores::kModifiesCopies) {
-          if (k >= kBlocksFirst) {
-            take_copies(work, stage_index, k, k + 1, tSrS, tdVrP);
-          }
+        if (k >= kBlocksFirst) {
+          take_copies(work, stage_index, k, k + 1, tSrS, tdVrP);
         }
         finish_factors(stage_index, k, tSrS, tdPrdP);
       }
+    } else if constexpr (kDrops) {
+      QueryPacking const packing = unpacked_queries();
+      auto const& stage = shared.stages[stage_index];
+      auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
+      KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
+      Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
+          row_numbers<Traits>(thread, shared.delta[stage_index]);
+      CUTE_UNROLL
+      for (int k = 0; k < kBlocks; ++k) {  // block after block: fewer words in registers
+        auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
+        CUTE_UNROLL
+        for (int i = 8 * k; i < 8 * k + 8; ++i) {
+          tdPrdP(i) = kept.keeps(i % 8) ? tdPrdP(i) : tdPsDelta(i);
+        }
+        CUTE_UNROLL
+        for (int query = 4 * k; query < 4 * k + 4; ++query) {
+          finish_query(query);
+        }
+        convert_block(tSrS, k, tdVrP);
+        kept.drop(tdVrP(_, 0, k));
+      }
     } else {
-      Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
-      Tensor rdP =                                                            // (KEYS, QUERIES)
-          make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {
-        scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
+        finish_query(query);
       }
       convert_into(tSrS, tdVrP);
     }
@@ -160,22 +173,6 @@ struct BackwardPointwise {
     CUTE_UNROLL
     for (int i = 8 * k; i < 8 * k + 8; ++i) {
       factors(i) = kept.keeps(i % 8) ? factors(i) : -factors(i);
-    }
-  }
-
-  // Rounds P, and drops what is dropped of it.
-  //   tSrS   (MMA, MMA_N, MMA_M)  P, becomes factors
-  //   tdVrP  (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits
-  CUTE_DEVICE void drop(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS,
-                        Operand& tdVrP) const {
-    auto const& stage = shared.stages[stage_index];
-    QueryPacking const packing = unpacked_queries();
-    auto const tile = placed().tile(work, stage.m_block, tSrS, packing);
-    KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
-    convert_into(tSrS, tdVrP);
-    CUTE_UNROLL
-    for (int k = 0; k < cute::size<2>(tdVrP); ++k) {
-      drop_block(tile, test, stage.words, k, tSrS, tdVrP);
     }
   }
 
