@@ -14,7 +14,6 @@
 
 #include "cute_attention/core/dropout.h"
 #include "cute_attention/core/keep_scale.h"
-#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_tile.h"
 #include "cute_attention/params.h"
 
@@ -134,8 +133,6 @@ struct KeptBlocks {
   static_assert(kValues % 8 == 0, "whole blocks");
   KeptBlock<kRows> blocks[kValues / 8];
 
-  KeptBlocks() = default;  // of nothing yet
-
   // block(k) makes number k of them.
   template <class MakeBlock>
   CUTE_DEVICE explicit KeptBlocks(MakeBlock const& block) {
@@ -147,15 +144,6 @@ struct KeptBlocks {
 
   // Whether score `i` of the accumulator is kept.
   CUTE_DEVICE bool keeps(int i) const { return blocks[i / 8].keeps(i % 8); }
-
-  // Has the compiler compute them here, and not where they are used.
-  CUTE_DEVICE void hold() {
-    CUTE_UNROLL
-    for (KeptBlock<kRows>& block : blocks) {
-      block.words[0] = opaque(block.words[0]);
-      block.words[1] = opaque(block.words[1]);
-    }
-  }
 
   // Replaces those of 16-bit numbers whose scores are dropped by zeros.
   //   numbers  (MMA, 1, BLOCK)  an A operand

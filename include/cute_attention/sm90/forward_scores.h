@@ -37,12 +37,10 @@ struct ForwardScores {
                                     (kReference == Reference::WhereItPays && Traits::kTakeTurns);
   // Whether scores are modified, and their maxima taken, before the wait for O, which this work
   // runs beside. ptxas waits as soon as it can: in rows without modifiers that is after most
-  // maxima.
+  // maxima. A tile of the bias is added before that wait anyhow, and rows with a map and a term
+  // have no registers for it.
   static constexpr bool kModifiesFirst =
-      kStraight && (Modifiers::kHasMap || Modifiers::kHasTerm || kDrops);
-  // Whether the random bits of dropout are drawn before P is there. They are instructions that
-  // ptxas then spreads over the exponentials. Three warpgroups leave no registers to keep them in.
-  static constexpr bool kDrawsFirst = kDrops && Traits::kTileM <= 2 * kWarpgroupM;
+      kStraight && !Traits::kBiasTiles && Modifiers::kHasMap != Modifiers::kHasTerm;
   using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
@@ -56,8 +54,6 @@ struct ForwardScores {
   Softmax softmax;
   typename LaterModifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
-  // What is kept of a KV tile, with kDrawsFirst.
-  KeptBlocks<cute_attention::Rows::Queries, cute::size(FragmentS{})> kept;
 
   CUTE_DEVICE ForwardScores(ForwardArguments const& arguments, int warpgroup, int thread)
       : arguments(arguments),
@@ -100,7 +96,6 @@ struct ForwardScores {
       }
     }
     modify_and_mask(tile, n_block, !full);
-    draw_first(tile, n_block);
     softmax = Softmax(Modifiers::exponent_scale(arguments.params));
   }
 
@@ -108,7 +103,6 @@ struct ForwardScores {
   template <bool kMasked>
   CUTE_DEVICE void next(ForwardTile const& tile, int32_t n_block) {
     modify_and_mask(tile, n_block, kMasked);
-    draw_first(tile, n_block);
   }
 
   // Turns S of a KV tile, modified and masked, into P.
@@ -150,11 +144,7 @@ struct ForwardScores {
   CUTE_DEVICE void drop(ForwardTile const& tile, int32_t n_block, Operand& tOrP) {
     if constexpr (kDrops) {
       if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
-        if constexpr (kDrawsFirst) {
-          kept.drop(tOrP);
-        } else {
-          draw(tile, n_block).drop(tOrP);
-        }
+        kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row).drop(tOrP);
       }
     }
   }
@@ -167,19 +157,6 @@ struct ForwardScores {
     FragmentS probabilities;
     softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
     convert_into(probabilities, tOrP);
-  }
-
-  // Which probabilities of a KV tile are kept.
-  CUTE_DEVICE auto draw(ForwardTile const& tile, int32_t n_block) {
-    return kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row);
-  }
-  CUTE_DEVICE void draw_first(ForwardTile const& tile, int32_t n_block) {
-    if constexpr (kDrawsFirst) {
-      if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
-        kept = draw(tile, n_block);
-        kept.hold();
-      }
-    }
   }
 
   // Has the compiler compute numbers (ROWS) here, and not where they are used.
