@@ -44,6 +44,7 @@ std::string name(Place const& place) {
 }
 
 // Each thread adds to scores that are 1; `shift` heads share the tile, each with another slope.
+template <class Term>
 void check_forward(Place const& place, int shift) {
   Sequence const sequence = sequence_of(place);
   QueryPacking const packing{shift, 1 << shift, 1};
@@ -59,10 +60,10 @@ void check_forward(Place const& place, int shift) {
     auto const tile = make_score_tile<kTileM, kTileN>(Mma{}, thread, scores, sequence, packing,
                                                       place.m_begin, place.n_begin);
     using Tile = decltype(tile);
-    AlibiTerm::OfRows<std::decay_t<Tile>::kRows> rows;
+    typename Term::template OfRows<std::decay_t<Tile>::kRows> rows;
     auto const row_of = [&](int row) { return int(get<0>(tile.coords(row, 0))); };
     rows.load(params, 7, [&](int row) { return packing.head(row_of(row)); }, kUnit);
-    AlibiTerm::add<half_t>(params, tile, rows);
+    Term::template add<half_t>(params, tile, rows);
     for (int row = 0; row < std::decay_t<Tile>::kRows; ++row) {
       for (int col = 0; col < std::decay_t<Tile>::kCols; ++col) {
         int const query = place.m_begin + packing.query(row_of(row));
@@ -118,7 +119,10 @@ void check_places() {
       {64, kMaxSeqlen, 0, 0},
   };
   for (Place const& place : places) {
-    for (int shift = 0; shift <= 2; ++shift) check_forward(place, shift);
+    for (int shift = 0; shift <= 2; ++shift) {
+      check_forward<AlibiTermOf<true>>(place, shift);
+      check_forward<AlibiTermOf<false>>(place, shift);
+    }
     for (float const slope : {0.25f, -0.5f, 0.f, 3.f}) check_backward(place, slope);
   }
 }
@@ -142,10 +146,11 @@ void check_lists() {
   using Cap = ScoreModifiers<score_mods::Softcap>;
   using Line = ScoreModifiers<score_mods::Alibi>;
   using Both = ScoreModifiers<score_mods::Softcap | score_mods::Alibi>;
-  static_assert(std::is_same_v<Both::List, ModifierList<SoftcapMap, AlibiTerm>>);
+  static_assert(std::is_same_v<Both::List, ModifierList<SoftcapMap, AlibiTermOf<false>>>);
   static_assert(!None::kHasMap && !None::kHasTerm && Cap::kHasMap && !Cap::kHasTerm);
   static_assert(!Line::kHasMap && Line::kHasTerm && Both::kHasMap && Both::kHasTerm);
-  static_assert(std::is_same_v<Cap::Terms, NoTerms> && std::is_same_v<Both::Terms, AlibiTerm>);
+  static_assert(std::is_same_v<Cap::Terms, NoTerms> &&
+                std::is_same_v<Both::Terms, AlibiTermOf<false>>);
   check_equal(None::exponent_scale(params), 0.125f, "unit without modifiers");
   check_equal(Line::exponent_scale(params), 0.125f, "unit with ALiBi");
   check_equal(Both::exponent_scale(params), 30.f, "unit with softcap and ALiBi");

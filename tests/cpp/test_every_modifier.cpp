@@ -190,7 +190,7 @@ void check_sets() {
   using Two = ScoreModifiers<kBoth>;
   static_assert(std::is_same_v<Two::Terms, SumOfTerms<AlibiTerm, BiasTerm>>);
   using Capped = ScoreModifiers<score_mods::Every, score_mods::Bias>;
-  static_assert(std::is_same_v<Capped::Terms, OptionalTerm<AlibiTerm>> && Capped::kHasMap);
+  static_assert(std::is_same_v<Capped::Terms, OptionalTerm<AlibiTermOf<false>>> && Capped::kHasMap);
   using Later = ScoreModifiers<score_mods::Every, score_mods::Softcap | score_mods::Bias>;
   static_assert(!Later::kHasMap && Later::kHasTerm);
   BackwardParams params{};

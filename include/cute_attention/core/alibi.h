@@ -17,13 +17,15 @@ CUTE_DEVICE float alibi_slope(Params const& params, int32_t batch, int32_t head)
 }
 
 // A modifier of scores (score_mod.h).
-struct AlibiTerm {
+//   kShares  whether rows of one head share distances, which takes registers
+template <bool kShares>
+struct AlibiTermOf {
   static constexpr uint32_t kBit = score_mods::Alibi;
   static constexpr bool kIsMap = false;
   static constexpr bool kInExponent = true;  // the backward adds it to exponents of P
 
   template <class Params>
-  CUTE_DEVICE AlibiTerm(Params const&, float) {}
+  CUTE_DEVICE AlibiTermOf(Params const&, float) {}
 
   template <class Params>
   CUTE_DEVICE static float unit_after(Params const&, float unit) {
@@ -71,7 +73,7 @@ struct AlibiTerm {
   // operand for nothing, and a subtraction a score, or for two where rows are of one head.
   template <class Element, class Params, class Tile>
   CUTE_DEVICE static void add(Params const&, Tile const& tile, OfRows<Tile::kRows> const& rows) {
-    if (tile.packing.shift == 0) {
+    if (kShares && tile.packing.shift == 0) {
       add_slopes(tile, rows, [distances = Distances<Tile>(tile)](int row, int col) {
         return distances.of(row, col);
       });
@@ -139,5 +141,7 @@ struct AlibiTerm {
     }
   }
 };
+
+using AlibiTerm = AlibiTermOf<true>;
 
 }  // namespace cute_attention

@@ -261,13 +261,15 @@ struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
   using List = typename ChosenModifiers<kSet, Extended, Others...>::List;
 };
 
-// All modifiers, in the order of docs/design.md: those of `kSet`.
+// All modifiers, in the order of docs/design.md: those of `kSet`. Kernels with several have fewer
+// registers for each.
 template <uint32_t kSet, bool kOptional>
 using ListOfModifiers = std::conditional_t<
     kOptional,
-    typename ChosenModifiers<kSet, ModifierList<>, OptionalMap<SoftcapMap>, OptionalTerm<AlibiTerm>,
-                             OptionalTerm<BiasTerm>>::List,
-    typename ChosenModifiers<kSet, ModifierList<>, SoftcapMap, AlibiTerm, BiasTerm>::List>;
+    typename ChosenModifiers<kSet, ModifierList<>, OptionalMap<SoftcapMapBy<PlainPolynomial>>,
+                             OptionalTerm<AlibiTermOf<false>>, OptionalTerm<BiasTerm>>::List,
+    typename ChosenModifiers<kSet, ModifierList<>, SoftcapMap,
+                             AlibiTermOf<(kSet & score_mods::Softcap) == 0>, BiasTerm>::List>;
 
 // The modifiers of a row, from its set of score_mods.
 //   kElsewhere  those of the set that the kernel applies by itself

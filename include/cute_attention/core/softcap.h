@@ -9,6 +9,77 @@
 
 namespace cute_attention {
 
+// tanh(x) where |x| <= 0.625, of scores whose x is slope * score: an odd polynomial of degree 7, to
+// a relative error of 2.9e-6, the least that four coefficients allow (found by weighted least
+// squares, whose weights grow where the error is largest). In score units that is 9e-5 at most for
+// a cap of 50.
+struct SoftcapPolynomial {
+  static constexpr float kNear = 0.625f;
+  // Coefficients of x, x^3, x^5 and x^7.
+  static constexpr float k1 = 0.99999709f, k3 = -0.333092316f, k5 = 0.130154592f,
+                         k7 = -0.0400295153f;
+
+  // The odd polynomial with these coefficients.
+  template <class Coefficients>
+  CUTE_DEVICE static float at(float x, Coefficients const& coefficients) {
+    float const square = x * x;
+    float factor = fmaf(square, coefficients[3], coefficients[2]);
+    factor = fmaf(square, factor, coefficients[1]);
+    factor = fmaf(square, factor, coefficients[0]);
+    return x * factor;
+  }
+};
+
+// The same with powers of slope in the coefficients, so that a score takes five instructions.
+//
+// Where slope is so small that the last of them are 0 in fp32, and where it is so large that they
+// would be infinite, less is near: what is missing there is below 2e-6 of a score, or 1e-4 of a
+// cap below 1e-5.
+struct FoldedPolynomial {
+  static constexpr float kLeastSlope = 0x1p-17f, kLargestSlope = 0x1p17f;
+  float coefficients[4];
+  float nearest;  // the largest magnitude of a score for which it serves
+
+  CUTE_DEVICE explicit FoldedPolynomial(float slope) {
+    using P = SoftcapPolynomial;
+    bool const is_usual = slope >= kLeastSlope && slope <= kLargestSlope;
+    nearest = (is_usual ? P::kNear : P::kNear / 10) / slope;
+    float const bounded = fminf(slope, kLargestSlope), square = bounded * bounded;
+    coefficients[0] = slope * P::k1;
+    coefficients[1] = bounded * square * P::k3;
+    coefficients[2] = bounded * square * square * P::k5;
+    coefficients[3] = bounded * square * square * square * P::k7;
+  }
+
+  // tanh(slope * score)
+  CUTE_DEVICE float operator()(float score) const {
+    return SoftcapPolynomial::at(score, coefficients);
+  }
+  CUTE_DEVICE bool reaches(float largest) const { return !(largest > nearest); }
+  // Squares, of which the polynomial has one: with the magnitudes of all_near() ptxas would keep
+  // those. A NaN is not far: it stays, and stays alone.
+  CUTE_DEVICE bool is_far(float score) const { return score * score > nearest * nearest; }
+};
+
+// For kernels that have no registers for its coefficients: an instruction more.
+struct PlainPolynomial {
+  float slope;
+
+  CUTE_DEVICE explicit PlainPolynomial(float slope) : slope(slope) {}
+
+  CUTE_DEVICE float operator()(float score) const {
+    using P = SoftcapPolynomial;
+    float const coefficients[4] = {P::k1, P::k3, P::k5, P::k7};
+    return P::at(score * slope, coefficients);
+  }
+  CUTE_DEVICE bool reaches(float largest) const {
+    return !(largest * slope > SoftcapPolynomial::kNear);
+  }
+  CUTE_DEVICE bool is_far(float score) const {
+    return fabsf(score * slope) > SoftcapPolynomial::kNear;
+  }
+};
+
 // A modifier of scores (score_mod.h). It leaves y = tanh(x), where x = s / softcap, so that softcap
 // is the unit of the scores after it.
 //
@@ -16,46 +87,15 @@ namespace cute_attention {
 // more than twice the time. So a warp whose scores are all near 0, as they are in most models,
 // computes the polynomial alone. Any other warp computes both and chooses score by score: so the
 // bits of a score do not depend on the other rows of its warp.
-struct SoftcapMap {
+template <class Polynomial>
+struct SoftcapMapBy {
   static constexpr uint32_t kBit = score_mods::Softcap;
   static constexpr bool kIsMap = true;
-  static constexpr float kLeastSlope = 0x1p-17f, kLargestSlope = 0x1p17f;
   float slope;  // unit / softcap: x = slope * score
 
   template <class Params>
-  CUTE_DEVICE SoftcapMap(Params const& params, float unit) : slope(unit / params.softcap) {}
+  CUTE_DEVICE SoftcapMapBy(Params const& params, float unit) : slope(unit / params.softcap) {}
 
-  // The polynomial is odd and of degree 7: tanh(x) to a relative error of 2.9e-6 for |x| <= 0.625,
-  // the least that four coefficients allow (found by weighted least squares, whose weights grow
-  // where the error is largest). In score units that is 9e-5 at most for a cap of 50. Powers of
-  // slope are in the coefficients, so that a score takes five instructions.
-  //
-  // Where slope is so small that the last of them are 0 in fp32, and where it is so large that they
-  // would be infinite, less is near: what is missing there is below 2e-6 of a score, or 1e-4 of a
-  // cap below 1e-5.
-  struct Polynomial {
-    float coefficients[4];
-    float nearest;  // the largest magnitude of a score for which it serves
-
-    CUTE_DEVICE explicit Polynomial(float slope) {
-      bool const is_usual = slope >= kLeastSlope && slope <= kLargestSlope;
-      nearest = (is_usual ? 0.625f : 0.0625f) / slope;
-      float const bounded = fminf(slope, kLargestSlope), square = bounded * bounded;
-      coefficients[0] = slope * 0.99999709f;
-      coefficients[1] = bounded * square * -0.333092316f;
-      coefficients[2] = bounded * square * square * 0.130154592f;
-      coefficients[3] = bounded * square * square * square * -0.0400295153f;
-    }
-
-    // tanh(slope * score)
-    CUTE_DEVICE float operator()(float score) const {
-      float const square = score * score;
-      float factor = fmaf(square, coefficients[3], coefficients[2]);
-      factor = fmaf(square, factor, coefficients[1]);
-      factor = fmaf(square, factor, coefficients[0]);
-      return score * factor;
-    }
-  };
   // Computed anew at each use: kernels have no registers for it between.
   CUTE_DEVICE Polynomial polynomial() const { return Polynomial(opaque(slope)); }
 
@@ -75,7 +115,7 @@ struct SoftcapMap {
       largest[i % kChains] = fmaxf(largest[i % kChains], fabsf(scores(i)));
     }
     float const most = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
-    return !DeviceWarp::any(most > polynomial().nearest);
+    return !DeviceWarp::any(!polynomial().reaches(most));
   }
 
   // Scores (ROWS, COLS) or (COLS). Where not all are near, in groups of up to four columns of a
@@ -140,12 +180,11 @@ struct SoftcapMap {
       float const quotient = i == 0 ? inverse : inverse * products[i - 1];
       inverse *= denominators[i];
       float const far = fmaf(-2.f, quotient, 1.f);
-      // Squares, of which tanh_near() has one: with the magnitudes of all_near() ptxas would keep
-      // those. A NaN is not far: it stays, and stays alone.
-      bool const is_far = scores[i] * scores[i] > tanh_near.nearest * tanh_near.nearest;
-      scores[i] = is_far ? far : tanh_near(scores[i]);
+      scores[i] = tanh_near.is_far(scores[i]) ? far : tanh_near(scores[i]);
     }
   }
 };
+
+using SoftcapMap = SoftcapMapBy<FoldedPolynomial>;
 
 }  // namespace cute_attention
