@@ -30,7 +30,7 @@ enum class PathOfP {
 };
 // Whether warpgroups take turns at the tensor cores.
 enum class Turns {
-  WhereTheyPay,  // at head dims up to 128
+  WhereTheyPay,  // where V has at most 128 columns
   Taken,
   None,
 };
