@@ -44,8 +44,8 @@ struct ForwardTraits {
       (Study::kTurns == Turns::Taken || (Study::kTurns == Turns::WhereTheyPay && kHeadDimV <= 128));
 
   // Whether Q is released without a branch (ForwardSync::release_query_if). Where V has 96 or 128
-  // columns that makes the plain kernel up to 5 % faster, full and causal; at head dim 64 it is 1 to
-  // 5 % faster at 1024 tokens and 3 % slower at 16384, at 256 5 % slower there (H200).
+  // columns that makes the plain kernel up to 5 % faster, full and causal. At head dim 64 it is 1
+  // to 5 % faster at 1024 tokens and 3 % slower at 16384, at 256 5 % slower there (H200).
   static constexpr bool kStraightRelease =
       (kHeadDimV == 96 || kHeadDimV == 128) && kKey.score_mods == score_mods::None;
 
