@@ -73,7 +73,8 @@ struct AlibiTermOf {
   // operand for nothing, and a subtraction a score, or for two where rows are of one head.
   template <class Element, class Params, class Tile>
   CUTE_DEVICE static void add(Params const&, Tile const& tile, OfRows<Tile::kRows> const& rows) {
-    if (kShares && tile.packing.shift == 0) {
+    // With more rows in a thread, as on sm80, shared distances were spilled.
+    if (kShares && Tile::kRows == 2 && tile.packing.shift == 0) {
       add_slopes(tile, rows, [distances = Distances<Tile>(tile)](int row, int col) {
         return distances.of(row, col);
       });
