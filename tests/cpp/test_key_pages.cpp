@@ -60,6 +60,9 @@ void check_tile(Problem const& p, Table const& table, int m_begin, int tile_m, i
     KeyRange const boxes = key_boxes(sequence, first, n_begin, tile_n, rows);
     check(0 <= boxes.begin && boxes.begin < boxes.end && boxes.end <= tile_n / rows,
           "a tile that is visited has boxes");
+    KeyRange const keys = key_rows(sequence, first_loaded_key(first, rows), n_begin, tile_n);
+    check_equal(keys.begin, boxes.begin * rows, "the boxes begin with the first key");
+    check_equal(ceil_div(keys.end, rows), boxes.end, "the last key is in the last box");
     for (int box = boxes.begin; box < boxes.end; ++box) {
       int const key = n_begin + box * rows;
       PageRow const place = page_row(table.cache, 1, key);

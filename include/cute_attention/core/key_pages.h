@@ -43,13 +43,26 @@ struct KeyRange {
   int32_t end;
 };
 
-// Which boxes of `rows` rows of the KV tile that begins with key `n_begin` are loaded: those from
-// `first_key` on, the first that a query sees, up to the sequence's end. A table may have anything
-// for the pages of the others.
+// The rows of the KV tile that begins with key `n_begin` from key `first_key` on, up to the
+// sequence's end.
+CUTE_HOST_DEVICE constexpr KeyRange key_rows(Sequence const& sequence, int32_t first_key,
+                                             int32_t n_begin, int32_t tile_n) {
+  return {max_of(first_key - n_begin, 0), min_of(sequence.seqlen_k - n_begin, tile_n)};
+}
+
+// Which boxes of `rows` rows of that tile are loaded: those with such rows, where `first_key` is
+// the first that a query sees. A table may have anything for the pages of the others.
 CUTE_HOST_DEVICE constexpr KeyRange key_boxes(Sequence const& sequence, int32_t first_key,
                                               int32_t n_begin, int32_t tile_n, int32_t rows) {
-  return {max_of(first_key - n_begin, 0) / rows,
-          ceil_div(min_of(sequence.seqlen_k - n_begin, tile_n), rows)};
+  KeyRange const keys = key_rows(sequence, first_key, n_begin, tile_n);
+  return {keys.begin / rows, ceil_div(keys.end, rows)};
+}
+
+// The key with which the box of `rows` rows begins that has key `first_key`. Who has it tells the
+// boxes of key_boxes() without a division: they are those that begin with one of the key_rows()
+// from it on.
+CUTE_HOST_DEVICE constexpr int32_t first_loaded_key(int32_t first_key, int32_t rows) {
+  return first_key / rows * rows;
 }
 
 }  // namespace cute_attention

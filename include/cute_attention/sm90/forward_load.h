@@ -28,16 +28,25 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {
     Origins const from = this->origins(tile);
     int32_t const last = tile.kv.end - 1;
+    // Pages are looked up once for K and V, a KV tile ahead: a read of the table takes as long as
+    // the copies of a tile of small pages.
+    PageRow page_v{}, page = this->look_up(tile, from.kv, last);
     // One place for each load: what is inlined twice takes twice the instruction cache.
     for (int32_t n_block = last; n_block >= tile.kv.begin - 1; --n_block) {
+      PageRow next{};
+      if (n_block > tile.kv.begin) {
+        next = this->look_up(tile, from.kv, n_block - 1);
+      }
       if (n_block >= tile.kv.begin) {
-        load_k(tile, from, n_block);
+        load_k(tile, from, n_block, page);
       }
       if (n_block == last) {
         load_q(from.q);
       } else {
-        load_v(tile, from.kv, n_block + 1);
+        load_v(tile, from.kv, n_block + 1, page_v);
       }
+      page_v = page;
+      page = next;
     }
   }
 
@@ -59,8 +68,8 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
   }
 
   // K, and the bias of the scores that it gives.
-  CUTE_DEVICE void load_k(ForwardTile const& tile, Origins const& from, int32_t n_block) {
-    PageRow const page = this->look_up(tile, n_block);
+  CUTE_DEVICE void load_k(ForwardTile const& tile, Origins const& from, int32_t n_block,
+                          PageRow const& page) {
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
     if constexpr (Traits::kBiasTiles) {
       if (leader && call_has<Traits::kKey.score_mods, score_mods::Bias>(arguments.params)) {
@@ -79,11 +88,11 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
 
   // Loads a tile of V. Where rows of it must be zeros, this warp overwrites them, and only then
   // tells the consumers that the tile is there.
-  CUTE_DEVICE void load_v(ForwardTile const& tile, TileOrigin const& origin, int32_t n_block) {
+  CUTE_DEVICE void load_v(ForwardTile const& tile, TileOrigin const& origin, int32_t n_block,
+                          PageRow const& page) {
     Element* const buffer =
         shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element)));
     uint64_t* const full = &shared.value_full[ring_v.stage];
-    PageRow const page = this->look_up(tile, n_block);
     Barrier::wait(&shared.value_empty[ring_v.stage], ring_v.parity ^ 1);
     KeyRange const rows = this->rows_with_values(tile, n_block);
     bool const mend = rows.begin > 0 || rows.end < kTileN;

@@ -2,6 +2,7 @@
 // the other.
 #pragma once
 
+#include "cute_attention/core/key_pages.h"
 #include "cute_attention/core/key_splits.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/packed_blocks.h"
@@ -20,6 +21,7 @@ struct TileWalk {
   ForwardParams const& params;
   Schedule const& schedule;
   QueryPacking const& packing;
+  int32_t const& box_rows_k;
   PackedBlocks blocks;  // of packed sequences
   int32_t round = 0;
 
@@ -27,6 +29,7 @@ struct TileWalk {
       : params(arguments.params),
         schedule(arguments.schedule),
         packing(arguments.packing),
+        box_rows_k(arguments.box_rows_k),
         blocks{params.cu_seqlens_q, params.batch, packing.queries(kTileM)} {}
 
   // Writes the next tile to shared memory; after the last, the end, and returns false. All threads
@@ -54,6 +57,11 @@ struct TileWalk {
     tile.m_begin = m_begin;
     Sequence const sequence = load_sequence_of<kReadsCache<Row>>(params, work.batch);
     tile.sequence = sequence;
+    if constexpr (kReadsCache<Row>) {
+      tile.first_loaded = has_pages(params)
+                              ? first_loaded_key(first_visible_key(sequence, m_begin), box_rows_k)
+                              : 0;
+    }
     written();
     KvTiles kv = kv_tiles(sequence, m_begin, queries, kTileN);
     if (has_splits(params)) {

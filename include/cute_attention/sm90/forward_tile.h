@@ -42,6 +42,8 @@ struct ForwardTile {
   WorkTile work;  // its head is the first of the tile's
   int32_t heads;  // of the tile
   int32_t split;  // of its keys
+  // The first key that is loaded; 0 unless keys lie in pages. Kernels that read a cache have it.
+  int32_t first_loaded;
   Sequence sequence;
   int32_t m_begin;                // its first query
   KvTiles kv;                     // of the split

@@ -54,7 +54,7 @@ struct MlaLoad : TileLoad<Row, typename MlaTraits<Row>::SharedMemory, MlaLoad<Ro
     auto& full = shared.part_full[ring.stage];
     auto& empty = shared.part_empty[ring.stage];
     uint32_t const free = ring.parity ^ 1;
-    PageRow const page = this->look_up(tile, n_block);
+    PageRow const page = this->look_up(tile, origin, n_block);
     Barrier::wait(&empty[kRope], free);
     this->template copy_keys<Traits::kHeadDim, Traits::kBox>(arguments.map_k, tile, origin, n_block,
                                                              page, part(kRope), full[kRope]);

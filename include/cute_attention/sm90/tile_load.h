@@ -67,8 +67,11 @@ struct TileLoad {
 
   // Where this lane's box of a KV tile lies, where keys lie in pages. It is read before the wait
   // for a buffer, and so is there when the wait is over.
-  CUTE_DEVICE PageRow look_up(ForwardTile const& tile, int32_t n_block) const {
-    return in_pages() ? look_up_tile<kTileN>(arguments, tile, n_block * kTileN) : PageRow{};
+  //   origin  of K and V: its batch is the row of the table
+  CUTE_DEVICE PageRow look_up(ForwardTile const& tile, TileOrigin const& origin,
+                              int32_t n_block) const {
+    return in_pages() ? look_up_box<kTileN>(arguments, tile, origin.batch, n_block * kTileN)
+                      : PageRow{};
   }
 
   // Starts the copies of a KV tile of K or V, from column `origin.col` on.
@@ -90,14 +93,11 @@ struct TileLoad {
   // probability 0, but where sequences are packed or in a cache, the memory behind a sequence may
   // hold NaN, as may the buffer where no page was loaded, and 0 * NaN is NaN.
   CUTE_DEVICE KeyRange rows_with_values(ForwardTile const& tile, int32_t n_block) const {
-    ForwardParams const& params = arguments.params;
-    if (params.cu_seqlens_k == nullptr && !kReadsCache) {
+    if (arguments.params.cu_seqlens_k == nullptr && !kReadsCache) {
       return {0, kTileN};
     }
-    int32_t const begin = in_pages() ? boxes_of<kTileN>(arguments, tile, n_block * kTileN).begin *
-                                           arguments.box_rows_k
-                                     : 0;
-    return {begin, min_of(tile.sequence.seqlen_k - n_block * kTileN, kTileN)};
+    int32_t const n_begin = n_block * kTileN;
+    return key_rows(tile.sequence, kReadsCache ? tile.first_loaded : n_begin, n_begin, kTileN);
   }
 
   // Overwrites with zeros the rows of a V tile, which has landed, that must be zeros, and tells the
