@@ -261,6 +261,10 @@ struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
   using List = typename ChosenModifiers<kSet, Extended, Others...>::List;
 };
 
+template <uint32_t kSet>
+using SoftcapOf =
+    std::conditional_t<(kSet & score_mods::Alibi) == 0, SoftcapMap, SoftcapMapBy<PlainPolynomial>>;
+
 // All modifiers, in the order of docs/design.md: those of `kSet`. Kernels with several have fewer
 // registers for each.
 template <uint32_t kSet, bool kOptional>
@@ -268,7 +272,7 @@ using ListOfModifiers = std::conditional_t<
     kOptional,
     typename ChosenModifiers<kSet, ModifierList<>, OptionalMap<SoftcapMapBy<PlainPolynomial>>,
                              OptionalTerm<AlibiTermOf<false>>, OptionalTerm<BiasTerm>>::List,
-    typename ChosenModifiers<kSet, ModifierList<>, SoftcapMap,
+    typename ChosenModifiers<kSet, ModifierList<>, SoftcapOf<kSet>,
                              AlibiTermOf<(kSet & score_mods::Softcap) == 0>, BiasTerm>::List>;
 
 // The modifiers of a row, from its set of score_mods.
