@@ -54,7 +54,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     }
     auto step = steps.first();
     for (; remaining > 0; --remaining) {
-      Barrier::wait(&shared.grad_q_full[part], ring.parity);
+      // The turn first: it mostly comes before dQ, so that nobody waits for the counter's latency.
       int32_t* counter = nullptr;
       if (params.grad_q_turn != nullptr) {
         KvTiles const keys =
@@ -65,6 +65,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
         while (ended_turns(counter) < turn) {
         }
       }
+      Barrier::wait(&shared.grad_q_full[part], ring.parity);
       start_bulk_add(params.grad_q_sum + step.grad_q_block * kNumbers + part * kPartNumbers,
                      shared.grad_q[part], kPartNumbers * int(sizeof(float)));
       await_bulk_reads();
