@@ -41,6 +41,8 @@ CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t fir
 //   NaN for all gradients that would need keys for which the backward kernel's grid has no CTA
 //
 //   Traits   Element, kTileM, kTileN, kHeadDim, kHeadDimV and kThreads of the backward kernel, and
+//            kStoresFirst: whether the first who adds to a sum stores instead, and then
+//            start_states(params, block, thread, written) of sm90/backward_launch.h;
 //            kHasSums: whether it keeps sums of dQ. The kernels that keep none have a CTA for every
 //            key and every query.
 template <class Traits>
@@ -71,7 +73,7 @@ struct BackwardPrepare {
       if constexpr (Traits::kHasSums) {
         start_sums(params,
                    first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
-                   keys < sequence.seqlen_k ? NAN : 0.f);
+                   keys < sequence.seqlen_k);
       }
       prepare_queries(params, work, sequence, m_block * kTileM);
     }
@@ -138,16 +140,23 @@ struct BackwardPrepare {
         params.grad_v_stride, begin, end, 1, params.head_dim_v, warp, kNaNs);
   }
 
-  // Sets the sums of dQ of a block to `value`, and the counter of its turns to 0.
-  CUTE_DEVICE static void start_sums(BackwardParams const& params, int64_t block, float value) {
+  // Sets the sums of dQ of a block to zeros, or to NaN if they are `wrong`, and the counter of its
+  // turns to 0. With kStoresFirst there are no zeros: the first who has something to add stores it.
+  CUTE_DEVICE static void start_sums(BackwardParams const& params, int64_t block, bool wrong) {
     if (params.grad_q_sum == nullptr) {  // no sums are kept (core/grad_tile.h)
       return;
     }
     int const thread = int(threadIdx.x);
     auto* sums = reinterpret_cast<float4*>(params.grad_q_sum + block * (kTileM * kHeadDim));
-    CUTE_UNROLL
-    for (int i = thread; i < kTileM * kHeadDim / 4; i += kThreads) {
-      sums[i] = make_float4(value, value, value, value);
+    float const value = wrong ? NAN : 0.f;
+    if (!Traits::kStoresFirst || wrong) {
+      CUTE_UNROLL
+      for (int i = thread; i < kTileM * kHeadDim / 4; i += kThreads) {
+        sums[i] = make_float4(value, value, value, value);
+      }
+    }
+    if constexpr (Traits::kStoresFirst) {
+      Traits::start_states(params, block, thread, wrong);
     }
     if (params.grad_q_turn != nullptr && thread == 0) {
       params.grad_q_turn[block] = 0;

@@ -46,7 +46,8 @@ struct BackwardTraits {
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kThreads = kConfig.warps * 32;
-  static constexpr bool kHasSums = true;  // of dQ (core/backward_prepare.h)
+  static constexpr bool kHasSums = true;       // of dQ (core/backward_prepare.h)
+  static constexpr bool kStoresFirst = false;  // all add to them
   using Element = ElementOf<kKey.dtype>;
   using Study = StudyOf<Row>;
 

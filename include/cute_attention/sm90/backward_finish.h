@@ -10,6 +10,7 @@
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/part_sums.h"
+#include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/row_store.h"
 
@@ -48,7 +49,11 @@ struct BackwardFinish {
     int64_t const block =
         first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
     float const* const sums = params.grad_q_sum + block * (kTileM * kHeadDim);
-    load_fragment<kWarpgroupThreads>(sums + part * (kWarpgroupM * kCols), tdQrdQ, thread);
+    if (sum_states<Traits::kConsumers>(params, block)[part] == kSumNotBegun) {
+      clear(tdQrdQ);  // queries that see no key
+    } else {
+      load_fragment<kWarpgroupThreads>(sums + part * (kWarpgroupM * kCols), tdQrdQ, thread);
+    }
     Tensor rdQ = make_tensor(tdQrdQ.data(), rows_and_columns(tdQrdQ.layout()));  // (ROWS, COLS)
     CUTE_UNROLL
     for (int i = 0; i < size(rdQ); ++i) {

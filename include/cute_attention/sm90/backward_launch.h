@@ -11,6 +11,7 @@
 #include "cute_attention/sm90/backward_finish.h"
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/backward_maps.h"
+#include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_without_sums.h"
 #include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/grad_bias_launch.h"
@@ -35,14 +36,15 @@ struct PrepareTraits {
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
   static constexpr bool kHasSums = true;
+  static constexpr bool kStoresFirst = true;
+  CUTE_DEVICE static void start_states(BackwardParams const& params, int64_t block, int thread,
+                                       bool written) {
+    constexpr int kParts = BackwardTraits<Row>::kConsumers;
+    if (thread < kParts) {
+      sum_states<kParts>(params, block)[thread] = written ? kSumWritten : kSumNotBegun;
+    }
+  }
 };
-
-// The counters of the blocks of keys, and of the works of the gradient of a bias, that CTAs have
-// taken: behind delta and the LSE in the workspace.
-constexpr int kCountersWithSums = 2;
-CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
-  return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
-}
 
 template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
@@ -79,6 +81,7 @@ struct BackwardWithSums {
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
     sizes->delta += kCountersWithSums;
+    sizes->delta += grad_q_blocks(*params, Traits::kTileM).count() * Traits::kConsumers;  // states
     sizes->grad_bias_parts = GradBias::workspace(*params, *device);
     if (writes_grad_q(*params)) {
       sizes->grad_q_sum = 0;

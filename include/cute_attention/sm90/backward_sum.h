@@ -3,12 +3,20 @@
 
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/cta_turn.h"
+#include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
 
 namespace cute_attention::sm90 {
 
-// Starts adding `bytes` of floats in shared memory to global memory (PTX ISA,
-// "cp.reduce.async.bulk"). Both addresses and `bytes` are multiples of 16.
+// Starts adding `bytes` of floats in shared memory to global memory, or storing them there (PTX
+// ISA, "cp.reduce.async.bulk" and "cp.async.bulk"). Both addresses and `bytes` are multiples of 16.
+CUTE_DEVICE void start_bulk_store(float* global, float const* shared, int32_t bytes) {
+  uint32_t const address = cute::cast_smem_ptr_to_uint(shared);
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(address), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 CUTE_DEVICE void start_bulk_add(float* global, float const* shared, int32_t bytes) {
   uint32_t const address = cute::cast_smem_ptr_to_uint(shared);
   asm volatile(
@@ -21,8 +29,11 @@ CUTE_DEVICE void start_bulk_add(float* global, float const* shared, int32_t byte
 CUTE_DEVICE void await_bulk_reads() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Waits until it has been added.
-CUTE_DEVICE void await_bulk_adds() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// What other threads wrote, and this thread has seen, comes before the bulk additions that it
+// starts (PTX ISA, "membar, fence": proxies).
+CUTE_DEVICE void fence_bulk_adds() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// Waits until it has been added, or stored.
+CUTE_DEVICE void await_bulk_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Adds what one warpgroup computes of dQ of each step. One lane of a warp does it all: the
 // consumers do not wait for sums that are under way.
@@ -54,24 +65,39 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     }
     auto step = steps.first();
     for (; remaining > 0; --remaining) {
-      // The turn first: it mostly comes before dQ, so that nobody waits for the counter's latency.
+      int32_t* const state = sum_states<Traits::kConsumers>(params, step.grad_q_block) + part;
       int32_t* counter = nullptr;
+      bool written;
+      // The turn, or the state, first: it mostly comes before dQ, so that nobody waits for the
+      // latency of a load.
       if (params.grad_q_turn != nullptr) {
         KvTiles const keys =
             kv_tiles(work.sequence, step.m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
         counter = params.grad_q_turn + step.grad_q_block;
         // The parts of a CTA have their turn together: each ends one.
         int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
-        while (ended_turns(counter) < turn) {
+        while (load_acquire(counter) < turn) {
         }
+        written = turn > 0;
+      } else {
+        written = load_acquire(state) == kSumWritten;
       }
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      start_bulk_add(params.grad_q_sum + step.grad_q_block * kNumbers + part * kPartNumbers,
-                     shared.grad_q[part], kPartNumbers * int(sizeof(float)));
-      await_bulk_reads();
+      float* const sums = params.grad_q_sum + step.grad_q_block * kNumbers + part * kPartNumbers;
+      constexpr int kBytes = kPartNumbers * int(sizeof(float));
+      if (!written && claims_first(state)) {
+        start_bulk_store(sums, shared.grad_q[part], kBytes);
+        await_bulk_writes();
+        fence_bulk_adds();
+        store_release(state, kSumWritten);
+      } else {
+        fence_bulk_adds();
+        start_bulk_add(sums, shared.grad_q[part], kBytes);
+        await_bulk_reads();
+      }
       Barrier::arrive(&shared.grad_q_empty[part]);
       if (counter != nullptr) {
-        await_bulk_adds();
+        await_bulk_writes();
         end_turn(counter);
       }
       ring.advance();
@@ -79,7 +105,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     }
     Barrier::arrive(&shared.work_empty[slot.stage]);
   }
-  await_bulk_adds();
+  await_bulk_writes();
 }
 
 }  // namespace cute_attention::sm90

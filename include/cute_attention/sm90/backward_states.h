@@ -1,0 +1,52 @@
+// sm90/backward_states.h: what the sm90 backward keeps in the workspace behind delta and the LSE:
+// counters, and the states of the sums of dQ.
+#pragma once
+
+#include "cute_attention/core/address.h"
+#include "cute_attention/core/grad_tile.h"
+
+namespace cute_attention::sm90 {
+
+// The counters of the blocks of keys, and of the works of the gradient of a bias, that CTAs have
+// taken: behind delta and the LSE in the workspace.
+constexpr int kCountersWithSums = 2;
+CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
+  return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
+}
+
+// The sums of a part of dQ of a block are not set to zero. Who first has something to add to them
+// stores it, and the others add when it is there. A warp claims the store only when it has the
+// numbers, so that nobody waits for anything but a store under way.
+constexpr int32_t kSumNotBegun = 0;  // as the kernel before leaves it
+constexpr int32_t kSumBegun = 1;     // somebody stores the first numbers
+constexpr int32_t kSumWritten = 2;   // they are there
+
+// The states of the parts of a block.
+template <int kParts>
+CUTE_HOST_DEVICE int32_t* sum_states(BackwardParams const& params, int64_t block) {
+  return next_tile(params) + kCountersWithSums + block * kParts;
+}
+
+// PTX ISA, "ld", "st" and "Memory Consistency Model": what was written before the number was can be
+// read by who has read the number.
+CUTE_DEVICE int32_t load_acquire(int32_t const* place) {
+  int32_t value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(place) : "memory");
+  return value;
+}
+CUTE_DEVICE void store_release(int32_t* place, int32_t value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(place), "r"(value) : "memory");
+}
+
+// Whether this thread is to store the first numbers, of all that ask. If not, they are there when
+// it returns.
+CUTE_DEVICE bool claims_first(int32_t* state) {
+  if (atomicCAS(state, kSumNotBegun, kSumBegun) == kSumNotBegun) {
+    return true;
+  }
+  while (load_acquire(state) != kSumWritten) {
+  }
+  return false;
+}
+
+}  // namespace cute_attention::sm90
