@@ -41,8 +41,8 @@ CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t fir
 //   NaN for all gradients that would need keys for which the backward kernel's grid has no CTA
 //
 //   Traits   Element, kTileM, kTileN, kHeadDim, kHeadDimV and kThreads of the backward kernel, and
-//            kStoresFirst: whether the first who adds to a sum stores instead, and then
-//            start_states(params, block, thread, written) of sm90/backward_launch.h;
+//            stores_first(params): whether the first who adds to a sum stores instead, and then
+//            start_states(params, block, thread, written), of sm90/backward_launch.h;
 //            kHasSums: whether it keeps sums of dQ. The kernels that keep none have a CTA for every
 //            key and every query.
 template <class Traits>
@@ -141,7 +141,7 @@ struct BackwardPrepare {
   }
 
   // Sets the sums of dQ of a block to zeros, or to NaN if they are `wrong`, and the counter of its
-  // turns to 0. With kStoresFirst there are no zeros: the first who has something to add stores it.
+  // turns to 0. Where the first who has something to add stores it there are no zeros.
   CUTE_DEVICE static void start_sums(BackwardParams const& params, int64_t block, bool wrong) {
     if (params.grad_q_sum == nullptr) {  // no sums are kept (core/grad_tile.h)
       return;
@@ -149,13 +149,14 @@ struct BackwardPrepare {
     int const thread = int(threadIdx.x);
     auto* sums = reinterpret_cast<float4*>(params.grad_q_sum + block * (kTileM * kHeadDim));
     float const value = wrong ? NAN : 0.f;
-    if (!Traits::kStoresFirst || wrong) {
+    bool const zeros = !Traits::stores_first(params);
+    if (zeros || wrong) {
       CUTE_UNROLL
       for (int i = thread; i < kTileM * kHeadDim / 4; i += kThreads) {
         sums[i] = make_float4(value, value, value, value);
       }
     }
-    if constexpr (Traits::kStoresFirst) {
+    if (!zeros) {
       Traits::start_states(params, block, thread, wrong);
     }
     if (params.grad_q_turn != nullptr && thread == 0) {

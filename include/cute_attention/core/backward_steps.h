@@ -34,6 +34,20 @@ class BackwardSteps {
   CUTE_HOST_DEVICE int count() const { return range_.count; }
   CUTE_HOST_DEVICE Step first() const { return step_of(range_.head, range_.m_block); }
 
+  // The same for who needs no more than the head and the tile: it keeps fewer numbers.
+  CUTE_HOST_DEVICE void advance(int32_t& head, int32_t& m_block) const {
+    if (m_block > tiles_.begin) {
+      --m_block;
+    } else {
+      ++head;
+      m_block = tiles_.end - 1;
+    }
+  }
+  // The block of a tile of queries in the sums of dQ.
+  CUTE_HOST_DEVICE int64_t grad_q_block(int32_t head, int32_t m_block) const {
+    return first_grad_q_block(params_, sequence_, tile_.batch, head, kTileM) + m_block;
+  }
+
   // Moves to the next step; after the last step the result must not be used. Within a head this is
   // done by additions: products with 64-bit strides would take some 60 instructions.
   CUTE_HOST_DEVICE void advance(Step& step) const {
@@ -54,7 +68,7 @@ class BackwardSteps {
     int64_t const row = sequence_.row_q + query;
     return {head,
             m_block,
-            first_grad_q_block(params_, sequence_, tile_.batch, head, kTileM) + m_block,
+            grad_q_block(head, m_block),
             lse_index(params_, sequence_, tile_.batch, head, query),
             row_pointer(static_cast<Element const*>(params_.q), params_.q_stride, tile_.batch, head,
                         row),

@@ -46,8 +46,10 @@ struct BackwardTraits {
   static constexpr int kHeadDimV = kKey.head_dim_v;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kThreads = kConfig.warps * 32;
-  static constexpr bool kHasSums = true;       // of dQ (core/backward_prepare.h)
-  static constexpr bool kStoresFirst = false;  // all add to them
+  // Of dQ (core/backward_prepare.h); all add to them.
+  static constexpr bool kHasSums = true;
+  CUTE_DEVICE static constexpr bool stores_first(BackwardParams const&) { return false; }
+  CUTE_DEVICE static void start_states(BackwardParams const&, int64_t, int, bool) {}
   using Element = ElementOf<kKey.dtype>;
   using Study = StudyOf<Row>;
 

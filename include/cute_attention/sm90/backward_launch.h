@@ -36,7 +36,9 @@ struct PrepareTraits {
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
   static constexpr bool kHasSums = true;
-  static constexpr bool kStoresFirst = true;
+  CUTE_DEVICE static bool stores_first(BackwardParams const& params) {
+    return sm90::stores_first<BackwardTraits<Row>>(params);
+  }
   CUTE_DEVICE static void start_states(BackwardParams const& params, int64_t block, int thread,
                                        bool written) {
     constexpr int kParts = BackwardTraits<Row>::kConsumers;
@@ -81,7 +83,9 @@ struct BackwardWithSums {
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
     sizes->delta += kCountersWithSums;
-    sizes->delta += grad_q_blocks(*params, Traits::kTileM).count() * Traits::kConsumers;  // states
+    if (stores_first<Traits>(*params)) {
+      sizes->delta += grad_q_blocks(*params, Traits::kTileM).count() * Traits::kConsumers;
+    }
     sizes->grad_bias_parts = GradBias::workspace(*params, *device);
     if (writes_grad_q(*params)) {
       sizes->grad_q_sum = 0;

@@ -14,9 +14,15 @@ CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
   return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
 }
 
-// The sums of a part of dQ of a block are not set to zero. Who first has something to add to them
-// stores it, and the others add when it is there. A warp claims the store only when it has the
-// numbers, so that nobody waits for anything but a store under way.
+// Where a sequence has few blocks of keys, the sums of dQ are not set to zero. Who first has
+// something to add to a part of a block stores it, and the others add when it is there. A warp
+// claims the store only when it has the numbers, so that nobody waits for anything but a store
+// under way. Where many blocks add to a sum, its zeros cost little, and the state that each reads
+// more (docs/hopper_backward.md).
+template <class Traits>
+CUTE_HOST_DEVICE constexpr bool stores_first(BackwardParams const& params) {
+  return Traits::kStoresFirst && params.seqlen_k <= 16 * Traits::kTileN;
+}
 constexpr int32_t kSumNotBegun = 0;  // as the kernel before leaves it
 constexpr int32_t kSumBegun = 1;     // somebody stores the first numbers
 constexpr int32_t kSumWritten = 2;   // they are there

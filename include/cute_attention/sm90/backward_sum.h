@@ -3,6 +3,7 @@
 
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/cta_turn.h"
+#include "cute_attention/core/opaque.h"
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
 
@@ -48,7 +49,8 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
   }
   BackwardParams const& params = arguments.params;
   Ring<1> ring{};  // of dQ in shared memory
-  for (Ring<kWorkSlots> slot{};; slot.advance()) {
+  for (int32_t works = 0;; ++works) {
+    Ring<kWorkSlots> const slot = buffer_of<kWorkSlots>(works);
     Barrier::wait(&shared.work_full[slot.stage], slot.parity);
     BackwardWork const& work = shared.works[slot.stage];
     if (work.is_end()) {
@@ -63,27 +65,28 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
       Barrier::arrive(&shared.grad_q_empty[part]);
       ring.advance();
     }
-    auto step = steps.first();
+    int32_t head = work.steps.head;
+    int32_t m_block = work.steps.m_block;
     for (; remaining > 0; --remaining) {
-      int32_t* const state = sum_states<Traits::kConsumers>(params, step.grad_q_block) + part;
-      int32_t* counter = nullptr;
-      bool written;
+      int64_t const block = steps.grad_q_block(head, m_block);
+      int const part_of_sums = opaque(part);  // the warp has few registers: no addresses wait
+      int32_t* const state = sum_states<Traits::kConsumers>(params, block) + part_of_sums;
+      bool written = true;
       // The turn, or the state, first: it mostly comes before dQ, so that nobody waits for the
       // latency of a load.
       if (params.grad_q_turn != nullptr) {
         KvTiles const keys =
-            kv_tiles(work.sequence, step.m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
-        counter = params.grad_q_turn + step.grad_q_block;
+            kv_tiles(work.sequence, m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
         // The parts of a CTA have their turn together: each ends one.
         int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
-        while (load_acquire(counter) < turn) {
+        while (load_acquire(params.grad_q_turn + block) < turn) {
         }
-        written = turn > 0;
-      } else {
+        written = !stores_first<Traits>(params) || turn > 0;
+      } else if (stores_first<Traits>(params)) {
         written = load_acquire(state) == kSumWritten;
       }
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      float* const sums = params.grad_q_sum + step.grad_q_block * kNumbers + part * kPartNumbers;
+      float* const sums = params.grad_q_sum + block * kNumbers + part_of_sums * kPartNumbers;
       constexpr int kBytes = kPartNumbers * int(sizeof(float));
       if (!written && claims_first(state)) {
         start_bulk_store(sums, shared.grad_q[part], kBytes);
@@ -91,19 +94,21 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
         fence_bulk_adds();
         store_release(state, kSumWritten);
       } else {
-        fence_bulk_adds();
+        if (stores_first<Traits>(params)) {
+          fence_bulk_adds();
+        }
         start_bulk_add(sums, shared.grad_q[part], kBytes);
         await_bulk_reads();
       }
       Barrier::arrive(&shared.grad_q_empty[part]);
-      if (counter != nullptr) {
+      if (params.grad_q_turn != nullptr) {
         await_bulk_writes();
-        end_turn(counter);
+        end_turn(params.grad_q_turn + opaque(block));
       }
       ring.advance();
-      steps.advance(step);
+      steps.advance(head, m_block);
     }
-    Barrier::arrive(&shared.work_empty[slot.stage]);
+    Barrier::arrive(&shared.work_empty[buffer_of<kWorkSlots>(opaque(works)).stage]);
   }
   await_bulk_writes();
 }
