@@ -146,7 +146,8 @@ void check_lists() {
   using Cap = ScoreModifiers<score_mods::Softcap>;
   using Line = ScoreModifiers<score_mods::Alibi>;
   using Both = ScoreModifiers<score_mods::Softcap | score_mods::Alibi>;
-  static_assert(std::is_same_v<Both::List, ModifierList<SoftcapMapBy<PlainPolynomial>, AlibiTermOf<false>>>);
+  static_assert(
+      std::is_same_v<Both::List, ModifierList<SoftcapMapBy<PlainPolynomial>, AlibiTermOf<false>>>);
   static_assert(!None::kHasMap && !None::kHasTerm && Cap::kHasMap && !Cap::kHasTerm);
   static_assert(!Line::kHasMap && Line::kHasTerm && Both::kHasMap && Both::kHasTerm);
   static_assert(std::is_same_v<Cap::Terms, NoTerms> &&
