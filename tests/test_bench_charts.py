@@ -82,7 +82,10 @@ def test_plot_names_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["plot", str(results), *out, "--direction", "fwdbwd"]) == 2
     assert "has no figure of what was asked for" in capsys.readouterr().err
     assert main(["plot", str(memory), *out]) == 2
-    assert "is a file of memory, expected one of speed" in capsys.readouterr().err
+    assert (
+        "is a file of memory, expected one of these: speed, steps, experiments"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "r.png").exists()
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,16 +16,19 @@ pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from cute_attention import attention
 from cute_attention.bench import experiments, kernel_folder
+from cute_attention.bench.contenders import OURS, PEER
 from cute_attention.bench.contenders.blocks import BuiltKernel, BuiltRow, KeyBlocks
 from cute_attention.bench.experiments import CPU, EXPERIMENTS, METRICS, blocks_of, points_of
 from cute_attention.bench.inputs import make_inputs
+from cute_attention.bench.machine import describe
 from cute_attention.bench.points import Point
-from cute_attention.bench.results import Row, read_json
+from cute_attention.bench.results import Row, read_json, write_json
 from cute_attention.cli.bench import main
 from cute_attention.errors import BuildError
 from cute_attention.native import rows
 from cute_attention.rows import Row as KernelRow
 
+ROOT = Path(__file__).resolve().parents[1]
 BASE = Point(1, 2, 48, 16, dtype="fp32")
 TINY = (
     "experiments --device cpu --batch 1 --heads 2 --seqlens 48 --head-dims 16 --dtypes fp32 "
@@ -72,6 +78,42 @@ def test_all_experiments_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert f"{experiment.title}, forward (" in said
         assert f"{experiment.title}, forward + backward (" in said
     assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and plot.stat().st_size > 20_000
+
+
+def test_a_result_file_fills_the_page_and_draws(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("wheels"))
+    page = tmp_path / "docs" / "experiments.md"
+    page.parent.mkdir()
+    page.write_text("before\n<!-- figures: x -->\nold\n<!-- end -->\nafter\n")
+    metrics = {"time_ms": 1.5, "memory_mib": 20.0, "tflops": 300.0}
+    point = Point(4, 16, 4096, 128)
+    rows_ = [
+        Row(point, "128 x 128", OURS, "fwd", case="block 128 x 128", metrics=metrics),
+        Row(point, "128 x 64", OURS, "fwd", case="block 128 x 64", reason="it is not there"),
+        Row(point, "sm90", OURS, "fwd", case="length 4096", metrics=metrics),
+        Row(point, "cudnn", PEER, "fwd", case="length 4096", metrics=metrics),
+    ]
+    results = tmp_path / "experiments.json"
+    environment = dataclasses.replace(describe(torch.device("cpu")), device="Some GPU")
+    write_json(results, "experiments", environment, rows_)
+    tool = [sys.executable, str(tmp_path / "tools" / "experiments_page.py"), str(results)]
+    subprocess.run(tool, check=True)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- figures: x -->\nOn Some GPU.\n") and "old" not in text
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert "### Block size, forward (bf16 full 4x4096 h16 d128 and the like)" in text
+    assert "| block size | contender | time, ms | peak memory, MiB | TFLOP/s |" in text
+    assert text.count("| 1.50 | 20.0 | 300 |") == 3, text
+    assert "- block 128 x 64, forward, ours: it is not there" in text
+    drawn = tmp_path / "docs" / "images" / "experiments.png"
+    assert drawn.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    again = tmp_path / "again.png"
+    assert main(["plot", str(results), "--output", str(again)]) == 0
+    assert again.read_bytes() == drawn.read_bytes()
+
+    write_json(results, "speed", environment, rows_)
+    refused = subprocess.run(tool, capture_output=True, text=True)
+    assert refused.returncode == 1 and "expected one of experiments" in refused.stderr
 
 
 def test_lists_of_the_command_line_are_the_values(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from cute_attention.cli.bench import main, make_parser
 from cute_attention.errors import BuildError
 from cute_attention.layouts import counters
 from cute_attention.layouts.errors import LayoutError
-from cute_attention.native import core, kernel_cache
+from cute_attention.native import core, kernel_cache, toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
 POINT = Point(batch=4, heads=16, seqlen_q=4096, head_dim=128)
@@ -137,6 +137,11 @@ def test_a_result_file_fills_the_page(tmp_path):
     assert "On A GPU, bf16 full 4x4096 h16 d128:" in page.read_text()
     assert "| + swizzle | 200 |" in page.read_text() and "what was there" not in page.read_text()
     assert STEPS[0].why in page.read_text()
+    drawn = tmp_path / "docs" / "images" / "steps.png"
+    assert drawn.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    again = tmp_path / "again.png"
+    assert main(["plot", str(results), "--output", str(again)]) == 0
+    assert again.read_bytes() == drawn.read_bytes()
     results.write_text(json.dumps(data | {"kind": "speed"}))
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode != 0 and "is a file of speed, expected one of steps" in refused.stderr
@@ -172,6 +177,19 @@ def test_without_the_lab_it_says_so(monkeypatch, capsys):
 def test_build_only_needs_a_folder(capsys):
     assert main(["steps", "--build-only"]) == 2
     assert "--build-only needs --kernels DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["steps", "experiments --arch sm90"])
+def test_a_missing_compiler_is_told(tmp_path, monkeypatch, capsys, command):
+    def find():
+        raise BuildError("nvcc was not found. Get it with pip")
+
+    monkeypatch.setattr(optimisation_lab, "predicted", lambda steps: ({}, "no lab here"))
+    monkeypatch.setattr(toolchain, "find", find)
+    words = [*command.split(), "--build-only", "--kernels", str(tmp_path / "kernels")]
+    assert main(words) == 2
+    assert f"{command.split()[0]}: nvcc was not found. Get it" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_a_folder_must_have_one_library_of_a_row(tmp_path):
@@ -303,13 +321,16 @@ def test_counters_are_those_of_each_kernel(monkeypatch):
         function = (
             f"_ZN4sm807forwardINS_4rows{len(kernel.name)}{kernel.name}EEEvNS_13ForwardParamsE"
         )
-        for metric in (counters.METRICS["ldmatrix"], counters.INSTRUCTIONS):
+        for metric in (counters.METRICS["ldmatrix"], counters.INSTRUCTIONS, counters.WGMMA):
             said.append(f'"{function}","{metric}","{number},000"')
+        said.append(f'"{function}","{counters.MMA}","7"')
 
     def run(words):
         assert words[-2:] == ["a.so", "b.so"]
         assert words[words.index("-m") + 1] == "cute_attention.bench.optimisation_lab"
-        assert counters.INSTRUCTIONS in words[words.index("--metrics") + 1]
+        metrics = words[words.index("--metrics") + 1].split(",")
+        assert counters.INSTRUCTIONS in metrics and counters.MMA in metrics
+        assert counters.WGMMA not in metrics  # which chips before 9.0 do not know
         return "\n".join(said)
 
     monkeypatch.setattr(counters, "find_ncu", lambda: "ncu")
@@ -317,8 +338,8 @@ def test_counters_are_those_of_each_kernel(monkeypatch):
     found, missing = optimisation_lab.counted(kernels, [Path("a.so"), Path("b.so")])
     assert missing == ""
     assert [*found.values()] == [
-        {"counted_ldmatrix": 1000.0, "counted_instructions": 1000.0},
-        {"counted_ldmatrix": 2000.0, "counted_instructions": 2000.0},
+        {"counted_ldmatrix": 1000.0, "counted_instructions": 1000.0, "counted_mma": 7 + 250.0},
+        {"counted_ldmatrix": 2000.0, "counted_instructions": 2000.0, "counted_mma": 7 + 500.0},
     ]
 
     def absent():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from cute_attention.bench.points import Point
 from cute_attention.bench.results import Row as Figures
 from cute_attention.bench.tables import make_console
 from cute_attention.native import rows
+from cute_attention.tune.folder import Folder
 from cute_attention.tune.measure import TO_PRESENT, merged, with_ratios
 from cute_attention.tune.plan import candidates_for
 from cute_attention.tune.show import plot_verdict, print_search, print_verdict
@@ -23,6 +27,7 @@ from cute_attention.tune.subjects import problem_of, subjects_of
 from cute_attention.tune.verdict import lines_for_the_table, verdict_of
 from tuning import LONG, PRESENT, SHORT, entry, figure, search
 
+ROOT = Path(__file__).resolve().parents[1]
 MACHINE = describe(torch.device("cpu"))
 ROOM = 163 * 1024
 
@@ -72,7 +77,7 @@ def test_the_fastest_that_replaces_wins() -> None:
 def test_what_is_wrong_or_not_measured_everywhere_does_not_rank() -> None:
     entries = [entry("half", tile_n=32), entry("wrong", tile_n=96), entry("", tile_n=112)]
     rows_ = figures("present", 1.0, 1.0) + figures("half", 2.0) + figures("wrong", 3.0, 3.0)
-    verdict = verdict_of(search(*entries), rows_, lost=["wrong"])
+    verdict = verdict_of(search(*entries), rows_, {"wrong": "out is wrong"})
     assert verdict.standings == () and verdict.incomplete == 1
     assert verdict.winner is None
     assert "no candidate was measured beside sm80_fwd_bf16_d64 at every point" in verdict.text()
@@ -189,3 +194,39 @@ def test_tables_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "cuDNN" in said and "150" in said and "not measured: odd: out is wrong" in said
     plot_verdict(tmp_path / "plot.png", verdict, "a machine")
     assert (tmp_path / "plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_verdicts_fill_the_page(tmp_path: Path) -> None:
+    """The tool reads folders of searches: what was measured, what is wrong, what spills."""
+    wide, wrong = entry("wide", tile_n=96), entry("wrong", tile_n=112)
+    spills = dataclasses.replace(entry("", tile_n=128), error="it spills: 8 bytes\nmore words")
+    environment = dataclasses.replace(MACHINE, device="Some GPU")
+    kept, taken = tmp_path / "kept", tmp_path / "taken"
+    for path, ratios in ((kept, (0.9, 0.8)), (taken, (1.1, 1.0))):
+        path.mkdir()
+        asked = search(wide, wrong, spills)
+        found = Folder(path, ["tune"], "sm80", (80,), 3, "sources", [asked])
+        found.save()
+        found.save_trial("Some GPU", "wrong", "out is wrong")
+        rows_ = figures("present", 1.0, 1.0) + figures("wide", *ratios)
+        found.save_results(environment, rows_ + figures("wrong", 3.0, 3.0))
+
+    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("wheels"))
+    page = tmp_path / "docs" / "tuning.md"
+    page.parent.mkdir()
+    page.write_text("<!-- verdicts: x -->\n<!-- end -->\n")
+    tool = [sys.executable, str(tmp_path / "tools" / "tuned_table.py"), str(kept), str(taken)]
+    subprocess.run(tool, check=True)
+    first, second = [line for line in page.read_text().splitlines() if "sm80_fwd" in line]
+    tried = "128 x 96, 1 stages, O1: {}; 128 x 112, 1 stages, O1: out is wrong; "
+    tried += "128 x 128, 1 stages, O1: it spills: 8 bytes |"
+    start = "| `sm80_fwd_bf16_d64` | 2 | 0 | "
+    assert first.startswith(start + tried.format("0.849, 0.800 at worst"))
+    assert first.endswith("| the row itself, of 2 |")
+    assert second.startswith(start + tried.format("1.049, 1.000 at worst"))
+    assert second.endswith("| 128 x 96, 1 stages, O1: it takes the row's place |")
+    assert "On Some GPU:" in page.read_text()
+
+    kept.joinpath("results_Some_GPU.json").unlink()
+    refused = subprocess.run(tool, capture_output=True, text=True)
+    assert refused.returncode == 1 and "has results of 0 GPUs, expected 1" in refused.stderr

@@ -1,4 +1,4 @@
-"""Writes the table and the explanations of docs/steps.md.
+"""Writes the table, the chart and the explanations of docs/steps.md.
 
 python tools/steps_table.py [steps.json]
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import readme_section
 
+from cute_attention.bench.optimisation_chart import plot_steps
 from cute_attention.bench.optimisation_report import explanations, markdown
 from cute_attention.bench.results import read_json
 
@@ -24,8 +25,9 @@ def main(arguments: list[str]) -> None:
         results = read_json(Path(arguments[0]))
         if results.kind != "steps":
             raise SystemExit(f"{arguments[0]} is a file of {results.kind}, expected one of steps")
-        text = markdown(results.rows, results.environment["device"])
-        readme_section.replace("figures", text, PAGE)
+        machine = results.environment["device"]
+        readme_section.replace("figures", markdown(results.rows, machine), PAGE)
+        plot_steps(PAGE.parent / "images" / "steps.png", results.rows, machine)
 
 
 if __name__ == "__main__":

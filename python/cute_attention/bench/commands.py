@@ -303,10 +303,18 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def run_plot(args: argparse.Namespace) -> int:
-    """Draws the chart of a result file of `speed`, as `speed --plot` does while it measures."""
+    """Draws the chart of a result file, as the subcommand that wrote it does while it measures."""
+    from .experiments_report import plot_experiments
+    from .optimisation_chart import plot_steps
+    from .plots import plot_speed
+
+    draw = {"speed": plot_speed, "steps": plot_steps, "experiments": plot_experiments}
     results = read_json(args.results)
-    if results.kind != "speed":
-        raise ValueError(f"{args.results} is a file of {results.kind}, expected one of speed")
+    if results.kind not in draw:
+        kinds = ", ".join(draw)
+        raise ValueError(
+            f"{args.results} is a file of {results.kind}, expected one of these: {kinds}"
+        )
     rows = [
         row
         for row in results.rows
@@ -316,9 +324,7 @@ def run_plot(args: argparse.Namespace) -> int:
     ]
     if not rows:
         raise ValueError(f"{args.results} has no figure of what was asked for")
-    from .plots import plot_speed
-
-    plot_speed(args.output, rows, results.environment["device"])
+    draw[results.kind](args.output, rows, results.environment["device"])
     make_console().print(f"plot: {args.output}")
     return 0
 

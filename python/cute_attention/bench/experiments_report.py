@@ -31,22 +31,56 @@ def series_of(row: Row) -> str:
     return "ours" if row.case.startswith("block ") else row.contender
 
 
+def lines_of(name: str, what: str, rows: Sequence[Row]) -> tuple[str, list[str], list[list[str]]]:
+    """The title, the head and the lines of the table of an experiment; no lines where nothing was
+    measured."""
+    measured = [row for row in of_experiment(rows, name, what) if row.metrics]
+    experiment = EXPERIMENTS[name]
+    title = f"{experiment.title}, {WHAT[what]}"
+    if measured:
+        base = measured[0 if name == "block" else -1].point
+        title += f" ({base.text()} and the like)"
+    lines = [
+        [
+            value_of(row),
+            titled(series_of(row)),
+            *(number(row.metrics[metric]) for metric in METRICS),
+        ]
+        for row in measured
+    ]
+    return title, [experiment.title, "contender", *METRICS.values()], lines
+
+
 def table_of(name: str, what: str, rows: Sequence[Row]) -> Table | None:
     """The figures of an experiment; None where nothing was measured."""
-    measured = [row for row in of_experiment(rows, name, what) if row.metrics]
-    if not measured:
+    title, head, lines = lines_of(name, what, rows)
+    if not lines:
         return None
-    experiment = EXPERIMENTS[name]
-    base = measured[0].point.text() if name == "block" else measured[-1].point.text()
-    table = make_table(f"{experiment.title}, {WHAT[what]} ({base} and the like)")
-    table.add_column(experiment.title)
-    table.add_column("contender")
-    for label in METRICS.values():
-        table.add_column(label, justify="right")
-    for row in measured:
-        figures = [number(row.metrics[metric]) for metric in METRICS]
-        table.add_row(value_of(row), titled(series_of(row)), *figures)
+    table = make_table(title)
+    for index, column in enumerate(head):
+        table.add_column(column, justify="right" if index > 1 else "left")
+    for line in lines:
+        table.add_row(*line)
     return table
+
+
+def markdown(rows: Sequence[Row], machine: str) -> str:
+    """The tables as docs/experiments.md has them, and what was not measured. `machine` is where
+    they were."""
+    parts = [f"On {machine}.", ""]
+    for name in EXPERIMENTS:
+        for what in WHAT:
+            title, head, lines = lines_of(name, what, rows)
+            if lines:
+                parts += [f"### {title[0].upper()}{title[1:]}", ""]
+                parts += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+                parts += [*(f"| {' | '.join(line)} |" for line in lines), ""]
+    reasons = [
+        f"- {row.case}, {WHAT[row.what]}, {titled(series_of(row))}: {row.reason}"
+        for row in rows
+        if row.reason
+    ]
+    return "\n".join([*parts, *(["Not measured:", "", *reasons, ""] if reasons else [])])
 
 
 def print_experiments(console: Console, rows: Sequence[Row]) -> None:

@@ -176,6 +176,7 @@ def _measure(
 
     Steps(settings).measure(points, done)
     if args.kernels and kernels:
+        report.save()  # Nsight Compute may take long
         files = [
             path for step in built for path in kernel_folder.libraries_of(step.row, args.kernels)
         ]

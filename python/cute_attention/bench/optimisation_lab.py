@@ -87,10 +87,17 @@ def counted(
     except LayoutError as error:
         return {}, str(error)
     return {
-        row: {ours: counts[theirs] for ours, theirs in _COUNTED.items() if theirs in counts}
+        row: _figures(measured[kernel.name])
         for row, kernel in kernels.items()
-        if (counts := measured.get(kernel.name))
+        if kernel.name in measured
     }, ""
+
+
+def _figures(counts: dict[str, float]) -> Figures:
+    found = {ours: counts[theirs] for ours, theirs in _COUNTED.items() if theirs in counts}
+    if "mma" in counts:  # each of the 4 warps of a warpgroup counts its WGMMA
+        found["counted_mma"] = counts["mma"] + counts.get("wgmma", 0.0) / 4
+    return found
 
 
 def main(libraries: Sequence[str]) -> None:

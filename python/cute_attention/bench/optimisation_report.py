@@ -20,6 +20,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("spilled bytes", "spilled_bytes", lambda x: f"{x:.0f}"),
     ("shared memory", "shared_memory", lambda x: f"{x:.0f}"),
     ("MMAs", "mma", lambda x: f"{x:.0f}"),
+    ("MMAs counted", "counted_mma", lambda x: f"{x:.0f}"),
     ("ldmatrix", "ldmatrix", lambda x: f"{x:.0f}"),
     ("ldmatrix counted", "counted_ldmatrix", lambda x: f"{x:.0f}"),
     ("conflicts", "conflicts", lambda x: f"{x:.0f}"),

@@ -13,6 +13,7 @@ from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
 from ..bench.optimisations import ARCHITECTURES
 from ..bench.options import add_all_of, add_common, add_files, add_shapes, choices, words
 from ..bench.points import DTYPES, FEATURES
+from ..errors import BuildError
 from . import bench_texts as texts
 from .subcommands import Subcommands
 
@@ -332,7 +333,7 @@ _RUNNER = Subcommands(
     extra="bench",
     requires=("matplotlib", "pynvml", "rich"),
     module="cute_attention.bench.commands",
-    mistakes=(ValueError, OSError),
+    mistakes=(BuildError, ValueError, OSError),
 )
 
 

@@ -186,7 +186,8 @@ examples:
 
 PLOT = """\
 The chart of a JSON file that `speed` has written: lines over the sequence length, or, of points
-that have names, every contender's speed over that of the best peer.
+that have names, every contender's speed over that of the best peer. Of a file of `steps` or
+`experiments` the chart that these draw.
 """
 
 PLOT_EXAMPLES = """\

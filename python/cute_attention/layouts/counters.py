@@ -29,6 +29,9 @@ METRICS = {
 # memory, which no layout decides: they are printed and not compared.
 COLLISIONS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 INSTRUCTIONS = "smsp__inst_executed.sum"  # of all warps, which nothing predicts
+# MMAs of all warps. Each of the four warps of a warpgroup counts its WGMMA.
+MMA = "sm__inst_executed_pipe_tensor_op_hmma.sum"
+WGMMA = "sm__inst_executed_pipe_tensor_op_gmma.sum"
 
 
 def find_ncu() -> str:
@@ -44,8 +47,8 @@ def find_ncu() -> str:
 def _metrics(names: Sequence[str]) -> list[str]:
     """The counters to ask for. Chips before 9.0 do not know those of WGMMA."""
     wgmma = any(name.startswith("sm90") for name in names)
-    known = (m for m in METRICS.values() if wgmma or "gmma" not in m)
-    return [*known, COLLISIONS, INSTRUCTIONS]
+    asked = (*METRICS.values(), COLLISIONS, INSTRUCTIONS, MMA, WGMMA)
+    return [metric for metric in asked if wgmma or "gmma" not in metric]
 
 
 def command(
@@ -92,7 +95,7 @@ def parse(output: str, names: Sequence[str]) -> dict[str, dict[str, float]]:
     over the row's kernels; those of other kernels are left out."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     columns = {metric: name for name, metric in METRICS.items()}
-    columns |= {COLLISIONS: "collisions", INSTRUCTIONS: "instructions"}
+    columns |= {COLLISIONS: "collisions", INSTRUCTIONS: "instructions", MMA: "mma", WGMMA: "wgmma"}
     found: dict[str, dict[str, float]] = {}
     for line in csv.DictReader(lines):
         function = line["Kernel Name"]

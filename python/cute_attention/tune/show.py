@@ -102,6 +102,45 @@ def _add(
     table.add_row(*columns, *cells, *means)
 
 
+def markdown(verdicts: Sequence[Verdict], machine: str) -> str:
+    """The verdicts as docs/tuning.md has them: a line for each search. Speeds are over that of the
+    present row: the geometric mean of the points, and the lowest. `machine` is where they were
+    measured."""
+    head = ["row of the tables", "points", "rows within the ranges", "candidates", "the fastest"]
+    parts = [f"On {machine}:", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for verdict in verdicts:
+        search = verdict.search
+        parts.append(
+            f"| `{search.subject.present.name}` | {len(search.subject.points)} "
+            f"| {search.considered} | {_tried(verdict)} | {_fastest(verdict)} |"
+        )
+    return "\n".join([*parts, ""])
+
+
+def _tile(entry: Entry) -> str:
+    row = entry.columns
+    return f"{row.tile_m} x {row.tile_n}, {row.stages} stages, {row.ptxas}"
+
+
+def _tried(verdict: Verdict) -> str:
+    """All candidates: those that were measured with their speed, the others with the reason."""
+    measured = {each.entry.columns: each for each in verdict.standings}
+    said = []
+    for entry in verdict.search.entries[1:]:
+        if each := measured.get(entry.columns):
+            said.append(f"{_tile(entry)}: {each.mean:.3f}, {each.worst:.3f} at worst")
+        else:
+            why = entry.error or verdict.faults.get(entry.name) or "not measured at every point"
+            said.append(f"{_tile(entry)}: {why.splitlines()[0]}")
+    return "; ".join(said) or "none"
+
+
+def _fastest(verdict: Verdict) -> str:
+    if verdict.winner:
+        return f"{_tile(verdict.winner.entry)}: it takes the row's place"
+    return f"the row itself, of {len(verdict.standings) + 1}"
+
+
 def plot_verdict(path: Path, verdict: Verdict, machine: str) -> None:
     """The speed of the best candidates and of the peers over that of the present row."""
     from ..bench.chart_style import clean, plt, save

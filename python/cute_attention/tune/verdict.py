@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
@@ -51,6 +51,7 @@ class Verdict:
     standings: tuple[Standing, ...]  # the fastest on the mean first
     rows: tuple[Row, ...]  # all that was measured of the subject
     incomplete: int  # candidates that are right and were not measured at every point
+    faults: Mapping[str, str]  # of kernels that compute something else, by their names
 
     @property
     def winner(self) -> Standing | None:
@@ -89,8 +90,12 @@ class Verdict:
         ]
 
 
-def verdict_of(search: Search, rows: Iterable[Row], lost: Iterable[str] = ()) -> Verdict:
-    """What the figures say of a search; `lost` are kernels that compute something else."""
+def verdict_of(
+    search: Search, rows: Iterable[Row], faults: Mapping[str, str] | None = None
+) -> Verdict:
+    """What the figures say of a search; `faults` are those of kernels that compute something else,
+    by their names."""
+    faults = faults or {}
     subject = search.subject
     ours = [row for row in rows if row.what == subject.direction]
     mine = [row for row in ours if row.point.key() in {p.key() for p in subject.points}]
@@ -99,16 +104,15 @@ def verdict_of(search: Search, rows: Iterable[Row], lost: Iterable[str] = ()) ->
         if TO_PRESENT in row.metrics:
             found.setdefault(row.contender, {})[row.point.key()] = row.metrics[TO_PRESENT]
     standings, incomplete = [], 0
-    wrong = {*lost}
     for entry in search.entries[1:]:
-        ratios = found.get(entry.name, {}) if entry.name not in wrong else {}
+        ratios = found.get(entry.name, {}) if entry.name not in faults else {}
         failed = any(row.contender == entry.name and row.reason for row in mine)
         if len(ratios) == len({p.key() for p in subject.points}):
             standings.append(Standing(entry, ratios))
-        elif entry.name and entry.name not in wrong and not failed:
+        elif entry.name and entry.name not in faults and not failed:
             incomplete += 1
     standings.sort(key=lambda standing: standing.mean, reverse=True)
-    return Verdict(search, tuple(standings), tuple(mine), incomplete)
+    return Verdict(search, tuple(standings), tuple(mine), incomplete, faults)
 
 
 def lines_for_the_table(verdict: Verdict, environment: Environment) -> str:
