@@ -18,7 +18,12 @@ import torch
 pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from built_rows import install_fake
-from cute_attention.bench import kernel_folder, optimisation_command, optimisation_lab
+from cute_attention.bench import (
+    kernel_folder,
+    optimisation_command,
+    optimisation_kernels,
+    optimisation_lab,
+)
 from cute_attention.bench.contenders import OURS, PEER
 from cute_attention.bench.machine import describe
 from cute_attention.bench.optimisation_report import cells, explanations, markdown, with_peer
@@ -190,6 +195,33 @@ def test_a_missing_compiler_is_told(tmp_path, monkeypatch, capsys, command):
     assert main(words) == 2
     assert f"{command.split()[0]}: nvcc was not found. Get it" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "of_caches"),
+    [
+        (
+            "forwardINS_4rows4nameELNS0_8KeyPlaceE0EEEv",
+            "forwardINS_4rows4nameELNS0_8KeyPlaceE1EEEv",
+        ),
+        ("forwardINS_4rows4nameEEEv", "forwardINS0_10CachedKeysINS_4rows4nameEEEEEv"),
+    ],
+    ids=("sm80", "sm90"),
+)
+def test_registers_are_those_of_the_kernel_that_is_measured(
+    tmp_path, monkeypatch, kernel, of_caches
+):
+    used = {"combineI4halfE": 300, of_caches: 246, kernel: 236}
+    lines = [
+        f" Function {name}:\n  REG:{registers} STACK:8 SHARED:1024 LOCAL:4 CONSTANT[0]:960"
+        for name, registers in used.items()
+    ]
+    program = tmp_path / "cuobjdump"
+    program.write_text("#!/bin/sh\ncat <<'EOF'\n" + "\n".join(lines) + "\nEOF\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(toolchain, "program", lambda name: str(program))
+    found = optimisation_kernels.machine_code(tmp_path / "x.so")
+    assert found == {"registers": 236.0, "spilled_bytes": 12.0}
 
 
 def test_a_folder_must_have_one_library_of_a_row(tmp_path):
