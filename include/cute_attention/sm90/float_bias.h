@@ -24,11 +24,6 @@ struct FloatBias : Row {
       Row::kConfig.warps};
 };
 
-// Whether a row has that kernel. Those of every combination, which take the compiler longest, read
-// such a bias from global memory.
-template <class Row>
-constexpr bool kHasFloatBias = !serves_subsets(Row::kKey.score_mods);
-
 // How many columns of 16 bits a number of the bias has in the tiles of a row's kernel.
 template <class Row>
 constexpr int kColumnsOfNumber = 1;

@@ -47,13 +47,11 @@ struct ForwardLaunch {
     if constexpr (Traits::kBiasTiles && !Traits::kFloatBias) {
       auto const& call = *static_cast<ForwardParams const*>(params);
       if (call_has<Row::kKey.score_mods, score_mods::Bias>(call)) {
-        if constexpr (kHasFloatBias<Row>) {
-          if (call.bias.is_float && tma_describes_bias(call)) {
-            return ForwardLaunch<FloatBias<Row>>::launch(params, context);
-          }
-        }
-        if (!tma_loads_bias(call)) {
+        if (!tma_describes_bias(call)) {
           return ForwardLaunch<BiasFromGlobal<Row>>::launch(params, context);
+        }
+        if (call.bias.is_float) {
+          return ForwardLaunch<FloatBias<Row>>::launch(params, context);
         }
       }
     }
