@@ -21,7 +21,7 @@ CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
 // more (docs/hopper_backward.md).
 template <class Traits>
 CUTE_HOST_DEVICE constexpr bool stores_first(BackwardParams const& params) {
-  return Traits::kStoresFirst && params.seqlen_k <= 16 * Traits::kTileN;
+  return Traits::kStoresFirst && params.seqlen_k <= 8 * Traits::kTileN;
 }
 constexpr int32_t kSumNotBegun = 0;  // as the kernel before leaves it
 constexpr int32_t kSumBegun = 1;     // somebody stores the first numbers
