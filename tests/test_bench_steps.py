@@ -355,7 +355,7 @@ def test_counters_are_those_of_each_kernel(monkeypatch):
         )
         for metric in (counters.METRICS["ldmatrix"], counters.INSTRUCTIONS, counters.WGMMA):
             said.append(f'"{function}","{metric}","{number},000"')
-        said.append(f'"{function}","{counters.MMA}","7"')
+        said.append(f'"{function}","{counters.MMA}","{number},007"')
 
     def run(words):
         assert words[-2:] == ["a.so", "b.so"]
@@ -370,8 +370,8 @@ def test_counters_are_those_of_each_kernel(monkeypatch):
     found, missing = optimisation_lab.counted(kernels, [Path("a.so"), Path("b.so")])
     assert missing == ""
     assert [*found.values()] == [
-        {"counted_ldmatrix": 1000.0, "counted_instructions": 1000.0, "counted_mma": 7 + 250.0},
-        {"counted_ldmatrix": 2000.0, "counted_instructions": 2000.0, "counted_mma": 7 + 500.0},
+        {"counted_ldmatrix": 1000.0, "counted_instructions": 1000.0, "counted_mma": 1007 - 750.0},
+        {"counted_ldmatrix": 2000.0, "counted_instructions": 2000.0, "counted_mma": 2007 - 1500.0},
     ]
 
     def absent():

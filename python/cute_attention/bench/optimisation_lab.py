@@ -95,8 +95,8 @@ def counted(
 
 def _figures(counts: dict[str, float]) -> Figures:
     found = {ours: counts[theirs] for ours, theirs in _COUNTED.items() if theirs in counts}
-    if "mma" in counts:  # each of the 4 warps of a warpgroup counts its WGMMA
-        found["counted_mma"] = counts["mma"] + counts.get("wgmma", 0.0) / 4
+    if "mma" in counts:  # WGMMAs among them, once for each of the 4 warps of a warpgroup
+        found["counted_mma"] = counts["mma"] - 0.75 * counts.get("wgmma", 0.0)
     return found
 
 

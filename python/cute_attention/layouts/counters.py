@@ -29,7 +29,8 @@ METRICS = {
 # memory, which no layout decides: they are printed and not compared.
 COLLISIONS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 INSTRUCTIONS = "smsp__inst_executed.sum"  # of all warps, which nothing predicts
-# MMAs of all warps. Each of the four warps of a warpgroup counts its WGMMA.
+# MMAs of all warps, WGMMAs among them, and WGMMAs alone. Each of the four warps of a warpgroup
+# counts its WGMMA.
 MMA = "sm__inst_executed_pipe_tensor_op_hmma.sum"
 WGMMA = "sm__inst_executed_pipe_tensor_op_gmma.sum"
 
