@@ -11,20 +11,17 @@ import sys
 from pathlib import Path
 
 import readme_section
+import result_file
 
 from cute_attention.bench.experiments_report import markdown, plot_experiments
-from cute_attention.bench.results import read_json
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "experiments.md"
 
 
 def main(file: Path) -> None:
-    results = read_json(file)
-    if results.kind != "experiments":
-        raise SystemExit(f"{file} is a file of {results.kind}, expected one of experiments")
-    machine = results.environment["device"]
-    readme_section.replace("figures", markdown(results.rows, machine), PAGE)
-    plot_experiments(PAGE.parent / "images" / "experiments.png", results.rows, machine)
+    rows, machine = result_file.read(file, "experiments")
+    readme_section.replace("figures", markdown(rows, machine), PAGE)
+    plot_experiments(PAGE.parent / "images" / "experiments.png", rows, machine)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Replaces a section of README.md that a tool writes."""
+"""Replaces a section of README.md, or of a page of docs/, that a tool writes."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import readme_section
+import result_file
 
 from cute_attention.bench.optimisation_chart import plot_steps
 from cute_attention.bench.optimisation_report import explanations, markdown
-from cute_attention.bench.results import read_json
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "steps.md"
 
@@ -22,12 +22,9 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "steps.md"
 def main(arguments: list[str]) -> None:
     readme_section.replace("explanations", explanations(), PAGE)
     if arguments:
-        results = read_json(Path(arguments[0]))
-        if results.kind != "steps":
-            raise SystemExit(f"{arguments[0]} is a file of {results.kind}, expected one of steps")
-        machine = results.environment["device"]
-        readme_section.replace("figures", markdown(results.rows, machine), PAGE)
-        plot_steps(PAGE.parent / "images" / "steps.png", results.rows, machine)
+        rows, machine = result_file.read(Path(arguments[0]), "steps")
+        readme_section.replace("figures", markdown(rows, machine), PAGE)
+        plot_steps(PAGE.parent / "images" / "steps.png", rows, machine)
 
 
 if __name__ == "__main__":

@@ -261,6 +261,7 @@ struct ChosenModifiers<kSet, ModifierList<Chosen...>, First, Others...> {
   using List = typename ChosenModifiers<kSet, Extended, Others...>::List;
 };
 
+// Softcap of a row: with ALiBi there are no registers for coefficients.
 template <uint32_t kSet>
 using SoftcapOf =
     std::conditional_t<(kSet & score_mods::Alibi) == 0, SoftcapMap, SoftcapMapBy<PlainPolynomial>>;

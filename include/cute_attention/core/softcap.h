@@ -30,7 +30,7 @@ struct SoftcapPolynomial {
   }
 };
 
-// The same with powers of slope in the coefficients, so that a score takes five instructions.
+// The polynomial with powers of slope in its coefficients, so that a score takes five instructions.
 //
 // Where slope is so small that the last of them are 0 in fp32, and where it is so large that they
 // would be infinite, less is near: what is missing there is below 2e-6 of a score, or 1e-4 of a
@@ -61,7 +61,8 @@ struct FoldedPolynomial {
   CUTE_DEVICE bool is_far(float score) const { return score * score > nearest * nearest; }
 };
 
-// For kernels that have no registers for its coefficients: an instruction more.
+// The polynomial as it is, for kernels that have no registers for such coefficients: it takes an
+// instruction more.
 struct PlainPolynomial {
   float slope;
 

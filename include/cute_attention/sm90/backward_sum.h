@@ -69,11 +69,12 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     int32_t m_block = work.steps.m_block;
     for (; remaining > 0; --remaining) {
       int64_t const block = steps.grad_q_block(head, m_block);
-      int const part_of_sums = opaque(part);  // the warp has few registers: no addresses wait
+      // Opaque, so that addresses are computed here: the warp has no registers to keep them.
+      int const part_of_sums = opaque(part);
       int32_t* const state = sum_states<Traits::kConsumers>(params, block) + part_of_sums;
       bool written = true;
-      // The turn, or the state, first: it mostly comes before dQ, so that nobody waits for the
-      // latency of a load.
+      // The turn, or the state, is read before dQ is awaited, so that the latency of that load
+      // passes beside the products.
       if (params.grad_q_turn != nullptr) {
         KvTiles const keys =
             kv_tiles(work.sequence, m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
