@@ -55,8 +55,8 @@ function(cute_attention_add_kernel_library arch forward_flags backward_flags tab
         list(APPEND ${instance}_ptxas ${rows_${name}_PTXAS})
         set(${instance}_direction ${rows_${name}_DIRECTION})
         if(arch STREQUAL "sm90")
-          # The N of the WGMMAs that compute S, and of those that compute O.
-          list(APPEND ${instance}_wgmma ${rows_${name}_TILE_N} ${rows_${name}_HEAD_DIM_V})
+          cute_attention_row_wgmma(${name} columns)
+          list(APPEND ${instance}_wgmma ${columns})
         endif()
         list(APPEND built ${name})
       endif()

@@ -296,11 +296,17 @@ def test_counters_of_a_row_with_two_kernels_are_those_of_each_kernel(monkeypatch
     assert {name: each["WGMMA wavefronts"] for name, each in predicted.items()} == expected
 
     row, metric = grad_kv.row.name, counters.METRICS["WGMMA wavefronts"]
+    of_grad_kv = expected[grad_kv.name]
     counted = ['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
-    for function, name in (("grad_kv", grad_kv.name), ("grad_q", grad_q.name)):
-        mangled = f"_ZN4cute4sm90{len(function)}{function}INS_4rows{len(row)}{row}EEEvv"
-        counted.append(f'"0","{mangled}","{metric}","","{expected[name]}"')
-    counted.append(f'"0","_ZN4cute4sm9020prepare_without_sumsI{len(row)}{row}E","{metric}","","3"')
+    # As Nsight Compute prints them, and mangled.
+    counted.append(f'"0","void grad_kv<{row}>(BackwardArguments)","{metric}","","{of_grad_kv}"')
+    mangled = f"_ZN4cute4sm906grad_qINS_4rows{len(row)}{row}EEEvv"
+    counted.append(f'"0","{mangled}","{metric}","","{expected[grad_q.name]}"')
+    for other in (
+        f"_ZN4cute4sm9020prepare_without_sumsI{len(row)}{row}E",
+        f"void grad_kv_sum<{row}>",
+    ):
+        counted.append(f'"0","{other}","{metric}","","3"')
     measured = counters.parse("\n".join(counted), list(expected))
     assert {name: each["WGMMA wavefronts"] for name, each in measured.items()} == expected
     launched = []

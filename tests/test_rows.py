@@ -133,6 +133,13 @@ def test_compile_options_are_those_that_the_rows_ask_for(tmp_path):
     assert "the rows of sm00_fwd_d8 differ in dtype alone and are compiled together" in error
 
 
+def test_rows_with_unusual_wgmmas_ask_for_them():
+    """dQ at head dim 96 has 48 columns for each warpgroup. CuTe would take three WGMMAs of 16."""
+    asked = {row.name for row in TABLE if "-DCUTE_SM90_EXTENDED" in " ".join(instance.options(row))}
+    assert {"sm90_bwd_bf16_d96", "sm90_fwd_bf16_d128_n176", "sm90_fwd_bf16_d256"} <= asked
+    assert not {"sm90_bwd_bf16_d128", "sm90_bwd_bf16_d192", "sm90_fwd_bf16_d128"} & asked
+
+
 def test_python_compiles_rows_with_the_options_of_cmake(tmp_path):
     """Those of each row, and the targets of each list of chips."""
     asked = [(row, (80,)) for row in TABLE]
@@ -144,12 +151,14 @@ def test_python_compiles_rows_with_the_options_of_cmake(tmp_path):
         f'include("{ROOT}/cmake/architectures.cmake")',
         "cute_attention_read_flags(kernels kernels)",
     ]
+    for table in ("forward", "backward"):
+        lines.append(f'cute_attention_read_rows("{ROOT}/src/kernels/{table}.def" rows)')
     for row, chips in asked:
         archs = "90a" if row.arch == "sm90" else ";".join(map(str, chips))
-        wgmma = f"{row.tile_n};{row.head_dim_v}" if row.arch == "sm90" else ""
         lines += [
             f'cute_attention_read_archs("{archs}" families)',
-            f'cute_attention_instance_options(row "{row.ptxas}" "{wgmma}" options)',
+            f"cute_attention_row_wgmma({row.name} wgmma)" if row.arch == "sm90" else "set(wgmma)",
+            f'cute_attention_instance_options(row "{row.ptxas}" "${{wgmma}}" options)',
             f"set(all ${{kernels}} ${{families_{row.arch}_{row.direction}_FLAGS}} ${{options}})",
             'message(NOTICE "${all}")',
         ]

@@ -187,6 +187,13 @@ struct BackwardTraits {
           Element, Element, float,
           cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kColsQ>, cute::Int<kTileN>>,
           cute::GMMA::Major::MN, cute::GMMA::Major::MN>()));
+  // The selectors fall back to narrower WGMMAs where they do not know one of this N.
+  template <class Mma>
+  static constexpr int kColumnsOf = decltype(cute::size<1>(typename Mma::AtomShape_MNK{}))::value;
+  static_assert(
+      kColumnsOf<MmaS> == kTileM && kColumnsOf<MmaV> == kHeadDimV && kColumnsOf<MmaK> == kHeadDim &&
+          kColumnsOf<MmaQ> == kColsQ,
+      "N of a WGMMA: define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED, as kernels.cmake does");
 
   // Buffers of dS. The step that writes one reads the other, of the step before.
   static constexpr int kStagesS = 2;

@@ -83,12 +83,13 @@ def run(words: Sequence[str]) -> str:
 
 
 def _is_kernel(function: str, name: str) -> bool:
-    """Whether a function's mangled name is that of a kernel of the row ROW, or of ROW/KERNEL. It
-    holds the row's name after its length; the function is a template, and the kernel's name is that
-    of the template."""
+    """Whether a function is a kernel of the row ROW, or of ROW/KERNEL. Its name is mangled, or as
+    ncu prints it: `void grad_kv<sm90_bwd_bf16_d256>(BackwardArguments)`. It is that of the kernel,
+    a template with the row as an argument. A mangled name has its length before it."""
     row, _, part = name.partition("/")
     of_row = re.search(rf"(\b|{len(row)}){row}(E|\b)", function) is not None
-    return of_row and f"{len(part)}{part}I" in function if part else of_row
+    of_part = re.search(rf"(\b{part}<|{len(part)}{part}I)", function) is not None
+    return of_row and (of_part or not part)
 
 
 def parse(output: str, names: Sequence[str]) -> dict[str, dict[str, float]]:

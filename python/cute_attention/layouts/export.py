@@ -167,7 +167,9 @@ def _include_flags() -> list[str]:
     folders += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
     folders.append(Path("/usr/local/cuda"))
     cuda = [folder / "include" for folder in folders]
-    cuda = [folder for folder in cuda if (folder / "cuda_runtime_api.h").is_file()]
+    # PyTorch brings headers of the runtime without those of `crt`, which they include.
+    needed = ("cuda_runtime_api.h", "crt/host_defines.h")
+    cuda = [folder for folder in cuda if all((folder / name).is_file() for name in needed)]
     if not cuda:
         raise LayoutError(
             'the CUDA headers were not found: pip install "cuda-toolkit[cudart,cccl,crt]==13.*"'

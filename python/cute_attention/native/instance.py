@@ -92,9 +92,18 @@ def options(row: TableRow) -> tuple[str, ...]:
     found: tuple[str, ...] = ()
     if row.ptxas != "O3":
         found += (f"-Xptxas=-{row.ptxas}",)
-    if row.arch == "sm90" and not {str(row.tile_n), str(row.head_dim_v)} <= {*flags()["wgmma"]}:
+    if row.arch == "sm90" and not {str(n) for n in _wgmma(row)} <= {*flags()["wgmma"]}:
         found += flags()["other_wgmma"]
     return found
+
+
+def _wgmma(row: TableRow) -> tuple[int, ...]:
+    """The N of all WGMMAs of an sm90 row: `cute_attention_row_wgmma` of cmake/rows.cmake."""
+    columns = (row.tile_n, row.head_dim_v)
+    if row.direction == "forward":
+        return columns
+    parts = max(1, (row.warps // 4 - 1) * 64 // row.tile_m)
+    return (*columns, row.tile_m, row.head_dim, row.head_dim // parts)
 
 
 def compile_flags(row: TableRow, chips: Iterable[int]) -> tuple[str, ...]:
