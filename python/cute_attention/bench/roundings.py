@@ -20,7 +20,7 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 # How many roundings an error may be. Emulated on thousands of inputs, kernels stay below 1.4, and
 # below 9 ulps of fp32 for the LSE. Tensor cores may need more: they add in an order and a precision
 # that an emulation does not know.
-LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
+LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dbias": 3.0, "dsink": 3.0}
 # The relative error of a probability, in ulps of fp32 for each unit of its score. It comes from the
 # sum that makes the score, its product with the scale, and the subtraction of the maximum or LSE.
 SCORE_ULPS = 4.0
@@ -81,11 +81,16 @@ def exact(
     bias: Tensor | None = None,  # broadcastable to [batch, heads, seqlen_q, seqlen_k]
     dropout_p: float = 0.0,
     dropout_seed: int | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,  # [heads]
+    grad_lse: Tensor | None = None,  # [batch, heads, seqlen_q]
+    batch_start: int = 0,
 ) -> Exact:
     """The formula's output, LSE and gradients in float64, from inputs that are rounded already, and
-    the size of each."""
+    the size of each. There are those of the bias, of its shape before it is broadcast, and of the
+    sink where these are given. To dropout the first sequence is number `batch_start`."""
     dtype, heads, heads_kv = q.dtype, q.shape[2], k.shape[2]
-    group, scale = heads // heads_kv, q.shape[3] ** -0.5
+    group, scale = heads // heads_kv, q.shape[3] ** -0.5 if scale is None else scale
     eps, eps32 = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     q, k, v, grad_out = (t.detach().double().transpose(1, 2) for t in (q, k, v, grad_out))
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -113,15 +118,20 @@ def exact(
     sees = visible(q.shape[2], k.shape[2], causal, window).to(q.device)
     scores = scores.masked_fill(~sees, -torch.inf)
     lse = scores.logsumexp(-1)
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink.double()[:, None])
     p = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
     del scores
     kept = torch.ones((), dtype=p.dtype, device=p.device)  # what dropout multiplies P by
     if drop_count(dropout_p):
-        ranges = (0, p.shape[0] * heads), (0, p.shape[2]), (0, p.shape[3])
+        first = batch_start * heads
+        ranges = (first, first + p.shape[0] * heads), (0, p.shape[2]), (0, p.shape[3])
         mask = keep_mask(as_seed(dropout_seed, p.device), dropout_p, *ranges)
         kept = mask.view(p.shape) * keep_scale(dropout_p)
     out, dp = (kept * p) @ v, kept * (grad_out @ v.mT)
     delta = (grad_out * out).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        delta = delta - grad_lse.double()[..., None]
     unbent = p * (dp - delta)
     ds = unbent * bend
     del dp
@@ -160,4 +170,15 @@ def exact(
         grouped(dv2).sqrt() + values[4].abs(),
     )
     units = {name: eps32 if name == "lse" else eps for name in NAMES}
-    return Exact(dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units)
+    found = dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units
+    if bias is not None:
+        added = unbent, (unbent.abs() * factor + p * delta_size).square()
+        found[0]["dbias"] = added[0].sum_to_size(bias.shape)
+        found[1]["dbias"] = added[1].sum_to_size(bias.shape).sqrt() + found[0]["dbias"].abs()
+        units["dbias"] = eps
+    if sink is not None:
+        share = (sink.double()[:, None] - lse).exp()
+        found[0]["dsink"] = -(share * delta[..., 0]).sum((0, 2))
+        found[1]["dsink"] = (share * delta_size[..., 0]).square().sum((0, 2)).sqrt()
+        units["dsink"] = eps
+    return Exact(*found)
