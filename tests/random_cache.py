@@ -79,7 +79,9 @@ def _take_new(call: Call, new: list[int]) -> None:
             slots = [_slot(call, b, t) for t in range(length - many, length)]
             tokens = [given[cache][slot].clone() for slot in slots]
             taken[name].append(
-                torch.stack(tokens) if tokens else given[cache].new_empty(0, *given[cache].shape[2:])
+                torch.stack(tokens)
+                if tokens
+                else given[cache].new_empty(0, *given[cache].shape[2:])
             )
     for b, (length, many) in enumerate(zip(form.lengths, new, strict=True)):
         for t in range(length - many, length):

@@ -69,7 +69,9 @@ class Drawn:
 
     def __str__(self) -> str:
         usual = Drawn(0, "", "", (), 0, 0, 0, 0, "")
-        words = [f"{self.kind} {self.dtype} heads {self.heads}/{self.heads_kv} {self.dim}/{self.dim_v}"]
+        words = [
+            f"{self.kind} {self.dtype} heads {self.heads}/{self.heads_kv} {self.dim}/{self.dim_v}"
+        ]
         words += [f"lengths {' '.join(f'{q}x{k}' for q, k in self.lengths)}", self.numbers]
         for name in list(Drawn.__dataclass_fields__)[9:]:
             value = getattr(self, name)
@@ -213,7 +215,9 @@ def _within(rng: random.Random, call: Drawn, most: int) -> Drawn:
         elif call.heads > 4 * call.heads_kv:
             call = replace(call, heads=call.heads_kv * rng.choice((1, 2, 3, 4)))
         else:
-            short = {(q, k): ((q + 1) // 2, k) if q > k else (q, (k + 1) // 2) for q, k in call.lengths}
+            short = {
+                (q, k): ((q + 1) // 2, k) if q > k else (q, (k + 1) // 2) for q, k in call.lengths
+            }
             call = replace(call, lengths=tuple(short[pair] for pair in call.lengths))
     return call
 

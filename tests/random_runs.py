@@ -19,7 +19,9 @@ from random_checks import Wrong, check
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Makes random calls of attention until the time is up.")
+    parser = argparse.ArgumentParser(
+        description="Makes random calls of attention until the time is up."
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0, help="of the first call")
     parser.add_argument("--one", action="store_true", help="only the call of this seed")
@@ -30,7 +32,9 @@ def main() -> None:
     parser.add_argument("--scores", type=int, default=3_000_000, help="of a call, at most")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--emulated", action="store_true", help="kernels of the emulator, on the CPU")
+    parser.add_argument(
+        "--emulated", action="store_true", help="kernels of the emulator, on the CPU"
+    )
     parser.add_argument("--lines", type=int, default=25, help="of the digest")
     parser.add_argument("--log", help="a file for the line of every wrong call")
     args = parser.parse_args()

@@ -54,7 +54,10 @@ def make(call: Drawn, device: str) -> Made:
     packing: tuple[Any, ...] = ()
     if packed:
         ends = [torch.tensor([0, *(p[s] for p in call.lengths)]).cumsum(0).int() for s in (0, 1)]
-        packing = (*(end.to(device) for end in ends), *map(sum, zip(longest, call.slack, strict=True)))
+        packing = (
+            *(end.to(device) for end in ends),
+            *map(sum, zip(longest, call.slack, strict=True)),
+        )
     learnt, options = {}, dict(call.options)
     if call.slopes:
         own = (batch, call.heads) if call.slopes == "batch heads" else (call.heads,)
