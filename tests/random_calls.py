@@ -1,7 +1,7 @@
 """Random legal calls: each is a function of one number, its seed.
 
-`python tests/random_calls.py --seconds 60` makes as many as it can, in several processes, and prints
-each that is wrong as one line, with the command that repeats it. `draw` decides what a call looks
+`python tests/random_calls.py --seconds 60` makes as many as it can, in several processes, and prints those
+that are wrong, each as a line, with the command that repeats it. `draw` decides what a call looks
 like, `random_tensors.py` makes its tensors, `random_checks.py` compares results with the formula.
 """
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 LENGTHS = (
-    0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 47, 63, 64, 65, 79, 80, 81, 95, 96, 97, 127, 128, 129, 160,
-    175, 176, 177, 191, 192, 193, 211, 255, 256, 257, 320, 383, 384, 385, 511, 513, 700, 1023, 1024, 1025,
-    1409, 2047, 2049,
+    0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 47, 63, 64, 65, 79, 80, 81, 95, 96, 97, 127, 128, 129,
+    160, 175, 176, 177, 191, 192, 193, 211, 255, 256, 257, 320, 383, 384, 385, 511, 513, 700, 1023, 1024,
+    1025, 1409, 2047, 2049,
 )  # fmt: skip
 GROUPS = (1, 1, 2, 3, 4, 5, 7, 8, 16, 64)
 NUMBERS = {  # what q and k are made of, and how often
-    "normal": 8, "wide": 1, "huge": 1, "constant": 1, "tiny": 1, "one_key": 2, "shifted": 1, "zero": 1,
-    "outliers": 1, "growing": 1,
+    "normal": 8, "wide": 1, "huge": 1, "constant": 1, "tiny": 1, "one_key": 2, "shifted": 1,
+    "zero": 1, "outliers": 1, "growing": 1,
 }  # fmt: skip
 LAYOUTS = (
-    "contiguous", "contiguous", "heads_first", "sliced", "sliced", "odd_slice", "one_batch", "one_head",
-    "every_other", "columns_apart",
+    "contiguous", "contiguous", "heads_first", "sliced", "sliced", "odd_slice", "one_batch",
+    "one_head", "every_other", "columns_apart",
 )  # fmt: skip
 KINDS = {"dense": 10, "packed": 6, "cache": 4, "merge": 1}
 BIASES = ("b h q k", "h q k", "q k", "k", "b k", "h k", "q", "b q", "b h", "h", "", "b q k")
@@ -88,7 +88,7 @@ class Drawn:
         return "+".join(words)
 
 
-def draw(seed: int, limits: Limits = Limits()) -> Drawn:  # noqa: B008, it is frozen
+def draw(seed: int, limits: Limits = Limits()) -> Drawn:
     """The call of a seed."""
     rng = random.Random(seed)
 

@@ -173,10 +173,12 @@ def report(args: Any, found: dict[str, Any]) -> None:
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for line in found["wrong"]:
         groups.setdefault((line["what"], " ".join(line["rows"])), []).append(line)
-    fixed = f"--one --dtypes {args.dtypes} --dims {args.dims} --scores {args.scores} --kinds {args.kinds}"
+    fixed = f"--one --dtypes {args.dtypes} --dims {args.dims} --scores {args.scores}"
+    fixed += f" --kinds {args.kinds}"
     for (what, rows), lines in sorted(groups.items(), key=lambda g: -len(g[1]))[: args.lines]:
         line = min(lines, key=lambda line: len(line["call"]))
-        print(f"{len(lines)} x {what} [{rows}] e.g. --seed {line['seed']}: {line['wrong'][:160]} | {line['call'][:260]}")  # fmt: skip
+        known = f"{line['wrong'][:160]} | {line['call'][:260]}"
+        print(f"{len(lines)} x {what} [{rows}] e.g. --seed {line['seed']}: {known}")
     if found["wrong"]:
         print("each again: python tests/random_calls.py", fixed, "--seed N")
     if args.log:
