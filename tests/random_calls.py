@@ -1,8 +1,9 @@
 """Random legal calls: each is a function of one number, its seed.
 
-`python tests/random_calls.py --seconds 60` makes as many as it can, in several processes, and prints those
-that are wrong, each as a line, with the command that repeats it. `draw` decides what a call looks
-like, `random_tensors.py` makes its tensors, `random_checks.py` compares results with the formula.
+`python tests/random_calls.py --seconds 60` makes as many as it can, in several processes, and
+prints those that are wrong, each as a line, with the command that repeats it. `draw` decides what a
+call looks like, `random_tensors.py` makes its tensors, `random_checks.py` compares results with the
+formula.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 LENGTHS = (
-    0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 47, 63, 64, 65, 79, 80, 81, 95, 96, 97, 127, 128, 129,
-    160, 175, 176, 177, 191, 192, 193, 211, 255, 256, 257, 320, 383, 384, 385, 511, 513, 700, 1023, 1024,
+    0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 47, 63, 64, 65, 79, 80, 81, 95, 96, 97, 127, 128,
+    129, 160, 175, 176, 177, 191, 192, 193, 211, 255, 256, 257, 320, 383, 384, 385, 511, 513, 700, 1023, 1024,
     1025, 1409, 2047, 2049,
 )  # fmt: skip
 GROUPS = (1, 1, 2, 3, 4, 5, 7, 8, 16, 64)

@@ -175,8 +175,11 @@ class Part:
         call, options = made.drawn, dict(made.options)
         self.rows, self.keys, self.first = rows, keys, first
         self.packed = call.kind == "packed"
-        q, k, v, grad = (t if rows is None else t[place][None]
-                         for t, place in zip(made.tensors, (rows, keys, keys, rows), strict=True))  # fmt: skip
+        places = (rows, keys, keys, rows)
+        q, k, v, grad = (
+            t if rows is None else t[place][None]
+            for t, place in zip(made.tensors, places, strict=True)
+        )
         grad_lse = made.grad_lse if rows is None else made.grad_lse[:, rows][None]
         if "out" not in call.grads:
             grad = torch.zeros_like(grad)

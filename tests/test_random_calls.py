@@ -29,8 +29,8 @@ def test_a_call_is_a_function_of_its_seed() -> None:
 
 
 def test_a_wrong_result_is_noticed() -> None:
-    """Of each result the largest number is changed. Inputs are standard normal: in others one number
-    may be all rounding."""
+    """Of each result the largest number is changed. Inputs are standard normal: in others one
+    number may be all rounding."""
     noticed = set()
     for call in (draw(seed, DENSE) for seed in range(120)):
         if call.numbers != "normal" or call.options:
@@ -41,6 +41,8 @@ def test_a_wrong_result_is_noticed() -> None:
         for name, result in found.items():
             if not result.numel() or result.double().abs().nan_to_num(0, 0, 0).max() < 1e-3:
                 continue
+            if name == "dbias" and "k" not in str(call.bias):
+                continue  # what serves all keys alike has a gradient of 0
             wrong = result.clone()
             place = wrong.double().abs().nan_to_num(0, 0, 0).argmax()
             wrong.view(-1)[place] *= 1.25
