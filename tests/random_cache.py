@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def form_of(call: Drawn) -> tuple[Form, list[int]]:
     new = [min(n, length) for n, length in zip(many, lengths, strict=True)]
     if not cache["new"] or (not cache["packed"] and min(new) < cache["new"]) or pads:
         new = []
-    return form, new
+    return replace(form, appended=tuple(new)), new
 
 
 def check_cache(drawn: Drawn, device: str, backend: str) -> list[str]:

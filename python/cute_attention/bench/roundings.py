@@ -26,6 +26,10 @@ LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dbias": 3.0
 SCORE_ULPS = 4.0
 # Probabilities below this may be 0: hardware often flushes denormal fp32 numbers to zero.
 NOTHING = 2.0**-100
+# A float32 below its smallest normal number is flushed to zero: hardware's exp2 does it to a
+# probability. The error is then the probability itself, however small the result is: a gradient of
+# a float32 bias shows it.
+FLUSHED = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,9 @@ def exact(
     def turned(t: Tensor) -> Tensor:
         return t.transpose(1, 2)
 
+    def alike(axis: int, *tensors: Tensor) -> bool:  # copies of the first along an axis
+        return all(torch.equal(t, t.narrow(axis, 0, 1).expand_as(t)) for t in tensors)
+
     def grouped(t: Tensor) -> Tensor:  # sums over the query heads of each KV head
         return turned(t.unflatten(1, (heads_kv, group)).sum(2))
 
@@ -146,6 +153,13 @@ def exact(
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
     p2 = ((p * factor + floor) * counts * kept).square()
+    # Errors of different heads and sequences are independent: their squares add up. Copies have the
+    # same errors, which add up themselves.
+    many = {"group": 1, "all": 1}
+    if q.numel() and k.numel():
+        many["group"] = group if alike(1, q, grad_out) else 1
+        many["all"] = heads if alike(1, q, k, v, grad_out) else many["group"]
+        many["all"] *= q.shape[0] if alike(0, q, k, v, grad_out) else 1
     # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1.
     ds_size = ds.abs() * factor + unbent.abs() * (SCORE_ULPS * eps32 / eps if softcap else 0.0)
     ds2 = ((ds_size + floor) * counts).square()
@@ -155,7 +169,8 @@ def exact(
         -1
     )
     del terms
-    out_size = (p2 @ v.square()).sqrt() + factor.amax(-1, keepdim=True) * out.abs()
+    largest = torch.nn.functional.pad(factor, (1, 0), value=1.0).amax(-1, keepdim=True)
+    out_size = (p2 @ v.square()).sqrt() + largest * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
     slipped = p * bend  # the factor by which an error of delta goes into dS
     dq_size = scale * (ds2 @ k.square()).sqrt() + dq.abs()
@@ -166,19 +181,21 @@ def exact(
         turned(out_size),
         lse_size,
         turned(dq_size),
-        grouped(dk2).sqrt() + values[3].abs(),
-        grouped(dv2).sqrt() + values[4].abs(),
+        (many["group"] * grouped(dk2)).sqrt() + values[3].abs(),
+        (many["group"] * grouped(dv2)).sqrt() + values[4].abs(),
     )
     units = {name: eps32 if name == "lse" else eps for name in NAMES}
     found = dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units
     if bias is not None:
-        added = unbent, (unbent.abs() * factor + p * delta_size).square()
-        found[0]["dbias"] = added[0].sum_to_size(bias.shape)
-        found[1]["dbias"] = added[1].sum_to_size(bias.shape).sqrt() + found[0]["dbias"].abs()
+        lost = unbent.abs() * (FLUSHED / p).clamp_max(1.0) / eps
+        added2 = (unbent.abs() * factor + p * delta_size + lost).square().sum_to_size(bias.shape)
+        found[0]["dbias"] = unbent.sum_to_size(bias.shape)
+        found[1]["dbias"] = (many["all"] * added2).sqrt() + found[0]["dbias"].abs()
         units["dbias"] = eps
     if sink is not None:
         share = (sink.double()[:, None] - lse).exp()
         found[0]["dsink"] = -(share * delta[..., 0]).sum((0, 2))
-        found[1]["dsink"] = (share * delta_size[..., 0]).square().sum((0, 2)).sqrt()
+        dsink2 = (share * delta_size[..., 0]).square().sum((0, 2))
+        found[1]["dsink"] = (many["all"] * dsink2).sqrt()
         units["dsink"] = eps
     return Exact(*found)
