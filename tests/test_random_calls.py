@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cute_attention.bench.roundings import exact
 from random_calls import Limits, draw
-from random_checks import Wrong, check, compare, run
+from random_checks import Wrong, check, compare, judge, run
 from random_tensors import make
 
 SMALL = Limits(scores=20_000)
@@ -50,6 +51,33 @@ def test_a_wrong_result_is_noticed() -> None:
                 compare(made, {**found, name: wrong})
             noticed.add(name)
     assert noticed == {"out", "lse", "dq", "dk", "dv", "dbias", "dsink"}
+
+
+def test_errors_of_copies_of_a_head_add_up() -> None:
+    """Those of other heads do not: the size of a sum grows less."""
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(1, n, 1, 16).bfloat16() for n in (9, 7, 7, 9))
+    one = exact(q, k, v, grad).sizes
+    copies = exact(q.expand(-1, -1, 8, -1), k, v, grad.expand(-1, -1, 8, -1)).sizes
+    others = exact(torch.randn(1, 9, 8, 16).bfloat16(), k, v, grad.repeat(1, 1, 8, 1)).sizes
+    for name in ("dk", "dv"):
+        torch.testing.assert_close(copies[name], 8 * one[name])
+        assert others[name].mean() < 0.7 * copies[name].mean()
+
+
+def test_a_probability_that_is_flushed_may_be_missing_in_a_gradient() -> None:
+    """And one that is not may not."""
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(1, 4, 1, 8).bfloat16() for _ in range(4))
+    bias = torch.tensor([0.0, 0.0, -20.0, -95.0]).expand(1, 1, 4, 4)  # exp(-95) is below 2^-126
+    right = exact(0 * q, k, v, grad, bias=bias)
+    expected, size = right.values["dbias"], right.sizes["dbias"]
+    wrong = expected.clone().float()
+    wrong[..., 3] = 0
+    judge("dbias", wrong, expected, size, right.eps["dbias"])
+    wrong[..., 2] = 0
+    with pytest.raises(Wrong, match="dbias"):
+        judge("dbias", wrong, expected, size, right.eps["dbias"])
 
 
 @pytest.mark.gpu
