@@ -34,6 +34,7 @@ class Form:
     room: int = 0  # 0: what the longest sequence needs and a few tokens more
     batch_idx: bool = False
     leftpad: tuple[int, ...] = ()
+    appended: tuple[int, ...] = ()  # tokens of each sequence that a call brings: it has their pages
     shared: int = 0  # so many tokens in front are those of the first sequence, in the same pages
     options: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.bfloat16
@@ -117,10 +118,13 @@ class Call:
             self.given[name] = whole
 
     def _first_needed(self, b: int) -> int:
-        """The first token that the first query of a sequence sees."""
+        """The first token that the first query of a sequence sees, or that a call appends."""
         left = self.form.options.get("window", (None, None))[0]
         length = self.form.lengths[b]
-        return 0 if left is None else max(length - self.many[b] - left, 0)
+        if left is None:
+            return 0
+        appended = self.form.appended[b] if self.form.appended else 0
+        return max(min(length - self.many[b] - left, length - appended), 0)
 
     def expected(self) -> tuple[Tensor, Tensor, Tensor]:
         """Output and LSE of all queries in float64, `[total, heads, dim_v]` and `[heads, total]`,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,20 @@ from torch import Tensor
 
 from cache_calls import Call, Form
 from cute_attention import attention_reference
-from cute_attention.cache_arguments import CacheArguments
+from cute_attention.arguments import FEATURES
+from cute_attention.cache_arguments import CACHE, QV, CacheArguments
+from cute_attention.dispatch import backends, select
+from cute_attention.dispatch.jit import best_rows
+from cute_attention.errors import BackendError, FallbackWarning
 from cute_attention.inference import append, choice, explain_with_cache, lowered
 from cute_attention.inference.in_place import PAGE_ROWS, obstacle
 from cute_attention.integrations.flash_attn.kvcache import _copies_pages
+from cute_attention.problem import Problem
 from test_cache import MASKS, arguments
 from tolerances import assert_close, assert_same_bits
 
 FULL: dict[str, Any] = {}
+ALIBI = next(bit for bit, name in FEATURES.items() if name.startswith("alibi"))
 
 
 def refuse(given: dict[str, Any]) -> None:
@@ -279,6 +286,74 @@ def test_explain_says_how_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_size_of_pages_is_that_of_the_kernels() -> None:
     header = Path(__file__).parents[1] / "include/cute_attention/params.h"
     assert f"kPageRows = {PAGE_ROWS};" in header.read_text()
+
+
+def test_the_bits_of_features_are_those_of_the_kernels() -> None:
+    header = (Path(__file__).parents[1] / "include/cute_attention/config.h").read_text()
+    for name, bit in (("kCache", CACHE), ("kQv", QV)):
+        assert re.search(rf"{name} = {bit},", header), name
+
+
+# softcap and alibi_slopes at head dims above 128: the one row that has both reads no cache.
+BOTH: dict[str, Any] = {"softcap": 0.5, "alibi_slopes": torch.ones(4)}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU passes for a GPU whose kernels, of sm90, lack what those of wide heads lack."""
+
+    def report(self: backends.Kernels, problem: Problem) -> backends.Report:
+        both = problem.softcap > 0 and bool(problem.features & ALIBI)
+        if self.name == "sm90" and not (both and problem.features & CACHE):
+            return backends.Report(self.name, True, ())
+        return backends.Report(self.name, False, ("it does not serve a cache",))
+
+    choose_on = select._choose
+    at_gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(backends.Kernels, "report", report)
+    monkeypatch.setattr(
+        select, "_choose", lambda p, asked: choose_on(p._replace(device=at_gpu), asked)
+    )
+    for name, value in (("_choices", {}), ("_warned", {})):
+        monkeypatch.setattr(select, name, value)
+    monkeypatch.delenv("CUTE_ATTENTION_BACKEND", raising=False)
+
+
+def asking(call: Call, options: dict[str, Any], backend: str = "auto") -> CacheArguments:
+    return arguments(call, **options)._replace(backend=backend)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_no_kernel_that_reads_no_cache_is_chosen() -> None:
+    """What falls back warns, what is forced raises, and `explain_with_cache` says the same."""
+    call = Call(Form())
+    with pytest.warns(FallbackWarning, match="does not serve a cache"):
+        assert choice.choose(asking(call, BOTH))[1] == "reference"
+    assert explain_with_cache(**{**call.given, **BOTH}).chosen == "reference"
+    with pytest.raises(BackendError, match="does not serve a cache"):
+        choice.choose(asking(call, BOTH, "sm90"))
+    assert explain_with_cache(**{**call.given, **BOTH}, backend="sm90").chosen is None
+    for fewer in BOTH:
+        alone = {fewer: BOTH[fewer]}
+        assert choice.choose(asking(call, alone))[1] == "sm90"
+        assert explain_with_cache(**{**call.given, **alone}).chosen == "sm90"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_cache_that_is_packed_needs_no_kernel_that_reads_one() -> None:
+    call = Call(Form(page_size=24))
+    assert choice.choose(asking(call, BOTH))[1] == "sm90"
+    assert explain_with_cache(**{**call.given, **BOTH}).chosen == "sm90"
+
+
+def test_no_row_that_reads_no_cache_is_built_for_one() -> None:
+    problem = Problem(head_dim=256, head_dim_v=256, softcap=1.0, features=ALIBI)
+    names = [row.name for row in best_rows(problem, "sm90", 227 * 1024)]
+    assert names == ["sm90_fwd_bf16_d256_every"]
+    cached = problem._replace(features=ALIBI | CACHE)
+    assert best_rows(cached, "sm90", 227 * 1024) == []
+    narrow = cached._replace(head_dim=128, head_dim_v=128)
+    assert best_rows(narrow, "sm90", 227 * 1024)[0].name == "sm90_fwd_bf16_d128_softcap_alibi"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cute_attention import flash_attn_interface
-from cute_attention.cache_arguments import QV, CacheArguments
+from cute_attention.cache_arguments import CACHE, QV, CacheArguments
 from cute_attention.inference import attention_with_cache, choice, explain_with_cache, latent
 from cute_attention.inference.in_place import obstacle
 from cute_attention.inference.lowered import lowered_forward
@@ -48,13 +48,8 @@ def test_both_forms_ask_for_a_kernel_that_reads_qv() -> None:
     call = latent_call(small(page_size=16), "cpu")
     for given in (call.given, with_qv(call), with_qv(call, apart=True)):
         kind = choice._kind(checked(given))
-        assert (kind.head_dim, kind.head_dim_v, kind.features) == (8, 256, QV)
+        assert (kind.head_dim, kind.head_dim_v, kind.features) == (8, 256, CACHE | QV)
         assert obstacle(checked(given)) == ""
-
-
-def test_the_bit_is_that_of_the_kernels() -> None:
-    header = Path(__file__).parents[1] / "include/cute_attention/config.h"
-    assert f"kQv = {QV}," in header.read_text()
 
 
 def others() -> dict[str, dict[str, Any]]:
@@ -80,7 +75,7 @@ def test_others_are_not(name: str) -> None:
     """They ask for kernels with all columns, of which there are none, and so run on the
     reference."""
     kind = choice._kind(checked(others()[name]))
-    assert kind.features == 0
+    assert not kind.features & QV
     assert kind.head_dim == 264 > latent.WIDEST
 
 
@@ -90,7 +85,8 @@ def test_narrow_calls_stay_as_they_were() -> None:
     call = latent_call(replace(small(), dims=(8, 128)), "cpu")
     for given, way in ((call.given, ""), (with_qv(call), "qv")):
         kind = choice._kind(checked(given))
-        assert (kind.head_dim, kind.head_dim_v, kind.features) == (136, 128, 0)
+        assert (kind.head_dim, kind.head_dim_v) == (136, 128)
+        assert kind.features == (0 if way else CACHE)
         assert obstacle(checked(given)) == way
 
 

@@ -15,7 +15,9 @@ from .arguments import Arguments
 from .options import Window
 
 WRITTEN = "written"  # marks a tensor into which the op writes
-QV = 128  # the bit of Problem.features that asks for a kernel that reads qv: Feature of config.h
+# Bits of Problem.features, which are those of Feature in config.h.
+CACHE = 64  # asks for a kernel that reads keys in a cache
+QV = 128  # asks for one that reads qv
 
 
 class CacheArguments(NamedTuple):

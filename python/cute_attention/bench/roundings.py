@@ -20,12 +20,16 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 # How many roundings an error may be. Emulated on thousands of inputs, kernels stay below 1.4, and
 # below 9 ulps of fp32 for the LSE. Tensor cores may need more: they add in an order and a precision
 # that an emulation does not know.
-LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
+LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dbias": 3.0, "dsink": 3.0}
 # The relative error of a probability, in ulps of fp32 for each unit of its score. It comes from the
 # sum that makes the score, its product with the scale, and the subtraction of the maximum or LSE.
 SCORE_ULPS = 4.0
 # Probabilities below this may be 0: hardware often flushes denormal fp32 numbers to zero.
 NOTHING = 2.0**-100
+# A float32 below its smallest normal number is flushed to zero: hardware's exp2 does it to a
+# probability. The error is then the probability itself, however small the result is: a gradient of
+# a float32 bias shows it.
+FLUSHED = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -81,17 +85,25 @@ def exact(
     bias: Tensor | None = None,  # broadcastable to [batch, heads, seqlen_q, seqlen_k]
     dropout_p: float = 0.0,
     dropout_seed: int | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,  # [heads]
+    grad_lse: Tensor | None = None,  # [batch, heads, seqlen_q]
+    batch_start: int = 0,
 ) -> Exact:
     """The formula's output, LSE and gradients in float64, from inputs that are rounded already, and
-    the size of each."""
+    the size of each. There are those of the bias, of its shape before it is broadcast, and of the
+    sink where these are given. To dropout the first sequence is number `batch_start`."""
     dtype, heads, heads_kv = q.dtype, q.shape[2], k.shape[2]
-    group, scale = heads // heads_kv, q.shape[3] ** -0.5
+    group, scale = heads // heads_kv, q.shape[3] ** -0.5 if scale is None else scale
     eps, eps32 = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     q, k, v, grad_out = (t.detach().double().transpose(1, 2) for t in (q, k, v, grad_out))
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
     def turned(t: Tensor) -> Tensor:
         return t.transpose(1, 2)
+
+    def alike(axis: int, *tensors: Tensor) -> bool:  # copies of the first along an axis
+        return all(torch.equal(t, t.narrow(axis, 0, 1).expand_as(t)) for t in tensors)
 
     def grouped(t: Tensor) -> Tensor:  # sums over the query heads of each KV head
         return turned(t.unflatten(1, (heads_kv, group)).sum(2))
@@ -113,15 +125,20 @@ def exact(
     sees = visible(q.shape[2], k.shape[2], causal, window).to(q.device)
     scores = scores.masked_fill(~sees, -torch.inf)
     lse = scores.logsumexp(-1)
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink.double()[:, None])
     p = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
     del scores
     kept = torch.ones((), dtype=p.dtype, device=p.device)  # what dropout multiplies P by
     if drop_count(dropout_p):
-        ranges = (0, p.shape[0] * heads), (0, p.shape[2]), (0, p.shape[3])
+        first = batch_start * heads
+        ranges = (first, first + p.shape[0] * heads), (0, p.shape[2]), (0, p.shape[3])
         mask = keep_mask(as_seed(dropout_seed, p.device), dropout_p, *ranges)
         kept = mask.view(p.shape) * keep_scale(dropout_p)
     out, dp = (kept * p) @ v, kept * (grad_out @ v.mT)
     delta = (grad_out * out).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        delta = delta - grad_lse.double()[..., None]
     unbent = p * (dp - delta)
     ds = unbent * bend
     del dp
@@ -136,6 +153,13 @@ def exact(
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
     p2 = ((p * factor + floor) * counts * kept).square()
+    # Errors of different heads and sequences are independent: their squares add up. Copies have the
+    # same errors, which add up themselves.
+    many = {"group": 1, "all": 1}
+    if q.numel() and k.numel():
+        many["group"] = group if alike(1, q, grad_out) else 1
+        many["all"] = heads if alike(1, q, k, v, grad_out) else many["group"]
+        many["all"] *= q.shape[0] if alike(0, q, k, v, grad_out) else 1
     # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1.
     ds_size = ds.abs() * factor + unbent.abs() * (SCORE_ULPS * eps32 / eps if softcap else 0.0)
     ds2 = ((ds_size + floor) * counts).square()
@@ -145,7 +169,8 @@ def exact(
         -1
     )
     del terms
-    out_size = (p2 @ v.square()).sqrt() + factor.amax(-1, keepdim=True) * out.abs()
+    largest = torch.nn.functional.pad(factor, (1, 0), value=1.0).amax(-1, keepdim=True)
+    out_size = (p2 @ v.square()).sqrt() + largest * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
     slipped = p * bend  # the factor by which an error of delta goes into dS
     dq_size = scale * (ds2 @ k.square()).sqrt() + dq.abs()
@@ -156,8 +181,21 @@ def exact(
         turned(out_size),
         lse_size,
         turned(dq_size),
-        grouped(dk2).sqrt() + values[3].abs(),
-        grouped(dv2).sqrt() + values[4].abs(),
+        (many["group"] * grouped(dk2)).sqrt() + values[3].abs(),
+        (many["group"] * grouped(dv2)).sqrt() + values[4].abs(),
     )
     units = {name: eps32 if name == "lse" else eps for name in NAMES}
-    return Exact(dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units)
+    found = dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units
+    if bias is not None:
+        lost = unbent.abs() * (FLUSHED / p).clamp_max(1.0) / eps
+        added2 = (unbent.abs() * factor + p * delta_size + lost).square().sum_to_size(bias.shape)
+        found[0]["dbias"] = unbent.sum_to_size(bias.shape)
+        found[1]["dbias"] = (many["all"] * added2).sqrt() + found[0]["dbias"].abs()
+        units["dbias"] = eps
+    if sink is not None:
+        share = (sink.double()[:, None] - lse).exp()
+        found[0]["dsink"] = -(share * delta[..., 0]).sum((0, 2))
+        dsink2 = (share * delta_size[..., 0]).square().sum((0, 2))
+        found[1]["dsink"] = (many["all"] * dsink2).sqrt()
+        units["dsink"] = eps
+    return Exact(*found)

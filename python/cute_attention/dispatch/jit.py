@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..arguments import FEATURES
-from ..cache_arguments import QV
+from ..cache_arguments import CACHE, QV
 from ..errors import BuildError
 from ..native import build, core, packages, rows
 from ..native.build import Source
@@ -22,6 +22,7 @@ from .backends import whole_vectors
 ENVIRONMENT = "CUTE_ATTENTION_JIT"
 _VALUES = {"": False, "0": False, "1": True}
 _SERVED_BY_ALL = "sink"  # as kFeaturesOfAllRows of config.h
+_READS_NO_CACHE = {"bias", "dropout"}  # rows with these do not: reads_cache of config.h
 _LARGEST_SHARED_MEMORY = {"sm80": 163 * 1024, "sm90": 227 * 1024}  # of a CTA, as in config.h
 
 _asked: bool | None = None  # by `jit`
@@ -140,6 +141,8 @@ def best_rows(problem: Problem, family: str, shared_memory: int) -> list[TableRo
 def _distance(row: TableRow, problem: Problem) -> tuple[int, int, int] | None:
     """How far a row is from a problem, as `distance` of src/dispatch.cpp has it; None where it does
     not serve it, but for the shared memory, which only the compiled row knows."""
+    if problem.features & CACHE and not _READS_NO_CACHE.isdisjoint(row.score_mods):
+        return None
     unasked = row.unasked([*_score_mods(problem)])
     serves = (
         (row.direction, row.dtype) == (problem.direction, problem.dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ..arguments import feature_words, kind_of, problem_of
-from ..cache_arguments import QV, CacheArguments
+from ..cache_arguments import CACHE, QV, CacheArguments
 from ..dispatch.backends import Report
 from ..dispatch.explain import Explanation, explain_problem
 from ..dispatch.request import check_name, requested_backend
@@ -21,7 +21,7 @@ from ..options import documenting
 from ..problem import Problem
 from .checked import NAME, checked_cache
 from .in_place import obstacle
-from .latent import is_for_qv_kernel, with_qv
+from .latent import with_qv
 from .options import DEFAULTS, AllCacheOptions, CacheOptions, with_defaults
 
 _NOT_INVARIANT = "no kernel promises batch_invariant"
@@ -31,8 +31,8 @@ _warned: list[object] = []
 def choose(call: CacheArguments) -> tuple[CachedFamily, str]:
     """The ops that serve a call, and the backend that they are told.
 
-    A kernel serves where one serves `attention` to the same queries and keys: the ops of kernels
-    are made of those (`lowered.py`).
+    Where the cache is read where it lies, kernels serve that read a cache. Where it is packed,
+    those serve that serve `attention` to the same queries and keys (`lowered.py`).
 
     Raises:
         BackendError: the backend that was asked for does not serve the call.
@@ -74,10 +74,10 @@ _warn_of_fallback._dynamo_marked_constant = True  # type: ignore[attr-defined]  
 def _kind(call: CacheArguments) -> Problem:
     call = with_qv(call)
     kind = kind_of(call.as_attention())
+    if not obstacle(call):
+        return kind._replace(features=kind.features | CACHE | (0 if call.qv is None else QV))
     if call.qv is None:
         return kind
-    if is_for_qv_kernel(call) and not obstacle(call):
-        return kind._replace(features=kind.features | QV)
     return kind._replace(head_dim=kind.head_dim + kind.head_dim_v)
 
 

@@ -1,0 +1,145 @@
+"""A random call with a cache, and its comparison with the formula in float64."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cute_attention.bench.roundings import exact
+from cute_attention.inference import attention_with_cache, explain_with_cache
+from every_row import DTYPES
+from kernel_calls import offsets
+from paged_calls import Call, Form
+from random_calls import Drawn
+from random_checks import Wrong, bits, judge, poison, rows_of
+
+
+def form_of(call: Drawn) -> tuple[Form, list[int]]:
+    """The form of a call, and how many of each sequence's tokens it appends."""
+    rng, cache = random.Random(call.seed), call.cache
+    options: dict[str, Any] = dict(call.options)
+    torch.manual_seed(call.seed)
+    if call.slopes:
+        options["alibi_slopes"] = torch.randn(call.heads).bfloat16().float() / 8
+    if call.sink:
+        options["sink"] = torch.randn(call.heads) * 3
+    lengths = tuple(keys for _, keys in call.lengths)
+    queries = tuple(q for q, _ in call.lengths)
+    if cache["packed"]:
+        queries = tuple(rng.choice((0, 1, 1, 3, q)) for q in queries)
+    pads = tuple(rng.choice((0, 1, 17, n)) for n in lengths) if cache["pads"] else ()
+    form = Form(
+        page_size=cache["page_size"], lengths=lengths, queries=queries, packed=cache["packed"],
+        heads=(call.heads, call.heads_kv), dims=(call.dim, call.dim_v),
+        room=max(lengths) + cache["room"] if cache["room"] else 0, batch_idx=cache["batch_idx"],
+        leftpad=pads, options=options, dtype=DTYPES[call.dtype],
+    )  # fmt: skip
+    many = queries if cache["packed"] else (cache["new"],) * len(lengths)
+    new = [min(n, length) for n, length in zip(many, lengths, strict=True)]
+    if not cache["new"] or (not cache["packed"] and min(new) < cache["new"]) or pads:
+        new = []
+    return replace(form, appended=tuple(new)), new
+
+
+def check_cache(drawn: Drawn, device: str, backend: str) -> list[str]:
+    """Like `random_checks.check`."""
+    if not drawn.heads or not drawn.heads_kv:
+        return ["not served"]
+    form, new = form_of(drawn)
+    call = Call(form, device)
+    given = call.given
+    given |= {name: drawn.cache[name] for name in ("batch_invariant",)}
+    given["num_splits"] = drawn.cache["splits"]
+    if drawn.cache["max_seqlen_k"]:
+        given["max_seqlen_k"] = max(form.lengths)
+    whole = {name: given[name].clone() for name in ("k_cache", "v_cache")}
+    if any(new):
+        _take_new(call, new)
+    rows = rows_of(explain_with_cache(**given, backend=backend))
+    if backend == "auto" and "reference" in rows:
+        return ["not served"]
+    first = _run(given, whole if any(new) else {})
+    again = _run(given, whole if any(new) else {})
+    for name, one, other in zip(("out", "lse"), first, again, strict=True):
+        if not torch.equal(bits(one), bits(other)):
+            raise Wrong(name, "not repeated")
+    _compare(call, *call.flat(*first))
+    return rows
+
+
+def _take_new(call: Call, new: list[int]) -> None:
+    """Takes the last tokens of each sequence out of the cache: the call appends them."""
+    given, form = call.given, call.form
+    taken: dict[str, list[Tensor]] = {"k": [], "v": []}
+    for b, (length, many) in enumerate(zip(form.lengths, new, strict=True)):
+        for name, cache in (("k", "k_cache"), ("v", "v_cache")):
+            slots = [_slot(call, b, t) for t in range(length - many, length)]
+            tokens = [given[cache][slot].clone() for slot in slots]
+            taken[name].append(
+                torch.stack(tokens)
+                if tokens
+                else given[cache].new_empty(0, *given[cache].shape[2:])
+            )
+    for b, (length, many) in enumerate(zip(form.lengths, new, strict=True)):
+        for t in range(length - many, length):
+            for cache in ("k_cache", "v_cache"):
+                given[cache][_slot(call, b, t)] = torch.nan
+    for name, tokens in taken.items():
+        given[name] = torch.cat(tokens) if form.packed else torch.stack(tokens)
+    device = given["q"].device
+    given["cache_seqlens"] = given["cache_seqlens"] - torch.tensor(new, device=device).int()
+    if form.packed:
+        given["cu_seqlens_k_new"] = offsets(new, str(device))
+
+
+def _slot(call: Call, sequence: int, token: int) -> tuple[int, int]:
+    row, size = call.rows[sequence], call.form.page_size
+    if not size:
+        return row, token
+    return int(call.given["block_table"][row, token // size]), token % size
+
+
+def _run(given: dict[str, Any], whole: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Output and LSE. What is appended must make the caches those of `whole`, and nothing else may
+    change: bit by bit."""
+    given = {**given, "k_cache": given["k_cache"].clone(), "v_cache": given["v_cache"].clone()}
+    expected = {name: whole.get(name, given[name].clone()) for name in ("k_cache", "v_cache")}
+    others = {
+        name: value.clone()
+        for name, value in given.items()
+        if isinstance(value, Tensor) and name not in expected
+    }
+    poison(given["q"].device)
+    results = attention_with_cache(**given, return_lse=True)
+    for name, value in (expected | others).items():
+        if not torch.equal(bits(given[name]), bits(value)):
+            raise Wrong(name, "not the cache with the new tokens, or changed")
+    return results
+
+
+def _compare(call: Call, out: Tensor, lse: Tensor) -> None:
+    """Flat results with the formula, sequence by sequence."""
+    names = ("causal", "window", "softcap", "scale", "alibi_slopes", "sink")
+    options = {name: call.given[name] for name in names if name in call.given}
+    start = 0
+    for q, k, v in zip(call.queries, *call.keys, strict=True):
+        rows = slice(start, start + q.shape[1])
+        start = rows.stop
+        if not q.shape[1]:
+            continue
+        mine = out[rows][None], lse[:, rows][None]
+        if not k.shape[1]:
+            blind = torch.full_like(mine[1], -torch.inf)
+            if "sink" in options:
+                blind = options["sink"][:, None].expand_as(blind)
+            if mine[0].any() or not torch.allclose(mine[1], blind, rtol=1e-6):
+                raise Wrong("out", "a sequence without keys has an output, or another LSE")
+            continue
+        zero = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+        right = exact(q, k, v, zero, **options)
+        for name, found in zip(("out", "lse"), mine, strict=True):
+            judge(name, found, right.values[name], right.sizes[name], right.eps[name])
