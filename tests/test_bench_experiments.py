@@ -202,6 +202,9 @@ def test_blocks_come_from_a_folder_of_kernels(
 
     assert main(shlex.split("experiments --build-only --arch sm90")) == 2
     assert "--build-only needs --arch, and --kernels DIR" in capsys.readouterr().err
+    text = "experiments --build-only --arch sm90 --dtypes fp32 --kernels here"
+    assert main(shlex.split(text)) == 2
+    assert "no row of the tables of sm90 computes" in capsys.readouterr().err
 
 
 def test_a_built_kernel_is_asked_for_by_name() -> None:

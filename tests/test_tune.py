@@ -158,6 +158,7 @@ def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (f"--arch sm80 --row tile=3 {empty}", "--row has 'tile', expected columns of tile_m, "),
         (f"--arch sm80 --row head_dim=64 {empty}", "--row has 'head_dim', expected columns of"),
         (f"--arch sm80 --row tile_m=0 {empty}", "tile_m is 0, expected a positive int"),
+        (f"--arch sm80 --row tile_m=x {empty}", "--row: Row: tile_m is a str, expected an int"),
         (f"--measure-only --head-dims 64 {empty}", "of a search holds, so leave out --head-dims"),
         (f"--arch sm80 --head-dims 512 {empty}", "no row of the tables of sm80 computes"),
     ):
@@ -170,3 +171,7 @@ def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "manifest.json").write_text('{"schema": 0}')
     assert main(f"--measure-only {empty}".split()) == 2
     assert "is no manifest of this tool (schema 1)" in capsys.readouterr().err
+    for damaged in ('{"schema": 1, "arg', '{"schema": 1}', '{"schema": 1, "arguments": 2}'):
+        (tmp_path / "manifest.json").write_text(damaged)
+        assert main(f"--measure-only {empty}".split()) == 2
+        assert f"{tmp_path / 'manifest.json'} is no manifest" in capsys.readouterr().err

@@ -77,7 +77,10 @@ def _build(args: argparse.Namespace, console: Console) -> int:
         raise ValueError("--build-only needs --arch, and --kernels DIR for the libraries")
     base = experiments.block_point(build_points(args, _GPU)[0])
     room = typical_device(args.arch).shared_memory_per_block
-    for row in experiments.rows_like(base, args.arch, room):
+    rows = experiments.rows_like(base, args.arch, room)
+    if not rows:
+        raise ValueError(f"no row of the tables of {args.arch} computes {base.text()}")
+    for row in rows:
         console.print(f"{row.name}: {kernel_folder.build(row, args.kernels, args.chips)}")
     return 0
 

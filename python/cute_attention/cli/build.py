@@ -61,7 +61,10 @@ def _edited(name: str, changes: Sequence[str]) -> Row:
         values[column] = int(value) if value.isdigit() else value
         if column == "score_mods":
             values[column] = [word for word in value.split("|") if word]
-    return Row.of(name, **values)
+    try:
+        return Row.of(name, **values)
+    except TypeError as error:  # a word in place of a number
+        raise ValueError(f"--set: {error}") from error
 
 
 def _build(args: argparse.Namespace) -> None:

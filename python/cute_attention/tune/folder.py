@@ -118,18 +118,25 @@ def read(path: Path) -> Folder:
     manifest = path / MANIFEST
     if not manifest.is_file():
         raise ValueError(f"{path} has no {MANIFEST}, expected a folder that `tune` has written")
-    data = json.loads(manifest.read_text())
+    refused = f"{manifest} is no manifest of this tool (schema {SCHEMA})"
+    try:
+        data = json.loads(manifest.read_text())
+    except ValueError as error:
+        raise ValueError(f"{refused}: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise ValueError(f"{manifest} is no manifest of this tool (schema {SCHEMA})")
-    return Folder(
-        path,
-        list(data["arguments"]),
-        data["arch"],
-        tuple(data["chips"]),
-        data["count"],
-        data["sources"],
-        [_search_from_dict(each) for each in data["searches"]],
-    )
+        raise ValueError(refused)
+    try:
+        return Folder(
+            path,
+            list(data["arguments"]),
+            data["arch"],
+            tuple(data["chips"]),
+            data["count"],
+            data["sources"],
+            [_search_from_dict(each) for each in data["searches"]],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{refused}: {type(error).__name__} {error}") from error
 
 
 def _word(text: str) -> str:

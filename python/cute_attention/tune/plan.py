@@ -79,7 +79,10 @@ def search_of(
     for columns in own:
         if unknown := [name for name in columns if name not in HOW]:
             raise ValueError(f"--row has {unknown[0]!r}, expected columns of {', '.join(HOW)}")
-    made = [Row.of(present.name, **columns) for columns in own]
+    try:
+        made = [Row.of(present.name, **columns) for columns in own]
+    except TypeError as error:  # a word in place of a number
+        raise ValueError(f"--row: {error}") from error
     given = [row for row in dict.fromkeys(made) if row != row_of(present)]
     asked = [
         Candidate(row, relative_estimate(row.columns, present, problems, device)) for row in given
