@@ -1,4 +1,4 @@
-// sm90/float_bias.h: tiles of a bias in fp32 (bias_tiles.h), which the forward adds as it is.
+// sm90/float_bias.h: tiles of a bias in fp32 (bias_tiles.h), which is added as it is.
 //
 // To TMA a number is two columns of 16 bits, so a box of 128 bytes has 32 keys: for each row of
 // the tile four groups of 8 keys, two vectors of 16 bytes each. Vector v of row r stands where
@@ -9,8 +9,9 @@
 
 namespace cute_attention::sm90 {
 
-// A row whose kernel reads a bias in fp32 from tiles. Their numbers take twice the bytes, so it has
-// half the keys of the row in a tile, and as many stages as fit.
+// A row whose kernel reads a bias in fp32 from tiles. Their numbers take twice the bytes. So in the
+// forward it has half the keys of the row in a tile, and as many stages as fit; in the backward one
+// tile for each warpgroup, where the row has two for both.
 template <class Row>
 struct FloatBias : Row {
   static constexpr int kKeys = Row::kConfig.tile_n / 2;
@@ -18,10 +19,12 @@ struct FloatBias : Row {
                                                 int(sizeof(float)) * Row::kConfig.tile_m);
   static constexpr int kBytesOfQueries = 2 * Row::kConfig.tile_m * Row::kKey.head_dim;
   static constexpr int kBytesOfBarriers = 2048;
-  static constexpr KernelConfig kConfig = {
-      Row::kConfig.tile_m, kKeys,
-      (max_shared_memory(Row::kKey.arch) - kBytesOfQueries - kBytesOfBarriers) / kBytesOfStage,
-      Row::kConfig.warps};
+  static constexpr int kStages =
+      (max_shared_memory(Row::kKey.arch) - kBytesOfQueries - kBytesOfBarriers) / kBytesOfStage;
+  static constexpr KernelConfig kConfig =
+      Row::kKey.direction == Direction::Forward
+          ? KernelConfig{Row::kConfig.tile_m, kKeys, kStages, Row::kConfig.warps}
+          : Row::kConfig;
 };
 
 // Whether a row has that kernel. Those of every combination, which take the compiler longest, read
@@ -115,6 +118,71 @@ CUTE_DEVICE void add_float_bias_tile(BiasTiles const& bias, float const* tile, i
         add(step, 1, swap ? other.y : one.y);
         add(step + Of::kGroups / 2, 0, swap ? one.x : other.x);
         add(step + Of::kGroups / 2, 1, swap ? one.y : other.y);
+      }
+    }
+  }
+}
+
+// The tiles of a backward kernel, one for each consumer warpgroup: its 64 keys of the queries of a
+// step. They have barriers of their own: a tile is free as soon as the scores have it, before Q of
+// the step is.
+template <bool kHasTiles, class Element, int kRows, int kWarpgroups>
+struct FloatBiasBuffers {};
+template <class Element, int kRows, int kWarpgroups>
+struct FloatBiasBuffers<true, Element, kRows, kWarpgroups> {
+  static constexpr int kCols = 2 * kWarpgroupM;  // of 16 bits
+  using SmemLayoutBias =                         // (M, N, WARPGROUP)
+      SmemTiles<Element, kRows, kCols, kWarpgroups, kBiasBox>;
+  cute::array_aligned<Element, cute::cosize_v<SmemLayoutBias>, 1024> bias;
+  uint64_t bias_full[kWarpgroups];   // 1 arrival
+  uint64_t bias_empty[kWarpgroups];  // kWarpgroupWarps arrivals
+
+  // The tile of a warpgroup, (M, N).
+  CUTE_DEVICE Element* bias_tile(int warpgroup) { return bias.data() + warpgroup * kRows * kCols; }
+};
+
+// Where in such a tile the numbers lie of the scores of a thread, which are of S^T: two keys, 8
+// apart, of two queries side by side of each 8. The lanes of a warp load one number each, of 8 keys
+// of four queries, none of which share banks.
+struct FloatBiasOfTranspose {
+  using Of = FloatBiasOfScores;
+  // The first query of a thread, of each 8.
+  CUTE_HOST_DEVICE static constexpr int query(int thread) { return thread % 4 * 2; }
+
+  // Where the number of query `row` of the first 8 and the thread's first key is, in floats, and
+  // the one of the key 8 further on.
+  template <int kRows>
+  CUTE_HOST_DEVICE static constexpr uint32_t first(uint32_t row_of_tile, int thread) {
+    int const key = thread / 32 * 16 + thread % 32 / 4;
+    uint32_t const vector = key % Of::kKeys / Of::kVector;
+    return key / Of::kKeys * (kRows * Of::kKeys) + row_of_tile * Of::kKeys +
+           (vector ^ row_of_tile % 8) * Of::kVector + key % Of::kVector;
+  }
+  CUTE_HOST_DEVICE static constexpr uint32_t next_key(uint32_t first) { return first ^ Of::kGroup; }
+};
+
+// Adds those numbers of a tile of the bias that are of a thread's scores of 16 queries.
+//   kRows     of the tile
+//   tile      (M, N) of a warpgroup
+//   thread    of the warpgroup; opaque()
+//   step      which 16 queries
+//   per_unit  bias_per_unit()
+//   scores    (8)
+template <int kRows, class Scores>
+CUTE_DEVICE void add_float_bias_step(BiasTiles const& bias, float const* tile, int thread, int step,
+                                     float per_unit, Scores&& scores) {
+  using Of = FloatBiasOfTranspose;
+  CUTE_STATIC_ASSERT_V(cute::size(scores) == cute::Int<kBiasNumbers>{});
+  CUTE_UNROLL
+  for (int side = 0; side < 2; ++side) {  // of two queries
+    uint32_t const first = Of::first<kRows>(uint32_t(bias.row(Of::query(thread) + side)), thread);
+    CUTE_UNROLL
+    for (int half = 0; half < 2; ++half) {  // of 16 queries
+      uint32_t const behind = uint32_t(bias.row(16 * step + 8 * half) * Of::Of::kKeys);
+      CUTE_UNROLL
+      for (int key = 0; key < 2; ++key) {
+        float& score = scores(4 * half + 2 * key + side);
+        score = fmaf(tile[(key == 0 ? first : Of::next_key(first)) + behind], per_unit, score);
       }
     }
   }
