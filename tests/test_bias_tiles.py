@@ -64,14 +64,15 @@ def crooked(bias: Tensor) -> Tensor:
 
 def assert_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Where the tiles of the kernels differ, they add up the probabilities of a row in another
-    order. What that costs the output, in 16 bits, costs a gradient in fp32 too."""
+    order, and scale them by another maximum before they round them. The output differs by what
+    rounding costs, so dS does, and the gradients have both errors."""
     for name in NAMES:
         assert found[name].isfinite().all() or name == "lse", name
         if name == "lse":
             assert_close(found[name], expected[name], "rounding", name=name)
         else:
-            dtype = found["out"].dtype
-            assert_close(found[name].to(dtype), expected[name].to(dtype), "stored", name=name)
+            rule = "stored" if name == "out" else "other_tiles"
+            assert_close(found[name], expected[name], rule, found["out"].dtype, name)
 
 
 def assert_same(row: rows.TableRow, shape: tuple[int, ...], bias: Tensor, **options: Any) -> None:
@@ -99,13 +100,15 @@ def test_masks(
     assert_same(row, shape, bias_of(shape, "bhqk", numbers), **options)
 
 
+@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_against_the_formula(
-    row: rows.TableRow, numbers: torch.dtype, shape: tuple[int, ...]
+    row: rows.TableRow, numbers: torch.dtype, shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     batch, queries, keys, *heads = shape
     tensors = inputs_of(row, batch, (queries, keys), (heads[0], heads[1]))
-    assert_exact(row, tensors, aligned(bias_of(shape, "bhqk", numbers)), {})
+    for kept in ("bhqk", "bk"):
+        assert_exact(row, tensors, aligned(bias_of(shape, kept, numbers)), options)
 
 
 @pytest.mark.parametrize("anything", [torch.nan, torch.inf, -torch.inf])
@@ -150,7 +153,9 @@ def test_packed(row: rows.TableRow, numbers: torch.dtype, kept: str) -> None:
 
 
 def test_a_sequence_longer_than_the_bias(row: rows.TableRow, numbers: torch.dtype) -> None:
-    """Each row of the output is right or NaN, and those of the other sequence are right."""
+    """Each row of the output is right or NaN, and those of the other sequence are right. These may
+    differ by a rounding at head dim 256: there a warp raises the maxima of its rows where one of
+    them asks for it, and of a tile's last rows none is of that sequence."""
     lengths_q, lengths_k = (40, 100), (50, 200)
     ends = offsets(lengths_q), offsets(lengths_k)
     dense = inputs_of(row, 1, (sum(lengths_q), sum(lengths_k)), (2, 2))
@@ -162,7 +167,10 @@ def test_a_sequence_longer_than_the_bias(row: rows.TableRow, numbers: torch.dtyp
         out = attention_varlen(q, k, v, *ends, *longest, bias=short, backend=backend_of(row))
         kept = ~out.isnan().flatten(1).any(1)
         assert kept[:40].all()
-        assert_same_bits(out[:40], exact[:40], "the sequence that fits")
+        if row.head_dim <= 128:
+            assert_same_bits(out[:40], exact[:40], "the sequence that fits")
+        else:
+            assert_close(out[:40], exact[:40], "stored", name="the sequence that fits")
         assert ((out - exact)[kept].abs() <= 0.01 * exact.abs().max()).all()
 
 
@@ -171,7 +179,7 @@ def test_which_kernel_runs(
     row: rows.TableRow, numbers: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
     """The kernels of sm90 take tiles where TMA loads the bias; the backward above head dim 128 has
-    no room for them. Tiles of fp32 have forward rows with a bias alone."""
+    no room for them. Tiles of fp32 have rows with a bias alone."""
     tensors = inputs_of(row, 1, (130, 130), (2, 2))
     bias = layout(bias_of((1, 130, 130, 2, 2), "hqk", numbers))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -180,9 +188,9 @@ def test_which_kernel_runs(
     names = [event.key for event in profile.key_averages()]
     own = [name for name in names if row.name in name]
     assert own, names
-    forward, in_fp32 = row.direction == "forward", numbers == torch.float32
-    has_float_tiles = row.arch == "sm90" and forward and len(row.score_mods) == 1
-    has_both = row.arch == "sm90" and (forward or row.head_dim <= 128)
+    in_fp32 = numbers == torch.float32
+    has_both = row.arch == "sm90" and (row.direction == "forward" or row.head_dim <= 128)
+    has_float_tiles = has_both and len(row.score_mods) == 1
     in_tiles = layout is aligned and (has_float_tiles or not in_fp32)
     assert any("BiasFromGlobal" in name for name in own) == (has_both and not in_tiles)
     assert any("FloatBias" in name for name in own) == (has_float_tiles and in_tiles and in_fp32)

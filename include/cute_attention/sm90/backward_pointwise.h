@@ -109,13 +109,7 @@ struct BackwardPointwise {
       placed().mask(work, stage.m_block, tSrS);
     }
     if constexpr (Scores::kModifiesCopies) {
-      if constexpr (Traits::kFloatBias) {
-        await_float_bias(stage_index);
-      }
       take_copies(work, stage_index, 0, kBlocksFirst, tSrS, tdVrP);
-      if constexpr (Traits::kFloatBias && kBlocksFirst == kBlocks) {
-        release_float_bias();
-      }
     }
     return terms;
   }
@@ -140,9 +134,6 @@ struct BackwardPointwise {
           take_copies(work, stage_index, k, k + 1, tSrS, tdVrP);
         }
         finish_factors(stage_index, k, tSrS, tdPrdP);
-      }
-      if constexpr (Traits::kFloatBias && kBlocksFirst < kBlocks) {
-        release_float_bias();
       }
     } else if constexpr (kDrops) {
       QueryPacking const packing = unpacked_queries();
@@ -234,9 +225,7 @@ struct BackwardPointwise {
     for (int k = first; k < end; ++k) {
       Tensor rZ = make_tensor<float>(Int<8>{});  // (8), in the order of the accumulator
       auto const copies = copies_of_scores<4, 2>(tile, 4 * k, 0, rZ);
-      if constexpr (Traits::kFloatBias) {
-        add_float_bias(k, per_unit, rZ);
-      } else if constexpr (Traits::kBiasTiles) {
+      if constexpr (Traits::kBiasTiles) {
         if (call_has<kScoreMods, score_mods::Bias>(params)) {
           add_bias_step<BiasOfTranspose, kTileM>(arguments.bias, shared.bias_tile(stage_index),
                                                  first_bias, per_unit, k, rZ);
