@@ -154,8 +154,8 @@ def test_packed(row: rows.TableRow, numbers: torch.dtype, kept: str) -> None:
 
 def test_a_sequence_longer_than_the_bias(row: rows.TableRow, numbers: torch.dtype) -> None:
     """Each row of the output is right or NaN, and those of the other sequence are right. These may
-    differ by a rounding at head dim 256: there a warp raises the maxima of its rows where one of
-    them asks for it, and of a tile's last rows none is of that sequence."""
+    differ by a rounding at head dim 256: a call with longer sequences divides the keys, and tiles
+    of fp32 have 32 keys there, so that both splits have some of that sequence."""
     lengths_q, lengths_k = (40, 100), (50, 200)
     ends = offsets(lengths_q), offsets(lengths_k)
     dense = inputs_of(row, 1, (sum(lengths_q), sum(lengths_k)), (2, 2))
@@ -167,7 +167,7 @@ def test_a_sequence_longer_than_the_bias(row: rows.TableRow, numbers: torch.dtyp
         out = attention_varlen(q, k, v, *ends, *longest, bias=short, backend=backend_of(row))
         kept = ~out.isnan().flatten(1).any(1)
         assert kept[:40].all()
-        if row.head_dim <= 128:
+        if row.head_dim <= 128 or numbers != torch.float32:
             assert_same_bits(out[:40], exact[:40], "the sequence that fits")
         else:
             assert_close(out[:40], exact[:40], "stored", name="the sequence that fits")
