@@ -89,7 +89,12 @@ def assert_same(row: rows.TableRow, shape: tuple[int, ...], bias: Tensor, **opti
 def test_broadcasts(
     row: rows.TableRow, numbers: torch.dtype, shape: tuple[int, ...], kept: str
 ) -> None:
-    assert_same(row, shape, bias_of(shape, kept, numbers))
+    """The same as without tiles, and as accurate as the formula by itself."""
+    bias = bias_of(shape, kept, numbers)
+    assert_same(row, shape, bias)
+    batch, queries, keys, *heads = shape
+    tensors = inputs_of(row, batch, (queries, keys), (heads[0], heads[1]))
+    assert_exact(row, tensors, aligned(bias), {})
 
 
 @pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)

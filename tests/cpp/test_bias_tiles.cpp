@@ -24,6 +24,7 @@ CUTE_ATTENTION_FORWARD(forward_128, Sm90, Float16, 128, 128, Bias, 128, 128, 2, 
 CUTE_ATTENTION_FORWARD(forward_256, Sm90, BFloat16, 256, 256, Bias, 128, 64, 2, 12, O1)
 CUTE_ATTENTION_BACKWARD(backward_256, Sm90, Float16, 256, 256, Bias, 128, 64, 2, 12, O3)
 CUTE_ATTENTION_BACKWARD(backward_128, Sm90, Float16, 128, 128, Bias, 64, 128, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(backward_64, Sm90, BFloat16, 64, 64, Bias, 64, 128, 2, 12, O3)
 }  // namespace rows
 namespace {
 
@@ -217,6 +218,60 @@ void test_backward(KnownBias const& bias) {
   }
 }
 
+// Every score of a step of the backward gets the number of its query and its key from the tile of
+// its warpgroup, each number of which one score alone reads; and the lanes of a warp, which load
+// one number each, share no banks, but of the same numbers.
+template <class Row>
+void test_float_backward(KnownBias const& bias) {
+  using Traits = sm90::BackwardTraits<sm90::FloatBias<Row>>;
+  using Of = sm90::FloatBiasOfTranspose;
+  using Layout = typename Traits::SharedMemory::SmemLayoutBias;
+  constexpr int kRows = Traits::kTileM, kKeys = sm90::kWarpgroupM, kSteps = kRows / 16;
+  static_assert(Traits::kTileN == kKeys * Traits::kConsumers);
+  BiasTensor const tensor{nullptr, 8, 8, bias.has_row ? 8 : 0, 1, 1};
+  BiasTiles const tiles = sm90::unmapped_bias_tiles(tensor, kRows, kKeys, unpacked_queries());
+  sm90::Box const box = sm90::bias_box(tensor, kRows, unpacked_queries());
+  check_equal(tiles.bytes, box.rows * kKeys * 4, "bytes");
+  auto const tile = float_tile_by_tma<Layout>(bias, box);
+  auto const cSt = make_identity_tensor(Shape<Int<Traits::kTileN>, Int<kRows>>{});  // (N, M)
+  std::vector<int> reads(tile.size());
+  for (int thread = 0; thread < 128 * Traits::kConsumers; ++thread) {
+    int const own = thread % 128, first_key = thread / 128 * kKeys;
+    auto const tScS =  // (MMA, MMA_N, MMA_M)
+        typename Traits::MmaS{}.get_slice(thread).partition_C(cSt);
+    check_equal(int(size(tScS)), sm90::kBiasNumbers * kSteps, "scores of a thread");
+    for (int step = 0; step < kSteps; ++step) {
+      auto scores = make_tensor<float>(Int<sm90::kBiasNumbers>{});  // (8)
+      fill(scores, 0.5f);
+      sm90::add_float_bias_step<kRows>(tiles, tile.data(), own, step, 2.f, scores);
+      for (int i = 0; i < size(scores); ++i) {
+        auto const key_and_query = tScS(sm90::kBiasNumbers * step + i);
+        int const key = int(get<0>(key_and_query)) - first_key;
+        int const query = int(get<1>(key_and_query));
+        check_equal(scores(i), 2.f * float(bias(query, key, 0)) + 0.5f, "bias in fp32 of S^T");
+        if (thread < 128) ++reads[place<Layout>(tiles.row(query), 2 * key) / 2];
+      }
+    }
+  }
+  int const times = bias.has_row ? 1 : kRows;
+  for (int i = 0; i < box.rows * kKeys; ++i) {
+    int const place_of_number = place<Layout>(i / kKeys, 2 * (i % kKeys)) / 2;
+    check_equal(reads[place_of_number], times, "reads of a number");
+  }
+  for (int warp = 0; warp < 4; ++warp)
+    for (int side = 0; side < 2; ++side)
+      for (bool const next : {false, true}) {
+        std::set<uint32_t> numbers, banks;
+        for (int thread = 32 * warp; thread < 32 * warp + 32; ++thread) {
+          uint32_t const first = Of::first<kRows>(tiles.row(Of::query(thread) + side), thread);
+          numbers.insert(next ? Of::next_key(first) : first);
+        }
+        for (uint32_t const number : numbers) banks.insert(number % 32);
+        check_equal(banks.size(), numbers.size(), "banks of different numbers of S^T");
+        check_equal(int(numbers.size()), bias.has_row ? 32 : 8, "numbers of a load");
+      }
+}
+
 // Every score of a step of the kernels that load two numbers at a time. `movmatrix` gives the lane
 // with the numbers (l / 4, 2 (l % 4) + i) of a matrix those of its transpose (PTX ISA).
 template <class Words, class Mma>
@@ -322,6 +377,8 @@ int main() {
       test_float_forward<rows::forward_256>(bias, shift);
     }
     test_backward<rows::backward_128>(bias);
+    test_float_backward<rows::backward_64>(bias);
+    test_float_backward<rows::backward_128>(bias);
   }
   test_words<sm90::WordsOfScores, sm90::GradQTraits<rows::backward_256>::MmaS>();
   test_words<sm90::WordsOfTranspose, sm90::GradKvTraits<rows::backward_256>::MmaS>();
