@@ -37,11 +37,18 @@ SOFTCAP = 2.0  # many scores come near it
 
 @pytest.fixture(params=["sm80", "sm90"])
 def arch(request: pytest.FixtureRequest) -> str:
-    """A family of which the rows that serve every combination are built."""
+    """A family of which the rows that serve every combination are built: those of the test's head
+    dim and dtype, or all where it has none."""
     own = [row for row in ALL if row.arch == request.param and row.serves_subsets()]
     usual = [row for row in own if not row.name.endswith("_99kb")]
+    given = request.node.callspec.params
+    if "dim" in given:
+        dims = [row.head_dim for row in usual if row.head_dim >= given["dim"]]
+        usual = [row for row in usual if row.head_dim == min(dims)]
+    if "dtype" in given:
+        usual = [row for row in usual if row.dtype == given["dtype"]]
     if not usual or not all(is_built(row) for row in usual):
-        pytest.skip(f"no such rows of {request.param} are built")
+        pytest.skip(f"not all such rows of {request.param} are built")
     if request.param == "sm90" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("rows of sm90 need a GPU of compute capability 9.0")
     return request.param

@@ -30,6 +30,9 @@ struct BackwardKernel {
     init_barriers(shared.grad_s_full, kReaders, shared.grad_s_empty, kReaders);
     init_barriers(shared.grad_q_full, kWarpgroupWarps, shared.grad_q_empty, 1);
     Barrier::init(&shared.landed, 1);
+    if constexpr (Traits::kFloatBias) {
+      init_barriers(shared.bias_full, 1, shared.bias_empty, kWarpgroupWarps);
+    }
   }
 
   CUTE_DEVICE static void produce(BackwardArguments const& arguments, SharedMemory& shared,

@@ -74,6 +74,11 @@ struct BackwardWithSums {
   using Sums = typename BackwardFinish<Row>::Sums;
   static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
+  // The row of the kernel with tiles of a bias in fp32, of rows that have it.
+  static constexpr bool kHasFloatTiles = Traits::kBiasTiles && kHasFloatBias<Row>;
+  using RowOfFloats = std::conditional_t<kHasFloatTiles, FloatBias<Row>, Row>;
+  static constexpr int kBytesWithFloats =
+      int(sizeof(typename BackwardTraits<RowOfFloats>::SharedMemory));
   using GradBias = GradBiasLaunch<Row>;
 
   // A WorkspaceFunction (kernel_library.h).
@@ -119,20 +124,26 @@ struct BackwardWithSums {
     arguments.next_tile = next_tile(p);
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
-    bool const bias_from_global = has_bias && !tma_loads_bias(p);
+    bool const floats = kHasFloatTiles && has_bias && p.bias.is_float && tma_describes_bias(p);
+    bool const bias_from_global = has_bias && !floats && !tma_loads_bias(p);
     if constexpr (Traits::kBiasTiles) {
       if (error == cudaSuccess && has_bias && !bias_from_global) {
-        error = make_bias_tiles<Element, Traits::kTileM, Traits::kTileN>(&arguments.bias, p,
-                                                                         unpacked_queries());
+        constexpr int kRows = Traits::kTileM;
+        auto* const tiles = &arguments.bias;
+        auto const packing = unpacked_queries();
+        error = floats ? make_bias_tiles<Element, kRows, kWarpgroupM>(tiles, p, packing)
+                       : make_bias_tiles<Element, kRows, Traits::kTileN>(tiles, p, packing);
       }
     }
     if (error != cudaSuccess) {
       return error;
     }
     auto const device = context->device->ordinal;
-    error = at_once            ? allow_shared_memory<kWriter>(kSharedMemoryBytes, device)
-            : bias_from_global ? allow_shared_memory<kOtherBias>(kSharedMemoryBytes, device)
-                               : allow_shared_memory<kAdder>(kSharedMemoryBytes, device);
+    int const shared_bytes = floats ? kBytesWithFloats : kSharedMemoryBytes;
+    error = at_once            ? allow_shared_memory<kWriter>(shared_bytes, device)
+            : floats           ? allow_shared_memory<kFloatTiles>(shared_bytes, device)
+            : bias_from_global ? allow_shared_memory<kOtherBias>(shared_bytes, device)
+                               : allow_shared_memory<kAdder>(shared_bytes, device);
     if (error != cudaSuccess) {
       return error;
     }
@@ -147,8 +158,11 @@ struct BackwardWithSums {
     if (n_tiles > 0) {
       int32_t const most = Traits::kOneTile ? int32_t(kMaxTiles) : context->device->multiprocessors;
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, most);
-      auto const kernel = at_once ? kWriter : bias_from_global ? kOtherBias : kAdder;
-      kernel<<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
+      auto const kernel = at_once            ? kWriter
+                          : floats           ? kFloatTiles
+                          : bias_from_global ? kOtherBias
+                                             : kAdder;
+      kernel<<<unsigned(ctas), kThreads, shared_bytes, stream>>>(arguments);
     }
     int64_t const finish_ctas = sums.ctas + (at_once ? 0 : m_tiles);
     if (m_tiles > 0 && finish_ctas > 0) {
@@ -161,9 +175,10 @@ struct BackwardWithSums {
   }
 
  private:
-  // The kernel that adds dQ to sums, the same where TMA cannot load the bias, and the one that
-  // writes dQ, of rows that have it.
+  // The kernel that adds dQ to sums, the same where the bias is in fp32 and where TMA cannot load
+  // it, and the one that writes dQ, of rows that have it.
   static constexpr auto kAdder = &backward<Row, false>;
+  static constexpr auto kFloatTiles = &backward<RowOfFloats, false>;
   static constexpr auto kOtherBias =
       &backward<std::conditional_t<Traits::kBiasTiles, BiasFromGlobal<Row>, Row>, false>;
   static constexpr auto kWriter = &backward<Row, Traits::kWritesGradQ>;

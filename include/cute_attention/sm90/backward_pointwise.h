@@ -74,6 +74,14 @@ struct BackwardPointwise {
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
     if constexpr (Scores::kModifiesCopies) {
       // take_copies() does it.
+    } else if constexpr (Traits::kFloatBias) {
+      await_float_bias(stage_index);
+      CUTE_UNROLL
+      for (int k = 0; k < kBlocks; ++k) {
+        add_float_bias(k, bias_per_unit(arguments.params, work.sequence, arguments.params.scale),
+                       make_tensor(tSrS.data() + kBiasNumbers * k, Int<kBiasNumbers>{}));
+      }
+      release_float_bias();
     } else if constexpr (Traits::kBiasTiles) {
       add_bias_tile<BiasOfTranspose, kTileM>(
           arguments.bias, shared.bias_tile(stage_index), 0, opaque(thread),
@@ -159,6 +167,24 @@ struct BackwardPointwise {
 
  private:
   CUTE_DEVICE PlacedScores<Traits, Scores> placed() const { return {arguments.params, thread}; }
+
+  // Tiles of a bias in fp32, of which each step has the next: with two stages the number of a
+  // step's stage is the phase of its tile, too.
+  CUTE_DEVICE void await_float_bias(uint32_t stage_index) const {
+    Barrier::wait(&shared.bias_full[thread / kWarpgroupThreads], stage_index);
+  }
+  template <class Eight>
+  CUTE_DEVICE void add_float_bias(int k, float per_unit, Eight&& scores) const {
+    auto const* const tile = shared.bias_tile(thread / kWarpgroupThreads);
+    add_float_bias_step<kTileM>(arguments.bias, reinterpret_cast<float const*>(tile),
+                                opaque(thread) % kWarpgroupThreads, k, per_unit, scores);
+  }
+  CUTE_DEVICE void release_float_bias() const {
+    end_reads();
+    if (thread % 32 == 0) {
+      Barrier::arrive(&shared.bias_empty[thread / kWarpgroupThreads]);
+    }
+  }
 
   // Clears what is dropped of block `k` of P, and gives its factors their signs.
   //   tile     the scores, which have become factors

@@ -16,6 +16,7 @@
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/bias_tiles.h"
+#include "cute_attention/sm90/float_bias.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
 #include "cute_attention/study.h"
@@ -126,8 +127,11 @@ struct BackwardTraits {
   // Q and dO of a step are released in the next one, which may be the first of the next block.
   static_assert(kStages >= 2, "Q and dO of two steps");
 
-  // A tile of the bias comes with Q of a step, and is released with it.
+  // A tile of the bias comes with Q of a step, and is released with it. Those of fp32 have buffers
+  // and barriers of their own.
   static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
+  static constexpr bool kFloatBias = kColumnsOfNumber<Row> > 1;
+  static_assert(!kFloatBias || kStages == 2, "a step of each two has the first stage");
 
   // dQ of a step is cut into one part for each warpgroup: 64 queries of some of the columns.
   static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
@@ -230,7 +234,8 @@ struct BackwardTraits {
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
 
-  struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kTileN, kStages> {
+  struct SharedMemory : BiasBuffer<kBiasTiles && !kFloatBias, Element, kTileM, kTileN, kStages>,
+                        FloatBiasBuffers<kFloatBias, Element, kTileM, kConsumers> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;

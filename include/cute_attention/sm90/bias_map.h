@@ -7,19 +7,30 @@
 
 namespace cute_attention::sm90 {
 
-// Whether TMA can load the bias of a call: numbers in 16 bits, keys side by side, and all rows at
+// Columns of 16 bits that a number of the bias has for TMA, which copies two of fp32.
+inline int32_t columns_of_number(BiasTensor const& bias) { return bias.is_float ? 2 : 1; }
+
+// Whether a tensor map can describe the bias of a call: keys side by side, and all rows at
 // multiples of 16 bytes. `Params` is ForwardParams or BackwardParams.
 template <class Params>
-bool tma_loads_bias(Params const& params) {
+bool tma_describes_bias(Params const& params) {
   BiasTensor const& bias = params.bias;
   constexpr int64_t kVectorBytes = 16, kLongestStride = int64_t(1) << 40;  // of a tensor map
+  int64_t const number_bytes = 2 * columns_of_number(bias);
   auto const is_allowed = [&](int64_t extent, int64_t stride) {
-    return extent <= 1 || (stride * 2 % kVectorBytes == 0 && stride * 2 < kLongestStride / extent);
+    int64_t const bytes = stride * number_bytes;
+    return extent <= 1 || (bytes % kVectorBytes == 0 && bytes < kLongestStride / extent);
   };
-  return bias.is_float == 0 && bias.col_stride == 1 && params.seqlen_q > 0 && params.seqlen_k > 0 &&
+  return bias.col_stride == 1 && params.seqlen_q > 0 && params.seqlen_k > 0 &&
          reinterpret_cast<uintptr_t>(bias.data) % kVectorBytes == 0 &&
          is_allowed(params.batch, bias.batch_stride) &&
          is_allowed(params.heads, bias.head_stride) && is_allowed(params.seqlen_q, bias.row_stride);
+}
+
+// Whether it can be loaded by kernels whose tiles have numbers of 16 bits.
+template <class Params>
+bool tma_loads_bias(Params const& params) {
+  return params.bias.is_float == 0 && tma_describes_bias(params);
 }
 
 // The box of a tile of `rows` rows of scores: first the heads of the packing, then the queries, as
@@ -34,7 +45,7 @@ inline BiasTiles unmapped_bias_tiles(BiasTensor const& bias, int32_t rows, int32
                                      QueryPacking const& packing) {
   Box const box = bias_box(bias, rows, packing);
   BiasTiles tiles{};
-  tiles.bytes = box.heads * box.rows * cols * 2;
+  tiles.bytes = box.heads * box.rows * cols * columns_of_number(bias) * 2;
   tiles.has_batch = bias.batch_stride != 0;
   tiles.has_head = bias.head_stride != 0;
   tiles.has_row = bias.row_stride != 0;
@@ -49,12 +60,14 @@ template <class Element, int kRows, int kCols, class Params>
 cudaError_t make_bias_tiles(BiasTiles* tiles, Params const& params, QueryPacking const& packing) {
   BiasTensor const& bias = params.bias;
   *tiles = unmapped_bias_tiles(bias, kRows, kCols, packing);
-  TensorView const view{bias.data,
-                        tiles->has_batch ? params.batch : 1,
-                        tiles->has_row ? params.seqlen_q : 1,
-                        tiles->has_head ? params.heads : 1,
-                        params.seqlen_k,
-                        {bias.batch_stride, bias.row_stride, bias.head_stride}};
+  int64_t const columns = columns_of_number(bias);
+  TensorView const view{
+      bias.data,
+      tiles->has_batch ? params.batch : 1,
+      tiles->has_row ? params.seqlen_q : 1,
+      tiles->has_head ? params.heads : 1,
+      params.seqlen_k * columns,
+      {bias.batch_stride * columns, bias.row_stride * columns, bias.head_stride * columns}};
   return make_tensor_map<Element>(&tiles->map, view, tiles->has_head ? packing.group : 1,
                                   bias_box(bias, kRows, packing));
 }

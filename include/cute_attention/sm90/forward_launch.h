@@ -44,10 +44,17 @@ struct ForwardLaunch {
 
   // A LaunchFunction; `params` is a ForwardParams with at least one query.
   static int32_t launch(void const* params, LaunchContext const* context) {
-    if constexpr (Traits::kBiasTiles) {
+    if constexpr (Traits::kBiasTiles && !Traits::kFloatBias) {
       auto const& call = *static_cast<ForwardParams const*>(params);
-      if (call_has<Row::kKey.score_mods, score_mods::Bias>(call) && !tma_loads_bias(call)) {
-        return ForwardLaunch<BiasFromGlobal<Row>>::launch(params, context);
+      if (call_has<Row::kKey.score_mods, score_mods::Bias>(call)) {
+        if constexpr (kHasFloatBias<Row>) {
+          if (call.bias.is_float && tma_describes_bias(call)) {
+            return ForwardLaunch<FloatBias<Row>>::launch(params, context);
+          }
+        }
+        if (!tma_loads_bias(call)) {
+          return ForwardLaunch<BiasFromGlobal<Row>>::launch(params, context);
+        }
       }
     }
     if constexpr (kHasCacheKernel<Row>) {

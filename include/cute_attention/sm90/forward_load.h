@@ -74,8 +74,8 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
     if constexpr (Traits::kBiasTiles) {
       if (leader && call_has<Traits::kKey.score_mods, score_mods::Bias>(arguments.params)) {
         TileOrigin origin = from.bias;
-        origin.col = n_block * kTileN;
-        load_bias_tile<Traits::kTileM, kTileN>(
+        origin.col = n_block * Traits::kBiasCols;
+        load_bias_tile<Traits::kTileM, Traits::kBiasCols>(
             arguments.bias, origin, shared.bias_tile(ring_k.stage), shared.key_full[ring_k.stage]);
       }
     }

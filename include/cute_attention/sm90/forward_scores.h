@@ -73,9 +73,15 @@ struct ForwardScores {
     Modifiers const modifiers(params);
     modifiers.template map<1>(rS, modifiers.all_near(rS));
     if (call_has<kScoreMods, score_mods::Bias>(params)) {
-      add_bias_tile<BiasOfScores, Traits::kTileM>(
-          arguments.bias, numbers, m_offset(), opaque(thread),
-          bias_per_unit(params, tile.sequence, Modifiers::exponent_scale(params)), accumulator);
+      float const per_unit =
+          bias_per_unit(params, tile.sequence, Modifiers::exponent_scale(params));
+      if constexpr (Traits::kFloatBias) {
+        add_float_bias_tile<Traits::kTileM>(arguments.bias, reinterpret_cast<float const*>(numbers),
+                                            m_offset(), opaque(thread), per_unit, accumulator);
+      } else {
+        add_bias_tile<BiasOfScores, Traits::kTileM>(arguments.bias, numbers, m_offset(),
+                                                    opaque(thread), per_unit, accumulator);
+      }
     }
   }
 

@@ -10,6 +10,7 @@
 
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
+#include "cute_attention/sm90/float_bias.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
@@ -65,7 +66,9 @@ struct ForwardTraits {
   static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
   // A tile of the bias comes with K, and is released with it.
   static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
-  static constexpr int kBytesBias = kBiasTiles ? kTileM * kTileN * int(sizeof(Element)) : 0;
+  static constexpr bool kFloatBias = kColumnsOfNumber<Row> > 1;
+  static constexpr int kBiasCols = kTileN * kColumnsOfNumber<Row>;  // of 16 bits
+  static constexpr int kBytesBias = kBiasTiles ? kTileM * kBiasCols * int(sizeof(Element)) : 0;
 
   // Two buffers of Q where they fit, so that the next tile's Q need not wait for the last S of this
   // one.
@@ -85,7 +88,7 @@ struct ForwardTraits {
   using SmemLayoutVt =
       SmemTilesTransposed<Element, kTileN, kHeadDimV, kStages, kBoxV>;  // (DV, N, STAGE)
 
-  struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kTileN, kStages> {
+  struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kBiasCols, kStages> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;

@@ -64,6 +64,7 @@ struct MlaTraits {
   static constexpr int kCols = kHeadDimV + kHeadDim;
 
   static constexpr bool kBiasTiles = false;
+  static constexpr bool kFloatBias = false;
   static constexpr int kBox = kBoxCols<kHeadDim>;  // columns of a box of q and k
   static constexpr int kBoxV = kBoxCols<kHalf>;    // of qv and v
 
