@@ -50,7 +50,7 @@ struct BackwardFinish {
         first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
     float const* const sums = params.grad_q_sum + block * (kTileM * kHeadDim);
     if (stores_first<Traits>(params) &&
-        sum_states<Traits::kConsumers>(params, block)[part] == kSumNotBegun) {
+        sum_states<Traits::kConsumers>(next_tile(params), block)[part] == kSumNotBegun) {
       clear(tdQrdQ);  // queries that see no key
     } else {
       load_fragment<kWarpgroupThreads>(sums + part * (kWarpgroupM * kCols), tdQrdQ, thread);

@@ -43,7 +43,7 @@ struct PrepareTraits {
                                        bool written) {
     constexpr int kParts = BackwardTraits<Row>::kConsumers;
     if (thread < kParts) {
-      sum_states<kParts>(params, block)[thread] = written ? kSumWritten : kSumNotBegun;
+      sum_states<kParts>(next_tile(params), block)[thread] = written ? kSumWritten : kSumNotBegun;
     }
   }
 };

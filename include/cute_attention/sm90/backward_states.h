@@ -28,9 +28,10 @@ constexpr int32_t kSumBegun = 1;     // somebody stores the first numbers
 constexpr int32_t kSumWritten = 2;   // they are there
 
 // The states of the parts of a block.
+//   counters  next_tile()
 template <int kParts>
-CUTE_HOST_DEVICE int32_t* sum_states(BackwardParams const& params, int64_t block) {
-  return next_tile(params) + kCountersWithSums + block * kParts;
+CUTE_HOST_DEVICE int32_t* sum_states(int32_t* counters, int64_t block) {
+  return counters + kCountersWithSums + block * kParts;
 }
 
 // PTX ISA, "ld", "st" and "Memory Consistency Model": what was written before the number was can be

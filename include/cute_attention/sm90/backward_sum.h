@@ -68,10 +68,16 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     int32_t head = work.steps.head;
     int32_t m_block = work.steps.m_block;
     for (; remaining > 0; --remaining) {
-      int64_t const block = steps.grad_q_block(head, m_block);
+      // A block takes at least 32 KB of memory: there are fewer than 2^31.
+      int32_t const block = int32_t(steps.grad_q_block(head, m_block));
       // Opaque, so that addresses are computed here: the warp has no registers to keep them.
       int const part_of_sums = opaque(part);
-      int32_t* const state = sum_states<Traits::kConsumers>(params, block) + part_of_sums;
+      // Computed at each use. If the address stayed in registers beside the wait for dQ, the warp
+      // would need more than it has; ptxas then allocates the registers of the whole kernel in
+      // another way, and the consumers spill.
+      auto const state = [&] {
+        return sum_states<Traits::kConsumers>(arguments.next_tile, opaque(block)) + part_of_sums;
+      };
       bool written = true;
       // The turn, or the state, is read before dQ is awaited, so that the latency of that load
       // passes beside the products.
@@ -84,16 +90,16 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
         }
         written = !stores_first<Traits>(params) || turn > 0;
       } else if (stores_first<Traits>(params)) {
-        written = load_acquire(state) == kSumWritten;
+        written = load_acquire(state()) == kSumWritten;
       }
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      float* const sums = params.grad_q_sum + block * kNumbers + part_of_sums * kPartNumbers;
+      float* const sums = params.grad_q_sum + int64_t{block} * kNumbers + part_of_sums * kPartNumbers;
       constexpr int kBytes = kPartNumbers * int(sizeof(float));
-      if (!written && claims_first(state)) {
+      if (!written && claims_first(state())) {
         start_bulk_store(sums, shared.grad_q[part], kBytes);
         await_bulk_writes();
         fence_bulk_adds();
-        store_release(state, kSumWritten);
+        store_release(state(), kSumWritten);
       } else {
         if (stores_first<Traits>(params)) {
           fence_bulk_adds();
