@@ -93,7 +93,8 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
         written = load_acquire(state()) == kSumWritten;
       }
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      float* const sums = params.grad_q_sum + int64_t{block} * kNumbers + part_of_sums * kPartNumbers;
+      float* const sums =
+          params.grad_q_sum + int64_t{block} * kNumbers + part_of_sums * kPartNumbers;
       constexpr int kBytes = kPartNumbers * int(sizeof(float));
       if (!written && claims_first(state())) {
         start_bulk_store(sums, shared.grad_q[part], kBytes);
