@@ -1,5 +1,6 @@
-"""The sums of dQ on sm90: with at most 8 blocks of keys they begin with a store, with more at
-zeros. Memory that nobody has set is NaN here, so that a sum without a beginning shows."""
+"""The sums of dQ on sm90: where there are many, of at most 8 blocks of keys each, they begin with
+a store, else at zeros. Memory that nobody has set is NaN here, so that a sum without a beginning
+shows."""
 
 from __future__ import annotations
 
@@ -40,6 +41,13 @@ CASES = {
 }
 
 
+def batch_of(row: Any, rows: int, many: bool) -> int:
+    """How often sums of `rows` queries of all heads are needed, so that there are more than 2^15
+    numbers for each SM, or once."""
+    device = torch.cuda.get_device_properties(0)
+    return (device.multi_processor_count << 15) // (rows * row.head_dim) + 1 if many else 1
+
+
 def poison_free_memory() -> None:
     """What PyTorch's allocator gives next is likely to be NaN."""
     for megabytes in (1, 8, 64):
@@ -68,9 +76,13 @@ def assert_gradients(
 
 @pytest.mark.parametrize("more", [0, 1], ids=["at_the_limit", "a_key_more"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "fixed_order"])
+@pytest.mark.parametrize("many", [False, True], ids=["few_sums", "many_sums"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_edges_of_the_store(row: Any, case: Case, deterministic: bool, more: int) -> None:
-    inputs, grad_out = make(row, replace(case, seqlen_k=LIMIT + more))
+def test_edges_of_the_store(
+    row: Any, case: Case, many: bool, deterministic: bool, more: int
+) -> None:
+    batch = case.batch * batch_of(row, case.batch * case.seqlen_q * case.heads, many)
+    inputs, grad_out = make(row, replace(case, batch=batch, seqlen_k=LIMIT + more))
 
     def ours(*leaves: Tensor) -> Any:
         return attention(
@@ -83,9 +95,11 @@ def test_edges_of_the_store(row: Any, case: Case, deterministic: bool, more: int
 
 @pytest.mark.parametrize("more", [0, 1], ids=["at_the_limit", "a_key_more"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "fixed_order"])
-def test_packed_edges_of_the_store(row: Any, deterministic: bool, more: int) -> None:
+@pytest.mark.parametrize("many", [False, True], ids=["few_sums", "many_sums"])
+def test_packed_edges_of_the_store(row: Any, many: bool, deterministic: bool, more: int) -> None:
     """Sequences of the greatest length, shorter ones, one without keys and one without queries."""
-    lengths_q, lengths_k = [130, 70, 0, 40, 260], [LIMIT + more, 0, 129, LIMIT, 300]
+    times = batch_of(row, 4 * 500, many)
+    lengths_q, lengths_k = [130, 70, 0, 40, 260] * times, [LIMIT + more, 0, 129, LIMIT, 300] * times
     cu_q, cu_k = offsets(lengths_q), offsets(lengths_k)
     options = {"backend": row.arch, "return_lse": True, "deterministic": deterministic}
     *inputs, grad_out = (

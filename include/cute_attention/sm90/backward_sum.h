@@ -48,6 +48,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     return;
   }
   BackwardParams const& params = arguments.params;
+  bool const stores_first = Traits::kStoresFirst && arguments.sum_states != nullptr;
   Ring<1> ring{};  // of dQ in shared memory
   for (int32_t works = 0;; ++works) {
     Ring<kWorkSlots> const slot = buffer_of<kWorkSlots>(works);
@@ -76,7 +77,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
       // would need more than it has; ptxas then allocates the registers of the whole kernel in
       // another way, and the consumers spill.
       auto const state = [&] {
-        return sum_states<Traits::kConsumers>(arguments.next_tile, opaque(block)) + part_of_sums;
+        return arguments.sum_states + opaque(block) * Traits::kConsumers + part_of_sums;
       };
       bool written = true;
       // The turn, or the state, is read before dQ is awaited, so that the latency of that load
@@ -88,8 +89,8 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
         int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
         while (load_acquire(params.grad_q_turn + block) < turn) {
         }
-        written = !stores_first<Traits>(params) || turn > 0;
-      } else if (stores_first<Traits>(params)) {
+        written = !stores_first || turn > 0;
+      } else if (stores_first) {
         written = load_acquire(state()) == kSumWritten;
       }
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
@@ -102,7 +103,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
         fence_bulk_adds();
         store_release(state(), kSumWritten);
       } else {
-        if (stores_first<Traits>(params)) {
+        if (stores_first) {
           fence_bulk_adds();
         }
         start_bulk_add(sums, shared.grad_q[part], kBytes);

@@ -27,6 +27,7 @@ struct BackwardArguments {
   BackwardParams params;
   GradSchedule schedule;
   int32_t* next_tile;      // how many tiles CTAs have taken beside their first
+  int32_t* sum_states;     // sum_states() of sm90/backward_states.h
   CUtensorMap map_q;       // boxes of tile_m rows
   CUtensorMap map_grad_o;  // boxes of tile_m rows
   CUtensorMap map_k;       // boxes of tile_n rows
