@@ -41,10 +41,11 @@ CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t fir
 //   NaN for all gradients that would need keys for which the backward kernel's grid has no CTA
 //
 //   Traits   Element, kTileM, kTileN, kHeadDim, kHeadDimV and kThreads of the backward kernel, and
-//            stores_first(params): whether the first who adds to a sum stores instead, and then
-//            start_states(params, block, thread, written), of sm90/backward_launch.h;
+//            start_states(sum_states, block, thread, written), of sm90/backward_launch.h;
 //            kHasSums: whether it keeps sums of dQ. The kernels that keep none have a CTA for every
 //            key and every query.
+//   sum_states   the states of sums whose first number is stored (sm90/backward_states.h), or
+//                nullptr where sums begin at zeros
 template <class Traits>
 struct BackwardPrepare {
   using Element = typename Traits::Element;
@@ -56,7 +57,8 @@ struct BackwardPrepare {
   static constexpr int kVector = 16 / int(sizeof(Element));  // elements of one load
   using Vector = cutlass::AlignedArray<Element, kVector>;
 
-  CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work) {
+  CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work,
+                              int32_t* sum_states = nullptr) {
     if (params.cu_seqlens_q != nullptr) {
       clear_unused_rows(params);
     }
@@ -71,7 +73,7 @@ struct BackwardPrepare {
     for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
       // Keys without a CTA add nothing to dQ, so dQ is wrong where there are such keys: NaN.
       if constexpr (Traits::kHasSums) {
-        start_sums(params,
+        start_sums(params, sum_states,
                    first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
                    keys < sequence.seqlen_k);
       }
@@ -142,14 +144,15 @@ struct BackwardPrepare {
 
   // Sets the sums of dQ of a block to zeros, or to NaN if they are `wrong`, and the counter of its
   // turns to 0. Where the first who has something to add stores it there are no zeros.
-  CUTE_DEVICE static void start_sums(BackwardParams const& params, int64_t block, bool wrong) {
+  CUTE_DEVICE static void start_sums(BackwardParams const& params, int32_t* sum_states,
+                                     int64_t block, bool wrong) {
     if (params.grad_q_sum == nullptr) {  // no sums are kept (core/grad_tile.h)
       return;
     }
     int const thread = int(threadIdx.x);
     auto* sums = reinterpret_cast<float4*>(params.grad_q_sum + block * (kTileM * kHeadDim));
     float const value = wrong ? NAN : 0.f;
-    bool const zeros = !Traits::stores_first(params);
+    bool const zeros = sum_states == nullptr;
     if (zeros || wrong) {
       CUTE_UNROLL
       for (int i = thread; i < kTileM * kHeadDim / 4; i += kThreads) {
@@ -157,7 +160,7 @@ struct BackwardPrepare {
       }
     }
     if (!zeros) {
-      Traits::start_states(params, block, thread, wrong);
+      Traits::start_states(sum_states, block, thread, wrong);
     }
     if (params.grad_q_turn != nullptr && thread == 0) {
       params.grad_q_turn[block] = 0;

@@ -48,8 +48,7 @@ struct BackwardTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   // Of dQ (core/backward_prepare.h); all add to them.
   static constexpr bool kHasSums = true;
-  CUTE_DEVICE static constexpr bool stores_first(BackwardParams const&) { return false; }
-  CUTE_DEVICE static void start_states(BackwardParams const&, int64_t, int, bool) {}
+  CUTE_DEVICE static void start_states(int32_t*, int64_t, int, bool) {}
   using Element = ElementOf<kKey.dtype>;
   using Study = StudyOf<Row>;
 

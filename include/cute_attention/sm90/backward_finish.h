@@ -25,7 +25,8 @@ struct BackwardFinish {
   static constexpr int kThreads = Traits::kFinishThreads;
   using Sums = KeyGradientSums<Traits, kThreads>;
 
-  CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums, float* smem) {
+  CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums,
+                              int32_t const* sum_states, float* smem) {
     if (int(blockIdx.x) < sums.ctas) {
       Sums::add_up(params, sums.parts, int(blockIdx.x));
       return;
@@ -33,13 +34,14 @@ struct BackwardFinish {
     WorkTile const work = last_first(params, kTileM);
     finish_backward<kTileM, kThreads>(params, work, smem,
                                       [&](Sequence const& sequence, int m_block) {
-                                        finish_queries(params, work, sequence, m_block);
+                                        finish_queries(params, work, sum_states, sequence, m_block);
                                       });
   }
 
   // Writes dQ of a tile of queries.
   CUTE_DEVICE static void finish_queries(BackwardParams const& params, WorkTile const& work,
-                                         Sequence const& sequence, int m_block) {
+                                         int32_t const* sum_states, Sequence const& sequence,
+                                         int m_block) {
     using namespace cute;
     int const thread = int(threadIdx.x) % kWarpgroupThreads;
     int const part = int(threadIdx.x) / kWarpgroupThreads;
@@ -49,8 +51,8 @@ struct BackwardFinish {
     int64_t const block =
         first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block;
     float const* const sums = params.grad_q_sum + block * (kTileM * kHeadDim);
-    if (stores_first<Traits>(params) &&
-        sum_states<Traits::kConsumers>(params, block)[part] == kSumNotBegun) {
+    if (Traits::kStoresFirst && sum_states != nullptr &&
+        sum_states[block * Traits::kConsumers + part] == kSumNotBegun) {
       clear(tdQrdQ);  // queries that see no key
     } else {
       load_fragment<kWarpgroupThreads>(sums + part * (kWarpgroupM * kCols), tdQrdQ, thread);

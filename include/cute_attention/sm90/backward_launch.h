@@ -36,33 +36,33 @@ struct PrepareTraits {
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
   static constexpr bool kHasSums = true;
-  CUTE_DEVICE static bool stores_first(BackwardParams const& params) {
-    return sm90::stores_first<BackwardTraits<Row>>(params);
-  }
-  CUTE_DEVICE static void start_states(BackwardParams const& params, int64_t block, int thread,
+  // Of a block whose sums begin with a store: kSumWritten if the sums have numbers.
+  CUTE_DEVICE static void start_states(int32_t* sum_states, int64_t block, int thread,
                                        bool written) {
     constexpr int kParts = BackwardTraits<Row>::kConsumers;
     if (thread < kParts) {
-      sum_states<kParts>(params, block)[thread] = written ? kSumWritten : kSumNotBegun;
+      sum_states[block * kParts + thread] = written ? kSumWritten : kSumNotBegun;
     }
   }
 };
 
 template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
-    backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params) {
+    backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params, int32_t* sum_states) {
   if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
     next_tile(params)[threadIdx.x] = 0;
   }
-  BackwardPrepare<PrepareTraits<Row>>::run(params, last_first(params, Row::kConfig.tile_m));
+  BackwardPrepare<PrepareTraits<Row>>::run(
+      params, last_first(params, Row::kConfig.tile_m),
+      BackwardTraits<Row>::kStoresFirst ? sum_states : nullptr);
 }
 
 template <class Row>
 __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
-                    CUTE_GRID_CONSTANT PartSums const sums) {
+                    CUTE_GRID_CONSTANT PartSums const sums, int32_t const* sum_states) {
   extern __shared__ float shared_numbers[];
-  BackwardFinish<Row>::run(params, sums, shared_numbers);
+  BackwardFinish<Row>::run(params, sums, sum_states, shared_numbers);
 }
 
 // For rows whose accumulators hold dK and dV of 64 keys beside a part of dQ.
@@ -88,7 +88,7 @@ struct BackwardWithSums {
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
                             parts(*params, *device));
     sizes->delta += kCountersWithSums;
-    if (stores_first<Traits>(*params)) {
+    if (stores_first<Traits>(*params, *device)) {
       sizes->delta += grad_q_blocks(*params, Traits::kTileM).count() * Traits::kConsumers;
     }
     sizes->grad_bias_parts = GradBias::workspace(*params, *device);
@@ -122,6 +122,7 @@ struct BackwardWithSums {
         make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
                            context->device->multiprocessors, sums.parts);
     arguments.next_tile = next_tile(p);
+    arguments.sum_states = sum_states<Traits>(p, *context->device);
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
     bool const floats = kHasFloatTiles && has_bias && p.bias.is_float && tma_describes_bias(p);
@@ -148,7 +149,8 @@ struct BackwardWithSums {
       return error;
     }
     if (m_tiles > 0) {
-      backward_prepare<Row><<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p);
+      backward_prepare<Row>
+          <<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p, arguments.sum_states);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
@@ -168,7 +170,7 @@ struct BackwardWithSums {
     if (m_tiles > 0 && finish_ctas > 0) {
       backward_finish<Row>
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
-              p, sums);
+              p, sums, arguments.sum_states);
     }
     error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;

@@ -4,6 +4,7 @@
 
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/grad_tile.h"
+#include "cute_attention/kernel_library.h"
 
 namespace cute_attention::sm90 {
 
@@ -14,23 +15,28 @@ CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
   return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
 }
 
-// Where a sequence has few blocks of keys, the sums of dQ are not set to zero. Who first has
-// something to add to a part of a block stores it, and the others add when it is there. A warp
-// claims the store only when it has the numbers, so that nobody waits for anything but a store
-// under way. Where many blocks add to a sum, its zeros cost little, and the state that each reads
-// more (docs/hopper_backward.md).
+// Where a call has many sums of dQ and few blocks of keys add to each, they are not set to zero.
+// Who first has something to add to a part of a block stores it, and the others add when it is
+// there. A warp claims the store only when it has the numbers, so that nobody waits for anything
+// but a store under way. Where many blocks add to a sum, its zeros cost little, and the state that
+// each reads more. Where there are few sums their zeros stay in the L2 cache, and the blocks of
+// keys of a head, which begin at the same time, wait for one another (docs/hopper_backward.md).
 template <class Traits>
-CUTE_HOST_DEVICE constexpr bool stores_first(BackwardParams const& params) {
-  return Traits::kStoresFirst && params.seqlen_k <= 8 * Traits::kTileN;
+bool stores_first(BackwardParams const& params, DeviceInfo const& device) {
+  constexpr int64_t kNumbersOfMultiprocessor = 1 << 15;
+  int64_t const numbers =
+      grad_q_blocks(params, Traits::kTileM).count() * (Traits::kTileM * Traits::kHeadDim);
+  return Traits::kStoresFirst && params.seqlen_k <= 8 * Traits::kTileN &&
+         numbers > kNumbersOfMultiprocessor * device.multiprocessors;
 }
 constexpr int32_t kSumNotBegun = 0;  // as the kernel before leaves it
 constexpr int32_t kSumBegun = 1;     // somebody stores the first numbers
 constexpr int32_t kSumWritten = 2;   // they are there
 
-// The states of the parts of a block.
-template <int kParts>
-CUTE_HOST_DEVICE int32_t* sum_states(BackwardParams const& params, int64_t block) {
-  return next_tile(params) + kCountersWithSums + block * kParts;
+// The states of the parts of all blocks: (blocks, parts); nullptr where sums begin at zeros.
+template <class Traits>
+int32_t* sum_states(BackwardParams const& params, DeviceInfo const& device) {
+  return stores_first<Traits>(params, device) ? next_tile(params) + kCountersWithSums : nullptr;
 }
 
 // PTX ISA, "ld", "st" and "Memory Consistency Model": what was written before the number was can be

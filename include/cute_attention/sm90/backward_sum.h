@@ -48,6 +48,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     return;
   }
   BackwardParams const& params = arguments.params;
+  bool const stores_first = Traits::kStoresFirst && arguments.sum_states != nullptr;
   Ring<1> ring{};  // of dQ in shared memory
   for (int32_t works = 0;; ++works) {
     Ring<kWorkSlots> const slot = buffer_of<kWorkSlots>(works);
@@ -68,10 +69,16 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     int32_t head = work.steps.head;
     int32_t m_block = work.steps.m_block;
     for (; remaining > 0; --remaining) {
-      int64_t const block = steps.grad_q_block(head, m_block);
+      // A block takes at least 32 KB of memory: there are fewer than 2^31.
+      int32_t const block = int32_t(steps.grad_q_block(head, m_block));
       // Opaque, so that addresses are computed here: the warp has no registers to keep them.
       int const part_of_sums = opaque(part);
-      int32_t* const state = sum_states<Traits::kConsumers>(params, block) + part_of_sums;
+      // Computed at each use. If the address stayed in registers beside the wait for dQ, the warp
+      // would need more than it has; ptxas then allocates the registers of the whole kernel in
+      // another way, and the consumers spill.
+      auto const state = [&] {
+        return arguments.sum_states + opaque(block) * Traits::kConsumers + part_of_sums;
+      };
       bool written = true;
       // The turn, or the state, is read before dQ is awaited, so that the latency of that load
       // passes beside the products.
@@ -82,20 +89,21 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
         int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
         while (load_acquire(params.grad_q_turn + block) < turn) {
         }
-        written = !stores_first<Traits>(params) || turn > 0;
-      } else if (stores_first<Traits>(params)) {
-        written = load_acquire(state) == kSumWritten;
+        written = !stores_first || turn > 0;
+      } else if (stores_first) {
+        written = load_acquire(state()) == kSumWritten;
       }
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      float* const sums = params.grad_q_sum + block * kNumbers + part_of_sums * kPartNumbers;
+      float* const sums =
+          params.grad_q_sum + int64_t{block} * kNumbers + part_of_sums * kPartNumbers;
       constexpr int kBytes = kPartNumbers * int(sizeof(float));
-      if (!written && claims_first(state)) {
+      if (!written && claims_first(state())) {
         start_bulk_store(sums, shared.grad_q[part], kBytes);
         await_bulk_writes();
         fence_bulk_adds();
-        store_release(state, kSumWritten);
+        store_release(state(), kSumWritten);
       } else {
-        if (stores_first<Traits>(params)) {
+        if (stores_first) {
           fence_bulk_adds();
         }
         start_bulk_add(sums, shared.grad_q[part], kBytes);

@@ -28,6 +28,7 @@ struct BackwardArguments {
   BackwardParams params;
   GradSchedule schedule;
   int32_t* next_tile;      // how many tiles CTAs have taken beside their first
+  int32_t* sum_states;     // sum_states() of sm90/backward_states.h
   CUtensorMap map_q;       // boxes of tile_m rows
   CUtensorMap map_grad_o;  // boxes of tile_m rows
   CUtensorMap map_k;       // boxes of tile_n rows
@@ -161,9 +162,8 @@ struct BackwardTraits {
   // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.
   static constexpr bool kWritesGradQ = kKey.score_mods == score_mods::None;
 
-  // Whether sums of dQ may begin with a store (backward_states.h). At head dim 64 the consumers
-  // spilled 32 bytes in every form that was tried, though only the warps that add have more to do.
-  static constexpr bool kStoresFirst = kHeadDim == 128 && kKey.score_mods == score_mods::None;
+  // Whether sums of dQ may begin with a store (backward_states.h).
+  static constexpr bool kStoresFirst = kHeadDim != 96 && kKey.score_mods == score_mods::None;
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
