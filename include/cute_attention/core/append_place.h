@@ -18,7 +18,8 @@ struct TokenPlace {
 CUTE_HOST_DEVICE constexpr TokenPlace token_place(int32_t const* cu_seqlens, int32_t batch,
                                                   int32_t seqlen, int64_t row) {
   if (cu_seqlens == nullptr) {
-    return {int32_t(row / seqlen), int32_t(row % seqlen)};
+    int32_t const sequence = int32_t(row / seqlen);
+    return {sequence, int32_t(row - int64_t(sequence) * seqlen)};
   }
   int32_t begin = 0, end = batch;  // the first sequence that ends after the row lies between
   while (begin < end) {

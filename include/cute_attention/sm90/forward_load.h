@@ -3,6 +3,8 @@
 #pragma once
 
 #include "cute_attention/core/call_features.h"
+#include "cute_attention/core/dependent_launch.h"
+#include "cute_attention/core/load_sequence.h"
 #include "cute_attention/sm90/forward_traits.h"
 #include "cute_attention/sm90/tile_load.h"
 
@@ -70,7 +72,7 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
   // A forward that runs beside the kernel that appends (AppendedKeys) waits for its end here, and
   // nowhere else before it has loaded everything. What that kernel writes is
   //
-  //   new keys and values  read by the load warp alone, in KV tiles that end after tile.first_new:
+  //   new keys and values  read by the load warp alone, in KV tiles that end after first_new():
   //                        last_before_query() waits before the first tile that is loaded, which
   //                        has the last keys, where that one has some
   //   turned queries       read by the load warp alone: await_query()
@@ -89,7 +91,7 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
   CUTE_DEVICE int32_t last_before_query(ForwardTile const& tile) {
     int32_t const last = tile.kv.end - 1;
     if constexpr (Base::kReadsCache) {
-      if (is_early && tile.kv.end * kTileN > tile.first_new) {
+      if (is_early && tile.kv.end * kTileN > first_new(tile)) {
         await_appended();
       }
       if (is_early && arguments.params.appended.turns_q != 0) {
@@ -97,6 +99,11 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
       }
     }
     return last;
+  }
+
+  // No key before this one is new. Where there is no room for all new keys, they begin later.
+  CUTE_DEVICE int32_t first_new(ForwardTile const& tile) const {
+    return tile.sequence.seqlen_k - appended_keys(arguments.params.appended, tile.work.batch);
   }
 
   CUTE_DEVICE void await_query() {

@@ -59,8 +59,6 @@ struct TileWalk {
     Sequence const sequence = load_sequence_of<kCached, kCached>(params, work.batch);
     tile.sequence = sequence;
     if constexpr (kCached) {
-      // Where there is no room for all new keys, the first of them comes later.
-      tile.first_new = sequence.seqlen_k - appended_keys(params.appended, work.batch);
       tile.first_loaded = has_pages(params)
                               ? first_loaded_key(first_visible_key(sequence, m_begin), box_rows_k)
                               : 0;

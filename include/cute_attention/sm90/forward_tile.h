@@ -44,8 +44,6 @@ struct ForwardTile {
   int32_t split;  // of its keys
   // The first key that is loaded; 0 unless keys lie in pages. Kernels that read a cache have it.
   int32_t first_loaded;
-  // No key before this one is appended by the kernel before. Kernels that read a cache have it.
-  int32_t first_new;
   Sequence sequence;
   int32_t m_begin;                // its first query
   KvTiles kv;                     // of the split
