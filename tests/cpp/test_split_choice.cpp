@@ -81,11 +81,9 @@ void test_decoding() {
   int32_t const layouts[3][2] = {{32, 8}, {64, 8}, {8, 1}};
   Point const points[] = {
       {1, 4096, {16, 8, 32}},  // with 64 heads the last of 8 splits combines 8 rows, and not of 16
-      {1, 32768, {16, 16, 128}},
-      {1, 131072, {16, 16, 128}},
+      {1, 32768, {16, 16, 128}}, {1, 131072, {16, 16, 128}},
       {8, 8192, {2, 2, 8}},  // 8 heads over 1: 8 splits took 30.4 us, and 16, for a kernel, 33
-      {32, 4096, {1, 1, 4}},
-      {128, 2048, {1, 1, 1}},
+      {32, 4096, {1, 1, 4}},     {128, 2048, {1, 1, 1}},
       {64, 16384, {1, 1, 2}},
   };
   for (Point const& point : points) {
