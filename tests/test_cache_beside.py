@@ -140,12 +140,12 @@ def test_caches_that_overlap() -> None:
 
 
 def decode(step: Step, caches: list[Tensor], sums: Tensor, **options: Any) -> None:
-    """A step whose tokens depend on the last one's, as in a model."""
+    """A step whose tokens depend on every bit of the last one's, and are never above 2."""
     out = step.run(caches, **options)
     sums.add_(out.float())
-    step.q.copy_(out * 3 + step.q.flip(-1) * 0.5)
-    step.k.copy_(out[:, :, :HEADS_KV] - step.k.flip(-1) * 0.5)
-    step.v.copy_(out[:, :, HEADS_KV : 2 * HEADS_KV] + step.v.flip(-1) * 0.5)
+    step.q.copy_(2 * torch.sin(out * 3 + step.q.flip(-1)))
+    step.k.copy_(2 * torch.sin(out[:, :, :HEADS_KV] - step.k.flip(-1)))
+    step.v.copy_(2 * torch.sin(out[:, :, HEADS_KV : 2 * HEADS_KV] + step.v.flip(-1)))
     step.lengths.add_(1)
 
 
