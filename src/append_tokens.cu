@@ -12,8 +12,11 @@
 namespace cute_attention {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kMostCtas = 1 << 16;  // what is more takes several rounds
+// The kernel is launched and ended within a decode step, which takes 20 us, and its code then
+// comes from memory. So there is one path for queries, keys and values, whose loads do not wait for
+// each other, and CTAs are large: a forward that begins meanwhile runs on the SMs without one.
+constexpr int kThreads = 512;
+constexpr int64_t kMostCtas = 1 << 16;  // of queries, keys or values; more take several rounds
 constexpr int kVector = 8;              // elements of 16 bytes
 
 // Eight neighbouring numbers of a head.
@@ -24,160 +27,168 @@ union Vector {
   __device__ Vector() {}
 };
 
-template <class Element>
-__device__ float angle_of(RotaryOptions const& rotary, void const* table, int64_t index) {
-  return rotary.is_float != 0 ? static_cast<float const*>(table)[index]
-                              : float(static_cast<Element const*>(table)[index]);
-}
+// Queries, new keys or new values, and where they go.
+struct Tokens {
+  void const* from;
+  void* to;
+  Strides from_stride;
+  Strides to_stride;
+  int32_t const* cu_seqlens;  // [batch + 1]; null: each sequence has `seqlen`
+  int32_t seqlen;
+  int32_t heads;
+  int32_t of_head;  // vectors
+  bool turns;
+  bool turns_each;  // token i has the angle of new key i; else of the first one
+  bool goes_to_cache;
+  int64_t vectors;
+  int32_t ctas;
+
+  Tokens& count(int64_t total, int32_t batch) {
+    int64_t const rows = cu_seqlens != nullptr ? total : int64_t(batch) * seqlen;
+    vectors = rows * heads * of_head;
+    int64_t const wanted = (vectors + kThreads - 1) / kThreads;
+    ctas = int32_t(wanted < kMostCtas ? wanted : kMostCtas);
+    return *this;
+  }
+};
+constexpr int kKinds = 3;
+struct Work {
+  Tokens kinds[kKinds];  // queries, keys, values
+
+  explicit Work(AppendParams const& p)
+      : kinds{{p.q, p.turned_q, p.q_stride, p.turned_q_stride, p.cu_seqlens_q, p.seqlen_q,
+               p.rotary.cos == nullptr ? 0 : p.heads, p.head_dim / kVector, true,
+               p.rotary.turns_each_query != 0, false},
+              {p.k, p.k_cache, p.k_stride, p.k_cache_stride, p.cu_seqlens_new, p.seqlen_new,
+               p.heads_kv, p.head_dim / kVector, p.rotary.cos != nullptr, true, true},
+              {p.v, p.v_cache, p.v_stride, p.v_cache_stride, p.cu_seqlens_new, p.seqlen_new,
+               p.heads_kv, p.head_dim_v / kVector, false, false, true}} {
+    kinds[0].count(p.total_q, p.batch);
+    kinds[1].count(p.total_new, p.batch);
+    kinds[2].count(p.total_new, p.batch);
+  }
+};
 
 // Numbers [col, col + kVector) of a head that begins at `head`, turned by a row of cos and sin.
-// Each product and sum is rounded, as in PyTorch's operations.
-template <class Element>
-__device__ Vector<Element> turned(RotaryOptions const& rotary, Element const* head, int32_t col,
-                                  int32_t row) {
-  Vector<Element> result;
-  result.bits = *reinterpret_cast<uint4 const*>(head + col);
-  for (int i = 0; i < kVector && col + i < rotary.rotary_dim; ++i) {
-    RotaryPair const pair = rotary_pair(rotary, col + i);
-    float const c = angle_of<Element>(rotary, rotary.cos, row * rotary.cos_stride + pair.angle);
-    float const s = angle_of<Element>(rotary, rotary.sin, row * rotary.sin_stride + pair.angle);
-    float const own = float(result.values[i]), other = float(head[pair.partner]);
-    result.values[i] = Element(pair.is_first ? __fsub_rn(__fmul_rn(own, c), __fmul_rn(other, s))
-                                             : __fadd_rn(__fmul_rn(other, s), __fmul_rn(own, c)));
+// Each product and sum is rounded, as in PyTorch's operations. What is not turned is computed from
+// some pair in place of the number's own, and is not used.
+template <class Element, class Angle>
+__device__ void turn(Vector<Element>& result, RotaryOptions const& rotary, Element const* head,
+                     int32_t col, int32_t row) {
+  Angle const* const cos = static_cast<Angle const*>(rotary.cos) + row * rotary.cos_stride;
+  Angle const* const sin = static_cast<Angle const*>(rotary.sin) + row * rotary.sin_stride;
+  Element others[kVector];
+  Angle c[kVector], s[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    RotaryPair const pair = rotary_pair(rotary, min(col + i, rotary.rotary_dim - 1));
+    others[i] = head[pair.partner];
+    c[i] = cos[pair.angle];
+    s[i] = sin[pair.angle];
   }
-  return result;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    float const own = float(result.values[i]), other = float(others[i]);
+    float const along = __fmul_rn(own, float(c[i])), across = __fmul_rn(other, float(s[i]));
+    bool const is_first = rotary_pair(rotary, col + i).is_first;
+    Element const turned(is_first ? __fsub_rn(along, across) : __fadd_rn(across, along));
+    result.values[i] = col + i < rotary.rotary_dim ? turned : result.values[i];
+  }
 }
 
-// One of the vectors of [rows, heads, cols].
-struct VectorPlace {
-  int64_t row;
-  int32_t head;
-  int32_t col;
-};
-__device__ VectorPlace vector_place(int64_t index, int32_t heads, int32_t cols) {
-  int32_t const of_head = cols / kVector;
-  int64_t const head_index = index / of_head;
-  return {head_index / heads, int32_t(head_index % heads), int32_t(index % of_head) * kVector};
-}
-
-// The angle of a sequence's first new key.
-__device__ int32_t first_angle(AppendParams const& params, int32_t sequence) {
-  int32_t const* const seqlens = params.rotary.seqlens;
-  return (seqlens == nullptr ? params.cache.seqused_k : seqlens)[sequence];
-}
-
-template <class Element>
-__device__ void turn_query(AppendParams const& params, int64_t index) {
-  VectorPlace const at = vector_place(index, params.heads, params.head_dim);
-  TokenPlace const token = token_place(params.cu_seqlens_q, params.batch, params.seqlen_q, at.row);
+// Writes vector `index` of [rows, heads, vectors of a head].
+template <class Element, class Angle>
+__device__ void write_vector(AppendParams const& params, Tokens const& tokens, int64_t index) {
+  int32_t const of_row = tokens.heads * tokens.of_head;
+  int64_t const row = index / of_row;
+  int32_t const in_row = int32_t(index - row * of_row);
+  int32_t const head = in_row / tokens.of_head;
+  int32_t const col = (in_row - head * tokens.of_head) * kVector;
+  TokenPlace const token = token_place(tokens.cu_seqlens, params.batch, tokens.seqlen, row);
   if (token.sequence < 0) {
     return;
   }
-  bool const packed = params.cu_seqlens_q != nullptr;
-  int64_t const row = packed ? at.row : token.place;
-  Element const* const from = row_pointer(static_cast<Element const*>(params.q), params.q_stride,
-                                          token.sequence, at.head, row);
-  Element* const to = row_pointer(static_cast<Element*>(params.turned_q), params.turned_q_stride,
-                                  token.sequence, at.head, row);
-  int32_t const angle = angle_row(params.rotary, first_angle(params, token.sequence),
-                                  params.rotary.turns_each_query != 0 ? token.place : 0);
-  *reinterpret_cast<uint4*>(to + at.col) = turned(params.rotary, from, at.col, angle).bits;
-}
-
-// What is written of new keys, or of new values.
-struct Source {
-  void const* tokens;
-  Strides stride;
-  void* cache;
-  Strides cache_stride;
-  int32_t cols;
-  bool turns;
-};
-
-template <class Element>
-__device__ void append(AppendParams const& params, Source const& source, int64_t index) {
-  VectorPlace const at = vector_place(index, params.heads_kv, source.cols);
-  TokenPlace const token =
-      token_place(params.cu_seqlens_new, params.batch, params.seqlen_new, at.row);
-  if (token.sequence < 0) {
-    return;
-  }
-  CachePlace const place = cache_place(
-      params.cache, token.sequence, int64_t(params.cache.seqused_k[token.sequence]) + token.place);
-  if (place.page < 0) {
-    return;
-  }
-  int64_t const row = params.cu_seqlens_new != nullptr ? at.row : token.place;
-  Element const* const from = row_pointer(static_cast<Element const*>(source.tokens), source.stride,
-                                          token.sequence, at.head, row);
-  Element* const to = row_pointer(static_cast<Element*>(source.cache), source.cache_stride,
-                                  place.page, at.head, place.row);
+  int64_t const from_row = tokens.cu_seqlens != nullptr ? row : token.place;
+  Element const* const from = row_pointer(static_cast<Element const*>(tokens.from),
+                                          tokens.from_stride, token.sequence, head, from_row);
   Vector<Element> values;
-  if (source.turns) {
-    values = turned(params.rotary, from, at.col,
-                    angle_row(params.rotary, first_angle(params, token.sequence), token.place));
-  } else {
-    values.bits = *reinterpret_cast<uint4 const*>(from + at.col);
+  values.bits = *reinterpret_cast<uint4 const*>(from + col);
+  int32_t const used = params.cache.seqused_k[token.sequence];
+  int32_t to_batch = token.sequence;
+  int64_t to_row = from_row;
+  if (tokens.goes_to_cache) {
+    CachePlace const place = cache_place(params.cache, token.sequence, int64_t(used) + token.place);
+    if (place.page < 0) {
+      return;
+    }
+    to_batch = place.page;
+    to_row = place.row;
   }
-  *reinterpret_cast<uint4*>(to + at.col) = values.bits;
+  if (tokens.turns && col < params.rotary.rotary_dim) {
+    int32_t const* const seqlens = params.rotary.seqlens;
+    int32_t const angle =
+        angle_row(params.rotary, seqlens == nullptr ? used : seqlens[token.sequence],
+                  tokens.turns_each ? token.place : 0);
+    turn<Element, Angle>(values, params.rotary, from, col, angle);
+  }
+  Element* const to =
+      row_pointer(static_cast<Element*>(tokens.to), tokens.to_stride, to_batch, head, to_row);
+  *reinterpret_cast<uint4*>(to + col) = values.bits;
 }
 
-// How many vectors there are of queries, keys and values.
-struct Work {
-  int64_t q, k, v;
-
-  Work(AppendParams const& p) {
-    int64_t const rows_q = p.cu_seqlens_q != nullptr ? p.total_q : int64_t(p.batch) * p.seqlen_q;
-    int64_t const rows =
-        p.cu_seqlens_new != nullptr ? p.total_new : int64_t(p.batch) * p.seqlen_new;
-    q = p.rotary.cos == nullptr ? 0 : rows_q * p.heads * (p.head_dim / kVector);
-    k = rows * p.heads_kv * (p.head_dim / kVector);
-    v = rows * p.heads_kv * (p.head_dim_v / kVector);
-  }
-};
-
-template <class Element>
+template <class Element, class Angle>
 __global__ void __launch_bounds__(kThreads)
     append_tokens_kernel(__grid_constant__ AppendParams const params,
                          __grid_constant__ Work const work) {
   if (threadIdx.x == 0) {
-    start_kernel_after();  // a forward of the cache: it waits for this one's end before it reads
+    start_kernel_after();  // a forward of the cache: it waits before it reads what this one writes
   }
-  Source const keys{params.k,        params.k_stride,
-                    params.k_cache,  params.k_cache_stride,
-                    params.head_dim, params.rotary.cos != nullptr};
-  Source const values{
-      params.v, params.v_stride, params.v_cache, params.v_cache_stride, params.head_dim_v, false};
-  int64_t const first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  int64_t const step = int64_t(gridDim.x) * kThreads;
-  for (int64_t index = first; index < work.q + work.k + work.v; index += step) {
-    if (index < work.q) {
-      turn_query<Element>(params, index);
-    } else if (index < work.q + work.k) {
-      append<Element>(params, keys, index - work.q);
-    } else {
-      append<Element>(params, values, index - work.q - work.k);
+  int kind = 0;
+  int32_t cta = int32_t(blockIdx.x);
+  while (kind < kKinds && cta >= work.kinds[kind].ctas) {
+    cta -= work.kinds[kind++].ctas;
+  }
+  if (kind < kKinds) {  // otherwise the only CTA, with nothing to write but lengths
+    Tokens const& tokens = work.kinds[kind];
+    int64_t const step = int64_t(tokens.ctas) * kThreads;
+#pragma unroll 1
+    for (int64_t index = int64_t(cta) * kThreads + threadIdx.x; index < tokens.vectors;
+         index += step) {
+      write_vector<Element, Angle>(params, tokens, index);
     }
   }
-  for (int64_t sequence = first; sequence < params.batch; sequence += step) {
+  int64_t const step = int64_t(gridDim.x) * kThreads;
+#pragma unroll 1
+  for (int64_t sequence = int64_t(blockIdx.x) * kThreads + threadIdx.x; sequence < params.batch;
+       sequence += step) {
     int64_t const before = params.cache.seqused_k[sequence];
     int64_t const used = before + new_tokens(params, int32_t(sequence));
     params.used[sequence] = int32_t(used < INT32_MAX ? used : INT32_MAX);
   }
 }
 
-template <class Element>
-cudaError_t launch(AppendParams const& params, cudaStream_t stream) {
+template <class Element, class Angle>
+cudaError_t launch_with(AppendParams const& params, cudaStream_t stream) {
   Work const work(params);
-  int64_t const total = work.q + work.k + work.v;
-  int64_t const threads = total > params.batch ? total : params.batch;
-  int64_t const ctas = (threads + kThreads - 1) / kThreads;
-  if (ctas == 0) {
+  int32_t ctas = 0;
+  for (Tokens const& tokens : work.kinds) {
+    if (int64_t{tokens.heads} * tokens.of_head > INT32_MAX) {  // 32 GB for a token
+      return cudaErrorInvalidConfiguration;
+    }
+    ctas += tokens.ctas;
+  }
+  if (ctas == 0 && params.batch == 0) {
     return cudaSuccess;
   }
-  append_tokens_kernel<Element>
-      <<<unsigned(ctas < kMostCtas ? ctas : kMostCtas), kThreads, 0, stream>>>(params, work);
+  append_tokens_kernel<Element, Angle>
+      <<<unsigned(ctas > 0 ? ctas : 1), kThreads, 0, stream>>>(params, work);
   return cudaGetLastError();
+}
+
+template <class Element>
+cudaError_t launch(AppendParams const& params, cudaStream_t stream) {
+  return params.rotary.is_float != 0 ? launch_with<Element, float>(params, stream)
+                                     : launch_with<Element, Element>(params, stream);
 }
 
 }  // namespace

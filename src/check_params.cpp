@@ -212,6 +212,16 @@ void check_cache_numbers(KeyCache const& cache, Presence lengths) {
   }
 }
 
+void check_appended(ForwardParams const& p) {
+  if (p.appended.seqused_k == nullptr) return;
+  require(has_cache(p) && p.cache.block_table == nullptr && p.cache.batch_idx == nullptr,
+          "appended.seqused_k is given, expected null unless cache.seqused_k is given, and ",
+          "cache.block_table and cache.batch_idx are not");
+  check_numbers("appended.seqused_k", p.appended.seqused_k, 4, Presence::Required);
+  check_numbers("appended.cu_seqlens", p.appended.cu_seqlens, 4, Presence::Optional);
+  check_range("appended.seqlen", p.appended.seqlen, 0, kMaxSeqlen);
+}
+
 void check_rotary(RotaryOptions const& rotary, int32_t head_dim) {
   if (rotary.cos == nullptr) return;
   check_range("rotary.rotary_dim", rotary.rotary_dim, 0, head_dim);
@@ -285,6 +295,7 @@ void check_tensors(ForwardParams const& params) {
   check_numbers("next_tile", params.next_tile, 4, Presence::Optional);
   check_numbers("split_workspace", params.split_workspace, 16, Presence::Optional);
   check_cache_numbers(params.cache, Presence::Optional);
+  check_appended(params);
 }
 
 void check_tensors(BackwardParams const& params) {

@@ -119,4 +119,42 @@ inline AppendParams append_params(ForwardParams const& params, NewTokens const& 
   return append;
 }
 
+// Whether no two sequences have a row of a cache [sequences, tokens, heads, columns] in common.
+inline bool rows_are_apart(TensorView const& cache) {
+  auto const span = [&](int dim) { return (cache.sizes[dim] - 1) * cache.strides[dim]; };
+  int64_t const row = span(2) + cache.sizes[3];
+  return cache.strides[0] >= span(1) + row || cache.strides[1] >= span(0) + row;
+}
+
+// Whether caches share no memory, or only that of the same token's rows.
+inline bool tokens_are_apart(TensorView const& k, TensorView const& v) {
+  bool same = true;
+  int64_t last_k = k.sizes[3], last_v = v.sizes[3];  // of the elements that memory spans
+  for (int dim = 0; dim < 3; ++dim) {
+    same = same && k.strides[dim] == v.strides[dim];
+    last_k += (k.sizes[dim] - 1) * k.strides[dim];
+    last_v += (v.sizes[dim] - 1) * v.strides[dim];
+  }
+  constexpr int64_t kBytes = 2;
+  int64_t const between =
+      int64_t(reinterpret_cast<uintptr_t>(v.data)) - int64_t(reinterpret_cast<uintptr_t>(k.data));
+  if (between >= kBytes * last_k || -between >= kBytes * last_v) return true;
+  int64_t const heads = (v.sizes[2] - 1) * v.strides[2] + v.sizes[3];
+  return same && between >= 0 && between / kBytes + heads <= k.strides[1];
+}
+
+// What a forward call behind `append` in the stream is told, so that it may begin while new keys
+// are written; nothing where it might read, as a sequence's earlier token, what is written for
+// another one.
+inline AppendedKeys appended_keys(AppendParams const& append, NewTokens const& given,
+                                  TensorView const& k_cache, TensorView const& v_cache) {
+  KeyCache const& cache = append.cache;
+  // Without new keys nothing may be launched; then the kernel before is any.
+  bool const early = given.k->numel() > 0 && cache.block_table == nullptr &&
+                     cache.batch_idx == nullptr && rows_are_apart(k_cache) &&
+                     rows_are_apart(v_cache) && tokens_are_apart(k_cache, v_cache);
+  if (!early) return {};
+  return {cache.seqused_k, append.cu_seqlens_new, append.seqlen_new, append.rotary.cos != nullptr};
+}
+
 }  // namespace cute_attention

@@ -167,6 +167,7 @@ void run_append(Inputs const& in, ForwardParams& params, ForwardMemory const& me
                                               in.device(), current_stream(in.device()));
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
   params.cache.seqused_k = append.used;
+  params.appended = appended_keys(append, in.new_tokens, in.k, in.v);
   if (append.rotary.cos != nullptr) {
     params.q = append.turned_q;
     params.q_stride = append.turned_q_stride;

@@ -84,6 +84,13 @@ class KeyCache(ctypes.Structure):
     ]
 
 
+class AppendedKeys(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("seqused_k", "cu_seqlens")),
+        *((name, ctypes.c_int32) for name in ("seqlen", "turns_q")),
+    ]
+
+
 class ForwardParams(ctypes.Structure):
     _fields_ = [
         *fields("q k v o lse cu_seqlens_q cu_seqlens_k", "q k v o", "next_tile sink", "bias"),
@@ -93,6 +100,7 @@ class ForwardParams(ctypes.Structure):
         ("qv", ctypes.c_void_p),
         ("qv_stride", Strides),
         ("batch_invariant", ctypes.c_int32),
+        ("appended", AppendedKeys),
     ]
 
 

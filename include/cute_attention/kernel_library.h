@@ -20,7 +20,7 @@ namespace cute_attention {
 
 // The version of the ABI. Whoever changes a struct of this file, of config.h or of params.h, or
 // what a member of it means, raises it.
-constexpr uint32_t kKernelLibraryAbi = 12;
+constexpr uint32_t kKernelLibraryAbi = 13;
 
 // What dispatch and launch functions need to know of a GPU.
 struct DeviceInfo {

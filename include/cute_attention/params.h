@@ -88,6 +88,18 @@ struct KeyCache {
   int32_t pages;
 };
 
+// The keys that the kernel right before a forward call in its stream appends to the cache
+// (append_params.h), which lets the forward begin while it still runs: in a cache without batch_idx
+// and block_table, where the new keys of a sequence are no other sequence's, and where k and v
+// share no memory but rows of the same token.
+struct AppendedKeys {
+  int32_t const* seqused_k;   // [batch], the tokens before them; null: the forward waits for the
+                              // end of the kernel before it reads anything
+  int32_t const* cu_seqlens;  // [batch + 1], of packed ones; null: each sequence has `seqlen`
+  int32_t seqlen;
+  int32_t turns_q;  // not 0: that kernel writes q, too
+};
+
 // Pages are loaded in boxes of so many rows, or of a multiple.
 constexpr int32_t kPageRows = 16;
 
@@ -162,6 +174,8 @@ struct ForwardParams {
   // where they lie in their sequence, alone: on no other query or sequence, nor on any length. Such
   // a call has one split, whatever num_splits is, and a row that does not depend on sizes.
   int32_t batch_invariant;
+
+  AppendedKeys appended;
 };
 
 // The most splits of a call, and the most rows of a call with more than one.

@@ -31,6 +31,18 @@ Wrong wrong_pages(char const* message, Change const& change) {
           }};
 }
 
+// Without pages, and with keys that a kernel before appends.
+template <class Change>
+Wrong wrong_cache(char const* message, Change const& change) {
+  return wrong_pages(message, [change](ForwardParams& params) {
+    params.cache.block_table = nullptr;
+    params.cache.pages_per_sequence = 1;
+    params.cache.pages = params.batch;
+    params.appended = {kOffsets, nullptr, 1, 0};
+    change(params);
+  });
+}
+
 std::vector<Wrong> mistakes() {
   using Params = ForwardParams;
   auto* const misaligned = reinterpret_cast<int32_t const*>(0x1002);
@@ -55,6 +67,17 @@ std::vector<Wrong> mistakes() {
                   [=](Params& p) { p.cache.block_table = misaligned; }),
       wrong_pages("cache.batch_idx is 0x1002, expected a multiple of 4 bytes",
                   [=](Params& p) { p.cache.batch_idx = misaligned; }),
+      wrong_pages("appended.seqused_k is given, expected null unless",
+                  [](Params& p) { p.appended.seqused_k = kOffsets; }),
+      wrong_cache("appended.seqused_k is given, expected null unless",
+                  [](Params& p) { p.cache.batch_idx = kOffsets; }),
+      wrong_cache("appended.seqused_k is given, expected null unless",
+                  [](Params& p) { p.cache.seqused_k = nullptr; }),
+      wrong_cache("appended.seqused_k is 0x1002, expected a multiple of 4 bytes",
+                  [=](Params& p) { p.appended.seqused_k = misaligned; }),
+      wrong_cache("appended.cu_seqlens is 0x1002, expected a multiple of 4 bytes",
+                  [=](Params& p) { p.appended.cu_seqlens = misaligned; }),
+      wrong_cache("appended.seqlen is -1, expected 0", [](Params& p) { p.appended.seqlen = -1; }),
       wrong_pages("k is null, expected device memory", [](Params& p) { p.k = nullptr; }),
       wrong_pages("k_stride.batch is 4611686018427387904, expected at most 2^39 / 5",
                   [](Params& p) { p.k_stride.batch = int64_t(1) << 62; }),

@@ -73,6 +73,32 @@ void test_known_calls() {
   check(splits(call(1, 512, 50000, 8, 8), Arch::Sm80) >= 4, "few queries over many keys on sm80");
 }
 
+// Decoding with keys in a cache on an H200: the grid of `bench decode` at head dim 128.
+void test_decoding() {
+  struct Point {
+    int32_t batch, keys, splits[3];
+  };
+  int32_t const layouts[3][2] = {{32, 8}, {64, 8}, {8, 1}};
+  Point const points[] = {
+      {1, 4096, {16, 8, 32}},  // with 64 heads the last of 8 splits combines 8 rows, and not of 16
+      {1, 32768, {16, 16, 128}}, {1, 131072, {16, 16, 128}},
+      {8, 8192, {2, 2, 8}},  // 8 heads over 1: 8 splits took 30.4 us, and 16, for a kernel, 33
+      {32, 4096, {1, 1, 4}},     {128, 2048, {1, 1, 1}},
+      {64, 16384, {1, 1, 2}},
+  };
+  for (Point const& point : points) {
+    for (int layout = 0; layout < 3; ++layout) {
+      auto const [heads, heads_kv] = layouts[layout];
+      ForwardParams params = call(point.batch, 1, point.keys, heads, heads_kv);
+      params.window_right = 0;
+      params.cache.seqused_k = reinterpret_cast<int32_t const*>(16);
+      check_equal(splits(params), point.splits[layout],
+                  std::to_string(heads) + " heads, " + std::to_string(point.batch) + " x " +
+                      std::to_string(point.keys));
+    }
+  }
+}
+
 void test_one_split() {
   for (Arch arch : {Arch::Sm80, Arch::Sm90}) {
     std::string const what = arch == Arch::Sm80 ? " on sm80" : " on sm90";
@@ -185,6 +211,7 @@ void test_who_decides() {
 int main() {
   using namespace cute_attention;
   test_known_calls();
+  test_decoding();
   test_one_split();
   test_monotone();
   test_packed();

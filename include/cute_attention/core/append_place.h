@@ -18,7 +18,8 @@ struct TokenPlace {
 CUTE_HOST_DEVICE constexpr TokenPlace token_place(int32_t const* cu_seqlens, int32_t batch,
                                                   int32_t seqlen, int64_t row) {
   if (cu_seqlens == nullptr) {
-    return {int32_t(row / seqlen), int32_t(row % seqlen)};
+    int32_t const sequence = int32_t(row / seqlen);
+    return {sequence, int32_t(row - int64_t(sequence) * seqlen)};
   }
   int32_t begin = 0, end = batch;  // the first sequence that ends after the row lies between
   while (begin < end) {
@@ -51,10 +52,11 @@ CUTE_HOST_DEVICE constexpr CachePlace cache_place(KeyCache const& cache, int32_t
   int32_t const row = cache.batch_idx == nullptr ? sequence : cache.batch_idx[sequence];
   int32_t page = row;
   if (cache.block_table != nullptr) {
-    page = cache.block_table[row * cache.block_table_stride + token / cache.page_size];
+    // There is room for it, so 32 bits count it.
+    page = cache.block_table[row * cache.block_table_stride + int32_t(token) / cache.page_size];
   }
   return page < 0 || page >= cache.pages ? CachePlace{-1, 0}
-                                         : CachePlace{page, int32_t(token % cache.page_size)};
+                                         : CachePlace{page, int32_t(token) % cache.page_size};
 }
 
 // The row of cos and sin for a token whose sequence has the angle `first` at place 0.

@@ -29,8 +29,27 @@ CUTE_DEVICE Sequence load_sequence(Params const& params, int32_t batch) {
   return make_sequence(seqlen_q, seqlen_k, row_q, row_k, params.window_left, params.window_right);
 }
 
-// The same for a forward kernel, whose keys may lie in a cache if kReadsCache.
-template <bool kReadsCache>
+// How many keys of a sequence the kernel before appends (AppendedKeys).
+CUTE_DEVICE int32_t appended_keys(AppendedKeys const& appended, int32_t batch) {
+  int32_t const* const ends = appended.cu_seqlens;
+  return ends == nullptr ? appended.seqlen : warp_uniform(ends[batch + 1] - ends[batch]);
+}
+
+// How many tokens a sequence has in a cache of `room` tokens. What the kernel before writes is not
+// read where that kernel may still run.
+template <bool kBeginsEarly>
+CUTE_DEVICE int32_t tokens_in_cache(ForwardParams const& params, int32_t batch, int32_t room) {
+  if (kBeginsEarly && params.appended.seqused_k != nullptr) {
+    int64_t const before = warp_uniform(params.appended.seqused_k[batch]);
+    int64_t const used = before + appended_keys(params.appended, batch);
+    return int32_t(used < 0 ? 0 : used < room ? used : room);
+  }
+  return max_of(min_of(warp_uniform(params.cache.seqused_k[batch]), room), 0);
+}
+
+// The same as load_sequence() for a forward kernel, whose keys may lie in a cache if kReadsCache,
+// and which may run beside the kernel that appends to it if kBeginsEarly.
+template <bool kReadsCache, bool kBeginsEarly = false>
 CUTE_DEVICE Sequence load_sequence_of(ForwardParams const& params, int32_t batch) {
   Sequence const sequence = load_sequence(params, batch);
   KeyCache const& cache = params.cache;
@@ -39,7 +58,7 @@ CUTE_DEVICE Sequence load_sequence_of(ForwardParams const& params, int32_t batch
   }
   // Nothing is read that there is no room for, whatever the lengths say.
   int32_t const room = cache.pages_per_sequence * cache.page_size;
-  int32_t const used = max_of(min_of(warp_uniform(cache.seqused_k[batch]), room), 0);
+  int32_t const used = tokens_in_cache<kBeginsEarly>(params, batch, room);
   int32_t const padding =
       cache.leftpad_k == nullptr ? 0 : min_of(warp_uniform(cache.leftpad_k[batch]), used);
   int32_t const row_k = max_of(padding, 0);

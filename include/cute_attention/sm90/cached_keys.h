@@ -21,6 +21,11 @@ constexpr bool kReadsCache = has_qv(Row::kKey.score_mods);
 template <class Row>
 constexpr bool kReadsCache<CachedKeys<Row>> = true;
 
+// Whether CTAs of a call may read the cache before the kernel has ended that appends to it.
+CUTE_HOST_DEVICE constexpr bool begins_early(ForwardParams const& params) {
+  return params.appended.seqused_k != nullptr;
+}
+
 // Whether a row has such a kernel beside the other.
 template <class Row>
 constexpr bool kHasCacheKernel = reads_cache(Row::kKey.score_mods) && !kReadsCache<Row>;

@@ -36,10 +36,15 @@ struct ForwardKernel {
   CUTE_DEVICE static void produce(ForwardArguments const& arguments, SharedMemory& shared,
                                   int warp) {
     if constexpr (kReadsCache<Row>) {  // the launch does not wait for those who write the cache
-      await_kernel_before();
+      if (!begins_early(arguments.params)) {
+        await_kernel_before();
+      }
     }
     if (warp == 0) {
       ForwardLoad<Row>(arguments, shared).run();
+      if constexpr (kReadsCache<Row>) {  // whoever waits for this kernel waits for that one, too
+        await_kernel_before();
+      }
     } else if (warp == 1) {
       schedule_tiles<Row>(arguments, shared);
     } else if (warp == 2) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "cute_attention/core/call_features.h"
+#include "cute_attention/core/dependent_launch.h"
+#include "cute_attention/core/load_sequence.h"
 #include "cute_attention/sm90/forward_traits.h"
 #include "cute_attention/sm90/tile_load.h"
 
@@ -20,14 +22,28 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
   Ring<Traits::kStages> ring_v{};
   Ring<Traits::kStagesQ> ring_q{};
 
-  using Base::Base;
+  // Whether the kernel that appends to the cache may still run.
+  bool is_early = false;
+
+  CUTE_DEVICE ForwardLoad(ForwardArguments const& arguments, typename Traits::SharedMemory& shared)
+      : Base(arguments, shared) {
+    if constexpr (Base::kReadsCache) {
+      is_early = begins_early(arguments.params);
+    }
+  }
 
   // In the order in which the consumers need it: S of the next KV tile comes before O of this one.
   //
   //   K(n)  Q  K(n-1) V(n)  K(n-2) V(n-1)  ...  V(0) | K(n) Q ... of the next tile
+  //
+  // Where the kernel before still writes Q, Q comes last of what has buffers, and the first KV
+  // tiles are on their way until then:
+  //
+  //   K(n)  K(n-1) V(n)  Q  K(n-2) V(n-1)  ...
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {
     Origins const from = this->origins(tile);
     int32_t const last = tile.kv.end - 1;
+    int32_t const before_q = last_before_query(tile);
     // Pages are looked up once for K and V, a KV tile ahead: a read of the table takes as long as
     // the copies of a tile of small pages.
     PageRow page_v{}, page = this->look_up(tile, from.kv, last);
@@ -40,10 +56,12 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
       if (n_block >= tile.kv.begin) {
         load_k(tile, from, n_block, page);
       }
-      if (n_block == last) {
-        load_q(from.q);
-      } else {
+      if (n_block != last) {
         load_v(tile, from.kv, n_block + 1, page_v);
+      }
+      if (n_block == before_q) {
+        await_query();
+        load_q(from.q);
       }
       page_v = page;
       page = next;
@@ -51,6 +69,51 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
   }
 
  private:
+  // A forward that runs beside the kernel that appends (AppendedKeys) waits for its end here, and
+  // nowhere else before it has loaded everything. What that kernel writes is
+  //
+  //   new keys and values  read by the load warp alone, in KV tiles that end after first_new():
+  //                        last_before_query() waits before the first tile that is loaded, which
+  //                        has the last keys, where that one has some
+  //   turned queries       read by the load warp alone: await_query()
+  //   the lengths `used`   read by no warp: load_sequence_of() adds lengths up itself
+  //
+  // Lengths, offsets, slopes, sinks and keys of earlier calls were there before that kernel began,
+  // since its own launch waits. O, LSE, splits and their counters are no memory of that kernel, and
+  // the kernels that used them before ended before it began. Copies by TMA after the wait see what
+  // that kernel has written, as they do after a launch that waits.
+  CUTE_DEVICE void await_appended() {
+    await_kernel_before();
+    is_early = false;
+  }
+
+  // The KV tile after whose K, and V of the tile before, Q is loaded.
+  CUTE_DEVICE int32_t last_before_query(ForwardTile const& tile) {
+    int32_t const last = tile.kv.end - 1;
+    if constexpr (Base::kReadsCache) {
+      if (is_early && tile.kv.end * kTileN > first_new(tile)) {
+        await_appended();
+      }
+      if (is_early && arguments.params.appended.turns_q != 0) {
+        return max_of(last - (Traits::kStages - 1), tile.kv.begin - 1);
+      }
+    }
+    return last;
+  }
+
+  // No key before this one is new. Where there is no room for all new keys, they begin later.
+  CUTE_DEVICE int32_t first_new(ForwardTile const& tile) const {
+    return tile.sequence.seqlen_k - appended_keys(arguments.params.appended, tile.work.batch);
+  }
+
+  CUTE_DEVICE void await_query() {
+    if constexpr (Base::kReadsCache) {
+      if (is_early && arguments.params.appended.turns_q != 0) {
+        await_appended();
+      }
+    }
+  }
+
   CUTE_DEVICE void load_q(TileOrigin const& origin) {
     CUTE_UNROLL
     for (int warpgroup = 0; warpgroup < Traits::kConsumers; ++warpgroup) {

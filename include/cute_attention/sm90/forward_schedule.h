@@ -55,9 +55,10 @@ struct TileWalk {
     tile.heads = packing.heads(index);
     tile.split = split;
     tile.m_begin = m_begin;
-    Sequence const sequence = load_sequence_of<kReadsCache<Row>>(params, work.batch);
+    constexpr bool kCached = kReadsCache<Row>;
+    Sequence const sequence = load_sequence_of<kCached, kCached>(params, work.batch);
     tile.sequence = sequence;
-    if constexpr (kReadsCache<Row>) {
+    if constexpr (kCached) {
       tile.first_loaded = has_pages(params)
                               ? first_loaded_key(first_visible_key(sequence, m_begin), box_rows_k)
                               : 0;
