@@ -137,7 +137,9 @@ __device__ void write_vector(AppendParams const& params, Tokens const& tokens, i
 }
 
 template <class Element, class Angle>
-__global__ void __launch_bounds__(kThreads)
+// With "at least 1 CTA" said, too: ptxas else held one of these to 64 registers on sm_80, and it
+// spilled.
+__global__ void __launch_bounds__(kThreads, 1)
     append_tokens_kernel(__grid_constant__ AppendParams const params,
                          __grid_constant__ Work const work) {
   if (threadIdx.x == 0) {
