@@ -136,9 +136,9 @@ __device__ void write_vector(AppendParams const& params, Tokens const& tokens, i
   *reinterpret_cast<uint4*>(to + col) = values.bits;
 }
 
+// At least one CTA on an SM: without that bound ptxas held one of these kernels to 64 registers on
+// sm_80, and it spilled.
 template <class Element, class Angle>
-// With "at least 1 CTA" said, too: ptxas else held one of these to 64 registers on sm_80, and it
-// spilled.
 __global__ void __launch_bounds__(kThreads, 1)
     append_tokens_kernel(__grid_constant__ AppendParams const params,
                          __grid_constant__ Work const work) {

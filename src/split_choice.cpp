@@ -21,11 +21,11 @@ constexpr int32_t kWarpgroupRows = 64;
 // H200: 1.03 us a tile at head dim 64, 0.98 at 128, 0.96 at 256.
 constexpr double kLeastTileClocks = 1500;
 // The second kernel: until its first load is back, and its last store is seen. That of sm90 is
-// launched early, but its code has to come from memory, too: 4k keys of one sequence in 16 splits
-// of 8 KV heads took 25 us on an H200 where it combined 8 rows a tile, and 21 where the last split
-// combined 4. The last split of a tile, in its place: until it knows that it is the last.
+// launched early, but costs no less, since its code has to come from memory, too: 4k keys of one
+// sequence in 16 splits of 8 KV heads took 25 us on an H200 where it combined 8 rows a tile, and 21
+// where the last split combined 4. The last split of a tile, in its place: until it knows that it
+// is the last.
 constexpr double kCombineUs = 4;
-constexpr double kEarlyCombineUs = 4;
 constexpr double kLastSplitUs = 1.2;
 constexpr double kCombineStepUs = 0.6;
 // What splits write, and the second kernel reads, is mostly in L2. Bytes a microsecond.
@@ -77,8 +77,7 @@ struct SplitModel {
       return kLastSplitUs + kCombineStepUs * double(combine_steps(rows, splits, head_dim_v));
     }
     // Up to eight warps share the splits of a row (combine_splits.cu).
-    return (row.key.arch == Arch::Sm90 ? kEarlyCombineUs : kCombineUs) +
-           kCombineStepUs * std::ceil(splits / 64.);
+    return kCombineUs + kCombineStepUs * std::ceil(splits / 64.);
   }
 };
 
