@@ -16,13 +16,14 @@ pytest.importorskip("rich", reason="the benchmark's extra is not installed")
 
 from cute_attention import attention
 from cute_attention.bench import experiments, kernel_folder
-from cute_attention.bench.contenders import OURS, PEER
+from cute_attention.bench.contenders import CONTENDERS, OURS, PEER
 from cute_attention.bench.contenders.blocks import BuiltKernel, BuiltRow, KeyBlocks
 from cute_attention.bench.experiments import CPU, EXPERIMENTS, METRICS, blocks_of, points_of
 from cute_attention.bench.inputs import make_inputs
 from cute_attention.bench.machine import describe
 from cute_attention.bench.points import Point
 from cute_attention.bench.results import Row, read_json, write_json
+from cute_attention.bench.speed import Case, Settings
 from cute_attention.cli.bench import main
 from cute_attention.errors import BuildError
 from cute_attention.native import rows
@@ -90,6 +91,12 @@ def test_a_result_file_fills_the_page_and_draws(tmp_path: Path) -> None:
     rows_ = [
         Row(point, "128 x 128", OURS, "fwd", case="block 128 x 128", metrics=metrics),
         Row(point, "128 x 64", OURS, "fwd", case="block 128 x 64", reason="it is not there"),
+        *(
+            Row(point, name, role, what, case=f"heads {heads}", reason="no time is left")
+            for heads in (1, 2)
+            for what in ("fwd", "fwdbwd")
+            for name, role in (("sm90", OURS), ("cudnn", PEER))
+        ),
         Row(point, "sm90", OURS, "fwd", case="length 4096", metrics=metrics),
         Row(point, "cudnn", PEER, "fwd", case="length 4096", metrics=metrics),
     ]
@@ -104,7 +111,10 @@ def test_a_result_file_fills_the_page_and_draws(tmp_path: Path) -> None:
     assert "### Block size, forward (bf16 full 4x4096 h16 d128 and the like)" in text
     assert "| block size | contender | time, ms | peak memory, MiB | TFLOP/s |" in text
     assert text.count("| 1.50 | 20.0 | 300 |") == 3, text
-    assert "- block 128 x 64, forward, ours: it is not there" in text
+    assert text.split("Not measured:\n\n")[1].splitlines()[:-2] == [
+        "- block size 128 x 64 (forward; ours): it is not there",
+        "- heads 1, 2 (forward, forward + backward; ours, sm90, cuDNN (SDPA)): no time is left",
+    ]
     drawn = tmp_path / "docs" / "images" / "experiments.png"
     assert drawn.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     again = tmp_path / "again.png"
@@ -205,6 +215,36 @@ def test_blocks_come_from_a_folder_of_kernels(
     text = "experiments --build-only --arch sm90 --dtypes fp32 --kernels here"
     assert main(shlex.split(text)) == 2
     assert "no row of the tables of sm90 computes" in capsys.readouterr().err
+
+
+def test_what_no_machine_can_measure_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward of a forward row's tile, and fp32 of kernels for fp16 and bf16."""
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    block = BuiltRow(KernelRow.of("sm90_fwd_bf16_d64"))
+    half, single = Point(1, 2, 48, 16), BASE
+    for contender, point, direction, device, possible in (
+        (block, half, "fwd", gpu, True),
+        (block, half, "fwdbwd", gpu, False),
+        (KeyBlocks(16), single, "fwdbwd", cpu, True),
+        (CONTENDERS["sm90"], half, "fwdbwd", gpu, True),
+        (CONTENDERS["sm90"], single, "fwd", gpu, False),
+        (CONTENDERS["cudnn"], single, "fwd", gpu, False),
+        (CONTENDERS["flash"], single, "fwd", gpu, False),
+        (CONTENDERS["flash"], single, "fwd", cpu, True),
+        (CONTENDERS["reference"], single, "fwd", gpu, True),
+    ):
+        case = Case(contender, point)
+        assert experiments.can_be(case, direction, device) == possible, (contender.name, direction)
+
+    monkeypatch.setattr(CONTENDERS["flash"], "half_on", frozenset({"cpu"}), raising=False)
+    settings = Settings(cpu, [CONTENDERS["flash"]], rounds=1, time_ms=1.0, memory=True)
+    found: list[Row] = []
+    bench = experiments.Experiments(settings, BASE, CPU)
+    bench.measure_all(["dtype"], lambda rows: found.extend(rows))
+    assert {(row.point.dtype, row.contender) for row in found} == {
+        *((dtype, "reference") for dtype in ("fp32", "fp16", "bf16")),
+        *((dtype, "flash") for dtype in ("fp16", "bf16")),
+    }
 
 
 def test_a_built_kernel_is_asked_for_by_name() -> None:

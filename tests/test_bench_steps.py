@@ -264,13 +264,20 @@ def test_kernels_are_built_in_one_place_and_loaded_in_another(tmp_path):
     code = (
         "import sys\nfrom pathlib import Path\n"
         "from cute_attention.bench import kernel_folder as built, optimisations\n"
-        "kernel = built.load(optimisations.STEPS[0].row, Path(sys.argv[1]))\n"
-        "assert kernel.on_request and (kernel.tile_m, kernel.stages) == (64, 1)\n"
+        "row = optimisations.STEPS[0].row\n"
+        "for kernel in built.load(row, Path(sys.argv[1])), built.load_file("
+        "*built.libraries_of(row, Path(sys.argv[1]))):\n"
+        "    assert (kernel.tile_m, kernel.stages) == (64, 1)\n"
+        "    assert kernel.on_request == (sys.argv[2] == 'loaded now')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(elsewhere)], env=without, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    for told, path in (("loaded now", ""), ("a plug-in", str(elsewhere))):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(elsewhere), told],
+            env=without | {"CUTE_ATTENTION_KERNEL_PATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_lab_predicts_the_first_steps():

@@ -17,6 +17,7 @@ from ..rows.row import Row as KernelRow
 from .again import again
 from .contenders import CONTENDERS, Contender
 from .contenders.blocks import BuiltRow, KeyBlocks
+from .inputs import Inputs
 from .points import Point
 from .problems import problem_of
 from .results import Row
@@ -133,6 +134,14 @@ def _tiles_like(present: TableRow, room: int) -> list[TableRow]:
     return sorted([present, *spread], key=lambda row: (row.tile_m, row.tile_n))
 
 
+def can_be(case: Case, direction: str, device: torch.device) -> bool:
+    """False for what no machine can measure, of which nothing is told: the backward of a forward
+    row's tile, and fp32 where a contender computes fp16 and bf16 alone."""
+    if isinstance(case.contender, BuiltRow) and direction != "fwd":
+        return False
+    return case.point.dtype != "fp32" or device.type not in case.contender.half_on
+
+
 class Experiments(Bench):
     """One run. `measure_all` hands over the rows of each value as they are finished; the case of a
     row is the experiment and the value."""
@@ -155,6 +164,12 @@ class Experiments(Bench):
             for value, point in points_of(name, self.base, self.values):
                 cases = [Case(each, point, f"{name} {value}") for each in self._who(name)]
                 self._measure_together(point, cases, done)
+
+    def _measure_direction(
+        self, cases: Sequence[Case], direction: str, inputs: Inputs
+    ) -> list[Row]:
+        possible = [case for case in cases if can_be(case, direction, self.settings.device)]
+        return super()._measure_direction(possible, direction, inputs)
 
     def _who(self, name: str) -> list[Contender]:
         """The contenders of an experiment. In that of dtypes the reference backend is one: it is

@@ -75,12 +75,31 @@ def markdown(rows: Sequence[Row], machine: str) -> str:
                 parts += [f"### {title[0].upper()}{title[1:]}", ""]
                 parts += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
                 parts += [*(f"| {' | '.join(line)} |" for line in lines), ""]
-    reasons = [
-        f"- {row.case}, {WHAT[row.what]}, {titled(series_of(row))}: {row.reason}"
-        for row in rows
-        if row.reason
-    ]
+    reasons = _reasons(rows)
     return "\n".join([*parts, *(["Not measured:", "", *reasons, ""] if reasons else [])])
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """A line for each experiment and reason: the values, directions and contenders it holds of."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.reason:
+            found.setdefault((row.case.partition(" ")[0], row.reason), []).append(row)
+    lines = []
+    for (name, reason), own in found.items():
+        words = (
+            dict.fromkeys(each)
+            for each in (
+                map(value_of, own),
+                (WHAT[row.what] for row in own),
+                (titled(series_of(row)) for row in own),
+            )
+        )
+        values, directions, contenders = (", ".join(each) for each in words)
+        lines.append(
+            f"- {EXPERIMENTS[name].title} {values} ({directions}; {contenders}): {reason}"
+        )
+    return lines
 
 
 def print_experiments(console: Console, rows: Sequence[Row]) -> None:

@@ -40,7 +40,17 @@ def load(row: Row, folder: Path) -> Kernel:
     found = libraries_of(row, folder)
     if len(found) != 1:
         raise BuildError(f"{folder} has {len(found)} libraries of {row.name}, expected 1")
-    name = found[0].stem.removeprefix(_PREFIX)
+    return load_file(found[0])
+
+
+def load_file(library: Path) -> Kernel:
+    """The kernel of a library that `build` has put into a folder, also where it is loaded already,
+    as a plug-in.
+
+    Raises:
+        BuildError: it cannot be loaded.
+    """
+    name = library.stem.removeprefix(_PREFIX)
     if name not in {kernel.name for kernel in core.kernels()}:
-        load_library(found[0], on_request=True)
+        load_library(library, on_request=True)
     return next(kernel for kernel in core.kernels() if kernel.name == name)

@@ -12,7 +12,7 @@ from .. import attention
 from ..layouts import counters
 from ..layouts.errors import LayoutError
 from ..native.core import Kernel
-from ..rows.libraries import load_library
+from . import kernel_folder
 from .optimisation_kernels import Figures
 from .optimisations import HEAD_DIM, Step
 
@@ -76,8 +76,8 @@ def counted(
     kernels: dict[str, Kernel], libraries: Sequence[Path]
 ) -> tuple[dict[str, Figures], str]:
     """The same counters and all instructions, as Nsight Compute counts them on this GPU, by the
-    names of the rows; and why there are none. `kernels` are those of the rows, `libraries` their
-    files."""
+    names of the rows; and why there are none, or not of all. `kernels` are those of the rows,
+    `libraries` their files."""
     names = [kernel.name for kernel in kernels.values()]
     try:
         words = counters.command(
@@ -86,11 +86,10 @@ def counted(
         measured = counters.parse(counters.run(words), names)
     except LayoutError as error:
         return {}, str(error)
-    return {
-        row: _figures(measured[kernel.name])
-        for row, kernel in kernels.items()
-        if kernel.name in measured
-    }, ""
+    found = {row: _figures(measured.get(kernel.name, {})) for row, kernel in kernels.items()}
+    lacking = [row for row, figures in found.items() if len(figures) < len(_COUNTED) + 1]
+    missing = f"Nsight Compute has not told all counters of {', '.join(lacking)}" if lacking else ""
+    return {row: figures for row, figures in found.items() if figures}, missing
 
 
 def _figures(counts: dict[str, float]) -> Figures:
@@ -105,8 +104,7 @@ def main(libraries: Sequence[str]) -> None:
     q = torch.randn(1, QUERIES, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, KEYS, HEADS, HEAD_DIM, device="cuda", dtype=q.dtype).unbind()
     for library in libraries:
-        for kernel in load_library(library, on_request=True):
-            attention(q, k, v, kernel=kernel)
+        attention(q, k, v, kernel=kernel_folder.load_file(Path(library)))
     torch.cuda.synchronize()
 
 

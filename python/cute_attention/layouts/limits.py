@@ -101,6 +101,17 @@ def registers(kernel: Kernel, role: dict[str, Any]) -> int:
     return most
 
 
+def registers_left(kernel: Kernel) -> int | None:
+    """What a thread has beside its accumulators and operands: the fewest of all roles whose
+    registers are fixed, by setmaxnreg. None where the compiler may take as many as it likes."""
+    left = [
+        role["registers"] - registers(kernel, role)
+        for role in kernel.roles
+        if role["fixed"] and role["together"]
+    ]
+    return min(left, default=None)
+
+
 @dataclass(frozen=True)
 class Occupancy:
     """How many CTAs each resource of an SM has room for."""

@@ -12,6 +12,7 @@ from ..errors import RowError
 from ..native.core import Device
 from ..native.rows import TableRow
 from ..problem import Problem
+from . import proofs
 from .cost import relative_estimate
 from .ranges import operand_bytes, variants
 from .row import Row
@@ -19,6 +20,11 @@ from .row import Row
 # The most shared memory of a CTA: max_shared_memory of config.h.
 _SHARED_MEMORY = {"sm80": 163 * 1024, "sm90": 227 * 1024}
 _TILES_FIRST = 3
+# Registers that an sm90 kernel needs beside accumulators and operands, or ptxas spills. All forward
+# rows that were compiled with 24 and fewer have spilled: 192 x 128 at head dims 96 and 128, 192 x
+# 96 at 192 and 128. 192 x 112 at head dim 96, with 28, has not. Of the tables' rows the backward of
+# head dim 64 has the fewest, 16.
+_REGISTERS_LEFT = {"forward": 28, "backward": 16}
 # The columns that say how a row computes, and not what.
 HOW = ("tile_m", "tile_n", "stages", "warps", "ptxas")
 
@@ -90,8 +96,8 @@ def ranked(
 
 def proven(candidates: Sequence[Candidate], count: int, jobs: int) -> Search:
     """The first `count` candidates that the layout lab finds no fault with: layouts without bank
-    conflicts, accumulators that fit registers, a CTA that fits a multiprocessor. The lab looks at
-    `jobs` of them at a time, and at no more than it must.
+    conflicts, accumulators that leave registers for the rest, a CTA that fits a multiprocessor. The
+    lab looks at `jobs` of them at a time, and at no more than it must.
 
     Raises:
         BuildError: the layout lab lacks something; the message says how to get it.
@@ -117,8 +123,11 @@ def _portions(candidates: Sequence[Candidate], size: int) -> Iterator[Sequence[C
 def _fault(candidate: Candidate) -> str:
     """What the layout lab objects to, in a line; "" for nothing."""
     try:
-        candidate.row.check()
+        reports = candidate.row.check()
     except RowError as error:
         lines = [line.strip() for line in str(error).splitlines()]
         return "; ".join(lines[1:] or lines)[:300]
+    left, needed = proofs.registers_left(reports), _REGISTERS_LEFT[candidate.row.columns.direction]
+    if left is not None and left < needed:
+        return f"it would spill: accumulators and operands leave {left} registers, not {needed}"
     return ""

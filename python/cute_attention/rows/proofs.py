@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,3 +38,12 @@ def check(row: TableRow, include: Path | None) -> list[Report]:
         lines = "\n".join(violated)
         raise RowError(f"{row.name}: {len(violated)} of {count} proofs do not hold\n{lines}")
     return reports
+
+
+def registers_left(reports: Sequence[Report]) -> int | None:
+    """The fewest registers that a thread of the kernels has beside its accumulators and operands;
+    None where the compiler may take as many as it likes."""
+    from ..layouts import limits
+
+    found = (limits.registers_left(report.kernel) for report in reports)
+    return min((left for left in found if left is not None), default=None)

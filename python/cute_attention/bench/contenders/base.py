@@ -36,6 +36,7 @@ class Contender:
     needs: ClassVar[str] = ""  # for the help
     function: ClassVar[str] = ""  # what is called, where a refusal should name it; else the title
     features: ClassVar[frozenset[str]] = frozenset()  # those of FEATURES that it can do
+    half_on: ClassVar[frozenset[str]] = frozenset()  # devices where it computes fp16 and bf16 alone
 
     def missing(self, device: torch.device) -> str | None:
         """Why this machine cannot run it at all, or None."""

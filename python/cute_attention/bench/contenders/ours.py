@@ -93,6 +93,8 @@ class Auto(Ours):
 class KernelBackend(Ours):
     """A backend of compiled kernels: it needs a GPU and rows."""
 
+    half_on = frozenset({"cuda"})
+
     def missing(self, device: torch.device) -> str | None:
         gpu = needs_gpu(device)
         if gpu:

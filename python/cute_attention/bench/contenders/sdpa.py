@@ -85,6 +85,7 @@ class Cudnn(Sdpa):
     name = "cudnn"
     title = "cuDNN (SDPA)"
     needs = "an NVIDIA GPU, fp16 or bf16"
+    half_on = frozenset({"cuda"})
     backend = SDPBackend.CUDNN_ATTENTION
 
     def missing(self, device: torch.device) -> str | None:
@@ -150,6 +151,7 @@ class Flash(Sdpa):
     title = "FLASH (SDPA)"
     role = PEER
     needs = "fp16 or bf16 on an NVIDIA GPU; any dtype on a CPU"
+    half_on = frozenset({"cuda"})
     backend = SDPBackend.FLASH_ATTENTION
     function = "the FLASH backend of scaled_dot_product_attention"
     features = frozenset({"dropout"})
