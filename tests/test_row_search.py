@@ -167,6 +167,25 @@ def test_the_lab_refuses_what_cannot_be() -> None:
     assert candidates.row_of(too_few_threads.columns) == too_few_threads
 
 
+def test_what_would_spill_is_passed_over() -> None:
+    """Head dim 96 with three warpgroups of queries, 160 registers a thread each: 64 + 48 + 32 of
+    them are accumulators and P at 128 keys, of which ptxas spilled 112 bytes, and 56 + 48 + 28 at
+    112 keys, where it did not."""
+    pytest.importorskip("pycute")
+    wide, narrow = (
+        Row.of("sm90_fwd_bf16_d96", tile_m=192, tile_n=tile_n, warps=16, stages=2)
+        for tile_n in (128, 112)
+    )
+    found = proven([Candidate(wide, 0.9), Candidate(narrow, 1.0)], 1, jobs=1)
+    assert [each.row for each in found.kept] == [narrow]
+    assert found.refused == [
+        (wide, "it would spill: accumulators and operands leave 16 registers, not 28")
+    ]
+    # Where the compiler takes as many as it likes, and in the tables, nothing is refused.
+    for name in ("sm80_fwd_bf16_d64", "sm90_bwd_bf16_d64"):
+        assert proven([Candidate(Row.of(name), 1.0)], 1, jobs=1).refused == []
+
+
 @needs_core
 def test_rows_are_compiled_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in install_fake(tmp_path).items():

@@ -19,7 +19,6 @@ from cute_attention.bench.optimisations import STEPS
 from cute_attention.layouts import counters
 from cute_attention.layouts.errors import LayoutError
 
-
 LDMATRIX = (counters.METRICS["ldmatrix"], counters.METRICS["ldmatrix conflicts"])
 
 

@@ -96,9 +96,7 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
             )
         )
         values, directions, contenders = (", ".join(each) for each in words)
-        lines.append(
-            f"- {EXPERIMENTS[name].title} {values} ({directions}; {contenders}): {reason}"
-        )
+        lines.append(f"- {EXPERIMENTS[name].title} {values} ({directions}; {contenders}): {reason}")
     return lines
 
 
