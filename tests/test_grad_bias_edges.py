@@ -14,6 +14,7 @@ from cute_attention import attention, attention_varlen
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_varlen_reference
 from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_one_feature_chooses_it
+from kernel_calls import poison_free_memory
 from test_alibi import inputs_of
 from test_bias import MASKS, assert_exact, results
 from tolerances import assert_same_bits
@@ -160,6 +161,39 @@ def test_runs_of_many_tiles(row: rows.TableRow) -> None:
     bias = bias_of(row, "hqk", {"b": 1, "h": 24, "q": 1100, "k": 2048})
     for options in MASKS.values():
         assert_exact(row, tensors, bias, options)
+
+
+# Batch, queries, keys, heads and KV heads: rows of the gradient begin at multiples of 16 bytes, and
+# it is dS itself. Keys end where tiles of 64 and 128 do, and where they do not.
+UNSUMMED = {
+    "whole tiles": (2, 256, 384, 4, 4),
+    "ragged": (2, 150, 200, 6, 2),
+    "one query": (3, 1, 136, 2, 2),
+    "one head": (1, 300, 264, 1, 1),
+    "few keys": (2, 200, 8, 4, 1),
+    "more queries than keys": (1, 520, 72, 2, 1),
+}
+
+
+@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("shape", UNSUMMED.values(), ids=UNSUMMED)
+def test_nothing_is_summed(
+    row: rows.TableRow, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    """Where sm90 kernels store dS of each step, and where a mask leaves no step to store it. The
+    other gradients do not depend on it."""
+    batch, queries, keys, *heads = shape
+    tensors = inputs_of(row, batch, (queries, keys), (heads[0], heads[1]))
+    bias = bias_of(row, "bhqk", {"b": batch, "h": heads[0], "q": queries, "k": keys})
+    poison_free_memory()
+    assert_exact(row, tensors, bias, options)
+    options = {"backend": backend_of(row), "deterministic": True, **options}
+    found = results(attention, tensors, bias, **options)
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
+    out = attention(*leaves, bias=bias, **options)
+    alone = torch.autograd.grad(out, leaves, tensors[3])
+    for name, grad in zip(("dq", "dk", "dv"), alone, strict=True):
+        assert_same_bits(grad, found[name], name)
 
 
 def test_streams(row: rows.TableRow) -> None:

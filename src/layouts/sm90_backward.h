@@ -93,13 +93,15 @@ struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
     using namespace cute;
     auto const sdS = tensor_at_zero<Element, typename Traits::SmemLayoutS>();   // (M, N, STAGE)
     auto const sKt = tensor_at_zero<Element, typename Traits::SmemLayoutKt>();  // (D, N, 1)
+    // Keys lie side by side where it may be stored as the gradient of a bias.
     auto const grad_s =
-        descriptors_json("grad_s", true, "mn", kWarpgroupM, kConsumers, [&](int warpgroup) {
-          auto const part =
-              local_tile(sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
-                         make_coord(Traits::row_part_q(warpgroup), _0{}, 0));  // (64, N)
-          return MmaQ{}.get_slice(0).partition_fragment_A(part);
-        });
+        descriptors_json("grad_s", true, Traits::kStoresGradS ? "k" : "mn", kWarpgroupM, kConsumers,
+                         [&](int warpgroup) {
+                           auto const part = local_tile(
+                               sdS, Shape<Int<kWarpgroupM>, Int<kTileN>>{},
+                               make_coord(Traits::row_part_q(warpgroup), _0{}, 0));  // (64, N)
+                           return MmaQ{}.get_slice(0).partition_fragment_A(part);
+                         });
     auto const k = descriptors_json("k", true, "mn", kWgmmaN<MmaQ>, kConsumers, [&](int warpgroup) {
       auto const part =
           local_tile(sKt, Shape<Int<kColsQ>, Int<kTileN>>{},
@@ -117,10 +119,14 @@ struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
   }
 
   static Json roles() {
-    constexpr int kIdleThreads = kWarpgroupThreads - 32 - 32 * kConsumers;
+    constexpr int kStorers = Traits::kStoresGradS ? 32 : 0;  // of dS, where it is to be stored
+    constexpr int kIdleThreads = kWarpgroupThreads - 32 - 32 * kConsumers - kStorers;
     Json roles = Json::array();
     roles.add(producer_role_json<Traits>("load", 32))
         .add(producer_role_json<Traits>("add dQ", 32 * kConsumers));
+    if (kStorers > 0) {
+      roles.add(producer_role_json<Traits>("store dS", kStorers));
+    }
     if (kIdleThreads > 0) {
       roles.add(producer_role_json<Traits>("idle", kIdleThreads));
     }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cute_attention/sm90/backward_compute.h"
+#include "cute_attention/sm90/backward_grad_bias.h"
 #include "cute_attention/sm90/backward_load.h"
 #include "cute_attention/sm90/backward_sum.h"
 #include "cute_attention/sm90/warp_roles.h"
@@ -21,13 +22,14 @@ struct BackwardKernel {
   CUTE_DEVICE static void set_up(BackwardArguments const& arguments, SharedMemory& shared) {
     prefetch_maps(arguments.map_q, arguments.map_grad_o, arguments.map_k, arguments.map_v);
     constexpr int kReaders = Traits::kConsumers * kWarpgroupWarps;
+    int const storers = Traits::kStoresGradS && arguments.stores_grad_bias ? 1 : 0;
     init_barriers(shared.work_full, 1, shared.work_empty,
-                  kReaders + (kWritesGradQ ? 0 : Traits::kConsumers));
+                  kReaders + (kWritesGradQ ? 0 : Traits::kConsumers) + storers);
     init_barriers(shared.key_full, 1, shared.key_empty, kReaders);
     init_barriers(shared.value_full, 1, shared.value_empty, kReaders);
     init_barriers(shared.query_full, 1 + 32, shared.query_empty, kReaders);
     init_barriers(shared.grad_o_full, 1 + 32, shared.grad_o_empty, kReaders);
-    init_barriers(shared.grad_s_full, kReaders, shared.grad_s_empty, kReaders);
+    init_barriers(shared.grad_s_full, kReaders, shared.grad_s_empty, kReaders + storers);
     init_barriers(shared.grad_q_full, kWarpgroupWarps, shared.grad_q_empty, 1);
     Barrier::init(&shared.landed, 1);
     if constexpr (Traits::kFloatBias) {
@@ -41,6 +43,12 @@ struct BackwardKernel {
       BackwardLoad<Traits>(arguments, shared).run();
     } else if (!kWritesGradQ && warp <= Traits::kConsumers) {
       add_grad_queries<Row>(arguments, shared, warp - 1);
+    }
+    if constexpr (Traits::kStoresGradS) {
+      static_assert(Traits::kConsumers + 1 < kWarpgroupWarps, "a warp more");
+      if (warp == Traits::kConsumers + 1) {
+        store_grad_scores<Row>(arguments, shared);
+      }
     }
   }
 

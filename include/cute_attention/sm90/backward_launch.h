@@ -9,6 +9,7 @@
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/backward_finish.h"
+#include "cute_attention/sm90/backward_grad_bias.h"
 #include "cute_attention/sm90/backward_kernel.h"
 #include "cute_attention/sm90/backward_maps.h"
 #include "cute_attention/sm90/backward_states.h"
@@ -58,6 +59,12 @@ __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
 }
 
 template <class Row>
+__global__ void __launch_bounds__(ClearGradBias<Row>::kThreads)
+    clear_grad_bias(CUTE_GRID_CONSTANT BackwardParams const params) {
+  ClearGradBias<Row>::run(params);
+}
+
+template <class Row>
 __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
                     CUTE_GRID_CONSTANT PartSums const sums, int32_t const* sum_states) {
@@ -91,7 +98,8 @@ struct BackwardWithSums {
     if (stores_first<Traits>(*params, *device)) {
       sizes->delta += grad_q_blocks(*params, Traits::kTileM).count() * Traits::kConsumers;
     }
-    sizes->grad_bias_parts = GradBias::workspace(*params, *device);
+    sizes->grad_bias_parts =
+        stores_grad_bias<Traits>(*params) ? 0 : GradBias::workspace(*params, *device);
     if (writes_grad_q(*params)) {
       sizes->grad_q_sum = 0;
       sizes->grad_q_turn = 0;
@@ -136,6 +144,10 @@ struct BackwardWithSums {
                        : make_bias_tiles<Element, kRows, Traits::kTileN>(tiles, p, packing);
       }
     }
+    arguments.stores_grad_bias = n_tiles > 0 && stores_grad_bias<Traits>(p);
+    if (error == cudaSuccess && arguments.stores_grad_bias) {
+      error = make_grad_bias_map<Traits>(&arguments.map_grad_bias, p);
+    }
     if (error != cudaSuccess) {
       return error;
     }
@@ -157,6 +169,11 @@ struct BackwardWithSums {
         return error;
       }
     }
+    if constexpr (Traits::kStoresGradS) {
+      if (arguments.stores_grad_bias && ClearGradBias<Row>::has_hidden(p)) {
+        clear_grad_bias<Row><<<unsigned(m_tiles), ClearGradBias<Row>::kThreads, 0, stream>>>(p);
+      }
+    }
     if (n_tiles > 0) {
       int32_t const most = Traits::kOneTile ? int32_t(kMaxTiles) : context->device->multiprocessors;
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, most);
@@ -172,7 +189,9 @@ struct BackwardWithSums {
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
               p, sums, arguments.sum_states);
     }
-    error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
+    if (!arguments.stores_grad_bias) {
+      error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
+    }
     return error == cudaSuccess ? cudaGetLastError() : error;
   }
 

@@ -6,35 +6,9 @@
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
+#include "cute_attention/sm90/bulk_copy.h"
 
 namespace cute_attention::sm90 {
-
-// Starts adding `bytes` of floats in shared memory to global memory, or storing them there (PTX
-// ISA, "cp.reduce.async.bulk" and "cp.async.bulk"). Both addresses and `bytes` are multiples of 16.
-CUTE_DEVICE void start_bulk_store(float* global, float const* shared, int32_t bytes) {
-  uint32_t const address = cute::cast_smem_ptr_to_uint(shared);
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(address), "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-CUTE_DEVICE void start_bulk_add(float* global, float const* shared, int32_t bytes) {
-  uint32_t const address = cute::cast_smem_ptr_to_uint(shared);
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
-      "r"(address), "r"(bytes)
-      : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Waits until all that this thread has started has been read from shared memory.
-CUTE_DEVICE void await_bulk_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-// What other threads wrote, and this thread has seen, comes before the bulk additions that it
-// starts (PTX ISA, "membar, fence": proxies).
-CUTE_DEVICE void fence_bulk_adds() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-// Waits until it has been added, or stored.
-CUTE_DEVICE void await_bulk_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Adds what one warpgroup computes of dQ of each step. One lane of a warp does it all: the
 // consumers do not wait for sums that are under way.

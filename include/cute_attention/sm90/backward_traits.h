@@ -27,14 +27,16 @@ namespace cute_attention::sm90 {
 struct BackwardArguments {
   BackwardParams params;
   GradSchedule schedule;
-  int32_t* next_tile;      // how many tiles CTAs have taken beside their first
-  int32_t* sum_states;     // sum_states() of sm90/backward_states.h
-  CUtensorMap map_q;       // boxes of tile_m rows
-  CUtensorMap map_grad_o;  // boxes of tile_m rows
-  CUtensorMap map_k;       // boxes of tile_n rows
-  CUtensorMap map_v;       // boxes of tile_n rows
-  BiasTiles bias;          // of tile_m rows; unused where the kernel reads no such tiles
-  bool bias_is_aligned;    // tma_loads_bias(); unused likewise where it reads them
+  int32_t* next_tile;         // how many tiles CTAs have taken beside their first
+  int32_t* sum_states;        // sum_states() of sm90/backward_states.h
+  CUtensorMap map_q;          // boxes of tile_m rows
+  CUtensorMap map_grad_o;     // boxes of tile_m rows
+  CUtensorMap map_k;          // boxes of tile_n rows
+  CUtensorMap map_v;          // boxes of tile_n rows
+  BiasTiles bias;             // of tile_m rows; unused where the kernel reads no such tiles
+  bool bias_is_aligned;       // tma_loads_bias(); unused likewise where it reads them
+  bool stores_grad_bias;      // stores_grad_bias() of sm90/backward_grad_bias.h
+  CUtensorMap map_grad_bias;  // boxes of tile_m rows and 64 keys; unused where it is not stored
 };
 
 // A part of the steps of a block of keys, in shared memory. The load warp writes it, and all other
@@ -165,6 +167,10 @@ struct BackwardTraits {
   // Whether sums of dQ may begin with a store (backward_states.h).
   static constexpr bool kStoresFirst = kHeadDim != 96 && kKey.score_mods == score_mods::None;
 
+  // Whether dS may be the gradient of the bias, which TMA then stores (backward_grad_bias.h). So it
+  // lies in shared memory as in that: keys side by side. With other modifiers dS is another one.
+  static constexpr bool kStoresGradS = kKey.score_mods == score_mods::Bias;
+
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
       Op{}, cute::Layout<cute::Shape<cute::Int<kConsumers>, cute::_1, cute::_1>>{}));
@@ -190,7 +196,7 @@ struct BackwardTraits {
       cute::GMMA::ss_op_selector<
           Element, Element, float,
           cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kColsQ>, cute::Int<kTileN>>,
-          cute::GMMA::Major::MN, cute::GMMA::Major::MN>()));
+          kStoresGradS ? cute::GMMA::Major::K : cute::GMMA::Major::MN, cute::GMMA::Major::MN>()));
   // The selectors fall back to narrower WGMMAs where they do not know one of this N.
   template <class Mma>
   static constexpr int kColumnsOf = decltype(cute::size<1>(typename Mma::AtomShape_MNK{}))::value;
@@ -219,16 +225,21 @@ struct BackwardTraits {
   using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)
   using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages>;        // (M, DV, STAGE)
   using SmemLayoutGradOt =
-      SmemTilesTransposed<Element, kTileM, kHeadDimV, kStages>;                // (DV, M, STAGE)
-  using SmemLayoutSt = SmemTiles<Element, kTileN, kTileM, kStagesS>;           // (N, M, STAGE)
-  using SmemLayoutS = SmemTilesTransposed<Element, kTileN, kTileM, kStagesS>;  // (M, N, STAGE)
+      SmemTilesTransposed<Element, kTileM, kHeadDimV, kStages>;  // (DV, M, STAGE)
+  // dS as rows of keys, or as rows of queries, of which a warpgroup writes one block.
+  using SmemLayoutSt =  // (N, M, STAGE)
+      std::conditional_t<kStoresGradS, SmemTilesTransposed<Element, kTileM, kTileN, kStagesS>,
+                         SmemTiles<Element, kTileN, kTileM, kStagesS>>;
+  using SmemLayoutS =  // (M, N, STAGE)
+      std::conditional_t<kStoresGradS, SmemTiles<Element, kTileM, kTileN, kStagesS>,
+                         SmemTilesTransposed<Element, kTileN, kTileM, kStagesS>>;
   // One number for each query, as a tile (N, M): all keys see the same number.
   using SmemLayoutRow = cute::Layout<cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>,
                                      cute::Stride<cute::_0, cute::_1>>;
 
-  // stmatrix writes four 8x8 matrices of dS^T at once.
-  using SmemCopyS = decltype(cute::make_tiled_copy_C(
-      cute::Copy_Atom<cute::SM90_U32x4_STSM_N, Element>{}, MmaS{}));
+  // stmatrix writes four 8x8 matrices of dS^T at once, or of dS.
+  using StoreS = std::conditional_t<kStoresGradS, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
+  using SmemCopyS = decltype(cute::make_tiled_copy_C(cute::Copy_Atom<StoreS, Element>{}, MmaS{}));
 
   static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
@@ -253,18 +264,19 @@ struct BackwardTraits {
 
     // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
     // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.
-    uint64_t work_full[kWorkSlots];     // 1 arrival
-    uint64_t work_empty[kWorkSlots];    // kConsumers * (kWarpgroupWarps + 1) arrivals
-    uint64_t key_full[kStagesK];        // 1 arrival
-    uint64_t key_empty[kStagesK];       // kConsumers * kWarpgroupWarps arrivals
-    uint64_t value_full;                // 1 arrival
-    uint64_t value_empty;               // kConsumers * kWarpgroupWarps arrivals
-    uint64_t query_full[kStages];       // Q and the LSE: 1 + 32 arrivals
-    uint64_t query_empty[kStages];      // kConsumers * kWarpgroupWarps arrivals
-    uint64_t grad_o_full[kStages];      // dO and delta: 1 + 32 arrivals
-    uint64_t grad_o_empty[kStages];     // kConsumers * kWarpgroupWarps arrivals
-    uint64_t grad_s_full[kStagesS];     // dS of all keys: kConsumers * kWarpgroupWarps arrivals
-    uint64_t grad_s_empty[kStagesS];    // its dQ is computed: kConsumers * kWarpgroupWarps arrivals
+    uint64_t work_full[kWorkSlots];   // 1 arrival
+    uint64_t work_empty[kWorkSlots];  // kConsumers * (kWarpgroupWarps + 1) arrivals, or 1 more
+    uint64_t key_full[kStagesK];      // 1 arrival
+    uint64_t key_empty[kStagesK];     // kConsumers * kWarpgroupWarps arrivals
+    uint64_t value_full;              // 1 arrival
+    uint64_t value_empty;             // kConsumers * kWarpgroupWarps arrivals
+    uint64_t query_full[kStages];     // Q and the LSE: 1 + 32 arrivals
+    uint64_t query_empty[kStages];    // kConsumers * kWarpgroupWarps arrivals
+    uint64_t grad_o_full[kStages];    // dO and delta: 1 + 32 arrivals
+    uint64_t grad_o_empty[kStages];   // kConsumers * kWarpgroupWarps arrivals
+    uint64_t grad_s_full[kStagesS];   // dS of all keys: kConsumers * kWarpgroupWarps arrivals
+    // Its dQ is computed: kConsumers * kWarpgroupWarps arrivals. Where it is stored, 1 more.
+    uint64_t grad_s_empty[kStagesS];
     uint64_t grad_q_full[kConsumers];   // a warpgroup's part of dQ: kWarpgroupWarps arrivals
     uint64_t grad_q_empty[kConsumers];  // it has been read: 1 arrival
     uint64_t landed;  // a tile that the load warp has to mend before it is full: 1 arrival

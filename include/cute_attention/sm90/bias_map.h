@@ -10,11 +10,10 @@ namespace cute_attention::sm90 {
 // Columns of 16 bits that a number of the bias has for TMA, which copies two of fp32.
 inline int32_t columns_of_number(BiasTensor const& bias) { return bias.is_float ? 2 : 1; }
 
-// Whether a tensor map can describe the bias of a call: keys side by side, and all rows at
-// multiples of 16 bytes. `Params` is ForwardParams or BackwardParams.
+// Whether a tensor map can describe a bias of a call, or its gradient: keys side by side, and all
+// rows at multiples of 16 bytes. `Params` is ForwardParams or BackwardParams.
 template <class Params>
-bool tma_describes_bias(Params const& params) {
-  BiasTensor const& bias = params.bias;
+bool tma_describes(BiasTensor const& bias, Params const& params) {
   constexpr int64_t kVectorBytes = 16, kLongestStride = int64_t(1) << 40;  // of a tensor map
   int64_t const number_bytes = 2 * columns_of_number(bias);
   auto const is_allowed = [&](int64_t extent, int64_t stride) {
@@ -25,6 +24,11 @@ bool tma_describes_bias(Params const& params) {
          reinterpret_cast<uintptr_t>(bias.data) % kVectorBytes == 0 &&
          is_allowed(params.batch, bias.batch_stride) &&
          is_allowed(params.heads, bias.head_stride) && is_allowed(params.seqlen_q, bias.row_stride);
+}
+
+template <class Params>
+bool tma_describes_bias(Params const& params) {
+  return tma_describes(params.bias, params);
 }
 
 // Whether it can be loaded by kernels whose tiles have numbers of 16 bits.
