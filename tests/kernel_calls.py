@@ -81,13 +81,12 @@ def strided(*shape: int, dtype: torch.dtype, magnitude: float = 1.0) -> Tensor:
     return whole.to(dtype).permute(*range(len(outer))[::-1], len(outer))[..., :dim]
 
 
-def plain_pytorch(
-    q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """The formula with every step in the dtype of the inputs, but for the terms of ALiBi."""
+def plain_probabilities(q: Tensor, k: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The probabilities, `[batch, heads, seqlen_q, seqlen_k]`, and the LSE, with every step in the
+    dtype of the inputs, but for the terms of ALiBi. Dropout is left out."""
     heads, heads_kv, seqlen_q, seqlen_k = q.shape[2], k.shape[2], q.shape[1], k.shape[1]
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    k, v = (t.repeat_interleave(heads // heads_kv, 1) for t in (k, v))
+    q, k = (t.transpose(1, 2) for t in (q, k))
+    k = k.repeat_interleave(heads // heads_kv, 1)
     scores = q @ k.transpose(-1, -2) * options.get("scale", q.shape[-1] ** -0.5)
     if cap := options.get("softcap"):
         scores = cap * torch.tanh(scores / cap)
@@ -109,14 +108,22 @@ def plain_pytorch(
     if (sink := options.get("sink")) is not None:
         logits = sink[None, :, None, None].to(q.dtype).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, logits], -1)
-    probabilities = scores.softmax(-1).nan_to_num()[..., :seqlen_k]
+    return scores.softmax(-1).nan_to_num()[..., :seqlen_k], scores.float().logsumexp(-1)
+
+
+def plain_pytorch(
+    q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The formula with every step in the dtype of the inputs, but for the terms of ALiBi."""
+    heads, heads_kv, seqlen_q, seqlen_k = q.shape[2], k.shape[2], q.shape[1], k.shape[1]
+    probabilities, lse = plain_probabilities(q, k, options)
     if p := options.get("dropout_p"):
         seed = dropout.as_seed(options["dropout_seed"], "cuda")
         heads_of_all = (0, q.shape[0] * heads)
         kept = dropout.keep_mask(seed, p, heads_of_all, (0, seqlen_q), (0, seqlen_k))
         probabilities = probabilities * kept.view_as(probabilities) * dropout.keep_scale(p)
-    out = (probabilities @ v).transpose(1, 2)
-    return out, scores.float().logsumexp(-1)
+    out = probabilities @ v.transpose(1, 2).repeat_interleave(heads // heads_kv, 1)
+    return out.transpose(1, 2), lse
 
 
 def case_inputs(row: rows.TableRow, case: Case) -> tuple[Tensor, Tensor, Tensor]:

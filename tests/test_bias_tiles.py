@@ -13,9 +13,18 @@ from torch import Tensor
 from cute_attention import attention, attention_varlen
 from cute_attention.native import rows
 from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_one_feature_chooses_it
-from kernel_calls import inputs_of, offsets, shape_of_bias
-from test_bias import MASKS, NAMES, assert_exact, laid_out, results
-from tolerances import assert_close, assert_same_bits
+from cute_attention.semantics.formula import attention_varlen_reference
+from kernel_calls import (
+    assert_all_as_accurate,
+    in_float64,
+    in_pytorch,
+    inputs_of,
+    offsets,
+    shape_of_bias,
+)
+from other_tiles import assert_differ_by_roundings, variances
+from test_bias import MASKS, assert_exact, laid_out, results
+from tolerances import assert_close, assert_near, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -62,26 +71,23 @@ def crooked(bias: Tensor) -> Tensor:
     return laid_out(bias, "odd rows")
 
 
-def assert_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Where the tiles of the kernels differ, they add up the probabilities of a row in another
-    order, and scale them by another maximum before they round them. The output differs by what
-    rounding costs, so dS does, and the gradients have both errors."""
-    for name in NAMES:
-        assert found[name].isfinite().all() or name == "lse", name
-        if name == "lse":
-            assert_close(found[name], expected[name], "rounding", name=name)
-        else:
-            rule = "stored" if name == "out" else "other_tiles"
-            assert_close(found[name], expected[name], rule, found["out"].dtype, name)
+def assert_agree(
+    found: dict[str, Tensor], expected: dict[str, Tensor], variance: dict[str, Tensor]
+) -> None:
+    """The kernels differ in their tiles, and the results by what that costs."""
+    assert_close(found["lse"], expected["lse"], "rounding", name="lse")
+    for name in variance:
+        assert found[name].isfinite().all(), name
+    assert_differ_by_roundings(found, expected, variance)
 
 
 def assert_same(row: rows.TableRow, shape: tuple[int, ...], bias: Tensor, **options: Any) -> None:
     batch, queries, keys, *heads = shape
     tensors = inputs_of(row, batch, (queries, keys), (heads[0], heads[1]))
-    options = {"backend": backend_of(row), "deterministic": True, **options}
-    expected = results(attention, tensors, crooked(bias), **options)
-    found = results(attention, tensors, aligned(bias), **options)
-    assert_agree(found, expected)
+    how = {"backend": backend_of(row), "deterministic": True, **options}
+    expected = results(attention, tensors, crooked(bias), **how)
+    found = results(attention, tensors, aligned(bias), **how)
+    assert_agree(found, expected, variances(tensors, bias, DTYPES[row.dtype], **options))
 
 
 @pytest.mark.parametrize("kept", KEPT)
@@ -125,13 +131,50 @@ def test_hidden_numbers(row: rows.TableRow, numbers: torch.dtype, anything: floa
     bias[:, 1, :, 64:] = -torch.inf
     bias[:, 2] = -torch.inf
     hidden = torch.ones(300, 300, device="cuda", dtype=torch.bool).triu(1)
-    assert_same(row, shape, bias.masked_fill(hidden, anything), causal=True)
+    poisoned, clean = bias.masked_fill(hidden, anything), bias.masked_fill(hidden, 0.0)
+    assert_same(row, shape, poisoned, causal=True)
+    batch, queries, keys, *heads = shape
+    tensors = inputs_of(row, batch, (queries, keys), (heads[0], heads[1]))
+    found = results(attention, tensors, aligned(poisoned), causal=True, backend=backend_of(row))
+    exact = in_float64(tensors, {"bias": clean}, causal=True)
+    assert_all_as_accurate(found, exact, in_pytorch(tensors, {"bias": clean}, causal=True))
+
+
+@pytest.mark.parametrize("kept", ["bhqk", "bk"])
+def test_many_tiles_of_keys(row: rows.TableRow, numbers: torch.dtype, kept: str) -> None:
+    """As accurate as the formula by itself where buffers of the bias are filled many times."""
+    shape = (1, 330, 3000, 2, 1)
+    batch, queries, keys, *heads = shape
+    tensors = inputs_of(row, batch, (queries, keys), (heads[0], heads[1]))
+    assert_exact(row, tensors, aligned(bias_of(shape, kept, numbers)), {"causal": True})
 
 
 def test_odd_scales(row: rows.TableRow, numbers: torch.dtype) -> None:
     shape = (1, 150, 203, 2, 2)
     for scale in (0.001, 3.0):
         assert_same(row, shape, bias_of(shape, "hqk", numbers), scale=scale)
+
+
+def packed_variances(
+    tensors: list[Tensor], ends: tuple[Tensor, Tensor], bias: Tensor, **options: Any
+) -> dict[str, Tensor]:
+    """variances() of packed sequences: those of each by itself, and their sum where sequences share
+    a number of the bias."""
+    q, k, v, grad_out = tensors
+    rows_of = {"out": grad_out, "dq": q, "dk": k, "dv": v, "dbias": bias}
+    found = {name: torch.zeros_like(t, dtype=torch.double) for name, t in rows_of.items()}
+    for b in range(len(ends[0]) - 1):
+        rows, keys = (slice(int(cu[b]), int(cu[b + 1])) for cu in ends)
+        if rows.start == rows.stop or keys.start == keys.stop:
+            continue
+        place = (slice(b, b + 1) if bias.shape[0] > 1 else slice(None), slice(None))
+        place += (slice(rows.stop - rows.start), slice(keys.stop - keys.start))
+        own = [t[at][None] for t, at in ((q, rows), (k, keys), (v, keys), (grad_out, rows))]
+        of_sequence = variances(own, bias[place], q.dtype, **options)
+        found["dbias"][place] += of_sequence.pop("dbias")
+        for name, variance in of_sequence.items():
+            found[name][rows if name in ("out", "dq") else keys] = variance[0]
+    return found
 
 
 @pytest.mark.parametrize("kept", ["bhqk", "hqk", "bk"])
@@ -151,10 +194,17 @@ def test_packed(row: rows.TableRow, numbers: torch.dtype, kept: str) -> None:
     def packed(*args: Any, **more: Any) -> Any:
         return attention_varlen(*args, *ends, 150, 300, **more)
 
-    options = {"causal": True, "backend": backend_of(row), "deterministic": True}
-    expected = results(packed, tensors, crooked(bias), **options)
-    found = results(packed, tensors, aligned(bias), **options)
-    assert_agree(found, expected)
+    options = {"backend": backend_of(row), "deterministic": True}
+    expected = results(packed, tensors, crooked(bias), causal=True, **options)
+    found = results(packed, tensors, aligned(bias), causal=True, **options)
+    assert_agree(found, expected, packed_variances(tensors, ends, bias, causal=True))
+    exact = results(
+        lambda *args, **more: attention_varlen_reference(*args, *ends, **more),
+        [t.double() for t in tensors], bias.nan_to_num().double(), causal=True,
+    )  # fmt: skip
+    assert_close(found["lse"], exact["lse"].float(), "large_scores", name="lse")
+    for name in found.keys() - {"lse"}:
+        assert_near(found[name], exact[name], name)
 
 
 def test_a_sequence_longer_than_the_bias(row: rows.TableRow, numbers: torch.dtype) -> None:

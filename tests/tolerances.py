@@ -33,9 +33,6 @@ RULES = {
     "large_scores": Rule(
         4096, "scores of 1e2 to 1e3: an ulp of one is that many of its exponential"
     ),
-    "other_tiles": Rule(
-        2, "each may be off by a rounding: O, and with it delta and dS, in 16 bits on the way"
-    ),
     "stored": Rule(1, "what rounding to the dtype of the result alone can cost"),
 }
 

@@ -145,6 +145,7 @@ def exact(
     dq, dk, dv = scale * ds @ k, scale * ds.mT @ q, (kept * p).mT @ grad_out
     values = (turned(out), lse, turned(dq), grouped(dk), grouped(dv))
 
+    scale = abs(scale)  # sizes have no sign
     # The sizes by which errors are divided. The error of a number below the smallest normal number
     # of the dtype does not shrink with the number, so such sizes have a floor. A probability so
     # small that it underflows to 0 contributes nothing.
@@ -193,7 +194,7 @@ def exact(
         found[1]["dbias"] = (many["all"] * added2).sqrt() + found[0]["dbias"].abs()
         units["dbias"] = eps
     if sink is not None:
-        share = (sink.double()[:, None] - lse).exp()
+        share = (sink.double()[:, None] - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
         found[0]["dsink"] = -(share * delta[..., 0]).sum((0, 2))
         dsink2 = (share * delta_size[..., 0]).square().sum((0, 2))
         found[1]["dsink"] = (many["all"] * dsink2).sqrt()
