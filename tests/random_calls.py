@@ -44,6 +44,7 @@ class Limits:
     dims: tuple[int, ...] = tuple(range(8, 257, 8))
     kinds: tuple[str, ...] = tuple(KINDS)
     ways: tuple[str, ...] = ON_CPU
+    poison: tuple[str, ...] = ("bias", "rows")  # kernels read rows that a mask hides from everybody
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ class Drawn:
     padding: int = 0
     slack: tuple[int, int] = (0, 0)
     cache: dict[str, Any] = field(default_factory=dict)  # of calls with a cache
-    # NaN and infinities where the lengths and masks let nobody read: in queries that see no key, keys
-    # that no query sees, and the bias of what is hidden.
-    poison: bool = False
+    # NaN and infinities in the "bias" of what masks and lengths hide, and in the gradient of the
+    # LSE of queries that see no key; with "rows" also in these queries and in keys nobody sees.
+    poison: str = ""
     strided_ends: bool = False  # cu_seqlens and their like have gaps
     splits: int = 0  # CUTE_ATTENTION_SPLITS; 0 leaves it out
     way: str = ""  # one of WAYS; "" for the plain call
@@ -98,7 +99,7 @@ class Drawn:
         words = [self.kind, self.numbers, *self.options]
         words += ["bias"] * (self.bias is not None) + ["alibi"] * bool(self.slopes)
         words += ["sink"] * bool(self.sink) + ["deterministic"] * self.deterministic
-        words += ["poison"] * self.poison + [self.way] * bool(self.way)
+        words += ["poison"] * bool(self.poison) + [self.way] * bool(self.way)
         return "+".join(words)
 
 
@@ -130,7 +131,7 @@ def draw(seed: int, limits: Limits = Limits()) -> Drawn:
             call,
             grads=rng.choice((("out",), ("out",), ("out",), ("out", "lse"), ("lse",), ())),
             deterministic=rng.random() < 0.3,
-            poison=rng.random() < 0.3,
+            poison=rng.choice(limits.poison) if rng.random() < 0.3 else "",
             splits=rng.choice((1, 2, 3, 7, 128)) if rng.random() < 0.1 else 0,
         )
         if rng.random() < 0.3:
@@ -232,7 +233,10 @@ def _has_way(call: Drawn) -> bool:
     if call.way == "flash_attn_interface":
         return own and not call.slopes
     new = ("packed", "qv", "chunk")  # to FlashAttention-3
-    return own and not (call.kind == "cache" and any(call.cache[name] for name in new))
+    if call.kind == "cache":
+        rotary = call.cache["rotary"] or {}
+        own = own and not (any(call.cache[name] for name in new) or rotary.get("seqlens"))
+    return own
 
 
 def _cache(rng: random.Random, dim: int) -> dict[str, Any]:

@@ -61,7 +61,10 @@ def limits(args: Any) -> Limits:
     kinds = tuple(args.kinds.split(","))
     is_gpu = args.device.startswith("cuda") and not args.emulated
     ways = ON_CPU + GPU_WAYS if is_gpu else ON_CPU
-    return Limits(args.scores, tuple(args.dtypes.split(",")), dims, kinds, ways)
+    if args.emulated:
+        ways = tuple(way for way in ways if way != "compiled")
+    poison = ("bias", "rows") if args.backend == "reference" else ("bias",)
+    return Limits(args.scores, tuple(args.dtypes.split(",")), dims, kinds, ways, poison)
 
 
 @contextlib.contextmanager

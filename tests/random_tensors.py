@@ -56,7 +56,7 @@ def make(call: Drawn, device: str) -> Made:
     values = [torch.randn(shape, device=device) for shape in shapes]
     _change(values, call.numbers, -3, 2.0**60 if call.dtype == "bf16" else 100.0)
     unread = unread_rows(call, outer, device) if call.poison else None
-    if unread is not None:
+    if unread is not None and call.poison == "rows":
         for value, hidden in zip(values, (unread[0], unread[1], unread[1], unread[0]), strict=True):
             poisoned(value, hidden[..., None, None])
     if packed:

@@ -58,7 +58,7 @@ def attend_cache(way: str, given: dict[str, Any], backend: str) -> tuple[Tensor,
             if options.get(name) is not None:
                 options[name] = options[name].long()
         with use_backend(backend):
-            return getattr(_DOORS[way], "flash_attn_with_kvcache")(
+            return _DOORS[way].flash_attn_with_kvcache(
                 **_renamed(options, names), return_softmax_lse=True
             )
     function: Callable[..., Any] = attention_with_cache

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cute_attention import attention, attention_varlen
 from cute_attention.native import rows
-from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_one_feature_chooses_it
 from cute_attention.semantics.formula import attention_varlen_reference
+from every_row import ALL, DTYPES, backend_of, fixture_of, skip_unless_one_feature_chooses_it
 from kernel_calls import (
     assert_all_as_accurate,
     in_float64,

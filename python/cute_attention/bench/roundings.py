@@ -141,6 +141,7 @@ def exact(
         delta = delta - grad_lse.double()[..., None]
     unbent = p * (dp - delta)
     ds = unbent * bend
+    slope = (bend * (dp - delta)).abs()  # of dS by P
     del dp
     dq, dk, dv = scale * ds @ k, scale * ds.mT @ q, (kept * p).mT @ grad_out
     values = (turned(out), lse, turned(dq), grouped(dk), grouped(dv))
@@ -163,7 +164,7 @@ def exact(
         many["all"] *= q.shape[0] if alike(0, q, k, v, grad_out) else 1
     # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1.
     ds_size = ds.abs() * factor + unbent.abs() * (SCORE_ULPS * eps32 / eps if softcap else 0.0)
-    ds2 = ((ds_size + floor) * counts).square()
+    ds2 = ((ds_size + floor * slope.clamp_min(1.0)) * counts).square()
     # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
     terms = scale * (q.square() @ k.square().mT).sqrt()
     lse_size = lse.abs().clamp_min(1.0) + (p * (bend * terms + biases.abs())).nan_to_num(0.0).sum(
