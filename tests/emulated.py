@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 # Where `make emulate` has built the libraries.
 FOLDER = Path(os.environ.get("CUTE_ATTENTION_EMULATED", "build/emulated/lib")).resolve()
+EMULATOR = "libcute_attention_emulator.so"  # beside them, and no kernel library
 CAPABILITY = divmod(int(os.environ.get("CUTE_ATTENTION_EMULATOR_CC", "90")), 10)
 GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 # Parts of the names of tests that need streams, graphs, torch.compile's code for GPUs, processes of
@@ -87,8 +88,30 @@ def emulated_cuda() -> Iterator[None]:
     }.items():
         patch.setattr(torch.cuda, name, lambda *_, value=value: value)
     implement("", lowered_forward, "CPU")  # Python registers one op of the kernels for CUDA
-    yield
-    patch.undo()
+    try:
+        check_libraries(FOLDER)
+        yield
+    finally:
+        patch.undo()
+
+
+def check_libraries(folder: Path) -> None:
+    """Raises where the kernels of a folder would not run: every test would be skipped, which looks
+    like a pass."""
+    from cute_attention.native import binding, core
+
+    found = [
+        entry
+        for entry in core.libraries()
+        if Path(entry.path).parent == folder and Path(entry.path).name != EMULATOR
+    ]
+    reasons = [f"{entry.path}: {entry.error}" for entry in found if entry.error]
+    if not any(entry.rows for entry in found):
+        reasons.append(f"{folder} has no kernel library that is served")
+    if unbound := binding.binding_error():
+        reasons.append(f"{folder / 'libcute_attention_torch.so'}: {unbound}")
+    if reasons:
+        raise RuntimeError("the emulator cannot run its libraries: " + "; ".join(reasons))
 
 
 _cuda = emulated_cuda()

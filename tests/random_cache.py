@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from cute_attention.bench.roundings import exact
-from cute_attention.inference import attention_with_cache, explain_with_cache
+from cute_attention.inference import explain_with_cache
+from cute_attention.semantics.rotary import rotate
 from every_row import DTYPES
 from kernel_calls import offsets
 from paged_calls import Call, Form
 from random_calls import Drawn
 from random_checks import Wrong, bits, judge, poison, rows_of
+from random_tensors import laid_out, sink_of, spread
+from random_ways import attend_cache, in_its_way
 
 
 def form_of(call: Drawn) -> tuple[Form, list[int]]:
@@ -26,7 +29,9 @@ def form_of(call: Drawn) -> tuple[Form, list[int]]:
     if call.slopes:
         options["alibi_slopes"] = torch.randn(call.heads).bfloat16().float() / 8
     if call.sink:
-        options["sink"] = torch.randn(call.heads) * 3
+        options["sink"] = sink_of(call, "cpu")
+    if cache["chunk"]:
+        options["attention_chunk"] = cache["chunk"]
     lengths = tuple(keys for _, keys in call.lengths)
     queries = tuple(q for q, _ in call.lengths)
     if cache["packed"]:
@@ -59,11 +64,18 @@ def check_cache(drawn: Drawn, device: str, backend: str) -> list[str]:
     whole = {name: given[name].clone() for name in ("k_cache", "v_cache")}
     if any(new):
         _take_new(call, new)
+        if drawn.cache["rotary"]:
+            _turn(call, drawn, new, whole["k_cache"])
+    if drawn.cache["qv"]:
+        shape = (*given["q"].shape[:-1], drawn.dim_v)
+        given["qv"] = torch.randn(shape, device=device).to(given["q"].dtype)
+    for name, value in given.items():
+        if isinstance(value, Tensor) and value.dtype == torch.int32:
+            given[name] = spread(value, drawn.strided_ends)
     rows = rows_of(explain_with_cache(**given, backend=backend))
     if backend == "auto" and "reference" in rows:
         return ["not served"]
-    first = _run(given, whole if any(new) else {})
-    again = _run(given, whole if any(new) else {})
+    first, again = (_run(drawn, given, whole if any(new) else {}, backend) for _ in range(2))
     for name, one, other in zip(("out", "lse"), first, again, strict=True):
         if not torch.equal(bits(one), bits(other)):
             raise Wrong(name, "not repeated")
@@ -103,10 +115,68 @@ def _slot(call: Call, sequence: int, token: int) -> tuple[int, int]:
     return int(call.given["block_table"][row, token // size]), token % size
 
 
-def _run(given: dict[str, Any], whole: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _turn(call: Call, drawn: Drawn, new: list[int], cache: Tensor) -> None:
+    """Has the call turn what it appends and its queries. `cache`, the queries and the keys that the
+    formula gets become those that are turned; the cache holds what is written bit by bit."""
+    given, rotary = call.given, drawn.cache["rotary"]
+    device, size = given["q"].device, rotary["dim"] // 2
+    lengths = given["cache_seqlens"].tolist()
+    if rotary["seqlens"]:
+        lengths = [(7 * index + drawn.seed) % 300 for index in range(len(new))]
+        given["rotary_seqlens"] = torch.tensor(lengths, dtype=torch.int32, device=device)
+    angles = torch.rand(max(lengths) + max(*call.many, *new) + 1, size, device=device) * 6.3
+    dtype = torch.float32 if rotary["float"] else given["q"].dtype
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    given |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": rotary["interleaved"]}
+    options = call.form.options
+    is_masked = any(options.get(name) for name in ("causal", "attention_chunk"))
+    is_masked |= any(side is not None for side in options.get("window") or ())
+
+    def turned(rows: Tensor, places: Tensor) -> Tensor:
+        found = rotate("", rows, cos, sin, places, rotary["interleaved"])
+        _check_turned(rows, cos[places], sin[places], found, rotary["interleaved"])
+        return found
+
+    for b, (many, first) in enumerate(zip(new, lengths, strict=True)):
+        places = torch.arange(call.many[b], device=device) * int(is_masked) + first
+        if call.many[b]:
+            call.queries[b] = turned(call.queries[b][0], places)[None]
+        if many:
+            keys = call.keys[0][b][0]
+            added = turned(keys[-many:], torch.arange(first, first + many, device=device))
+            call.keys[0][b] = torch.cat((keys[:-many], added))[None]
+            length = call.form.lengths[b]
+            for t in range(length - many, length):
+                cache[_slot(call, b, t)] = added[t - length + many]
+
+
+def _check_turned(rows: Tensor, cos: Tensor, sin: Tensor, found: Tensor, interleaved: bool) -> None:
+    """Rows turned in float32, and rounded once, are what they are in float64 but for half a unit of
+    the dtype and some of float32."""
+    half = cos.shape[-1]
+    value, cos, sin = rows.double(), cos.double()[:, None], sin.double()[:, None]
+    pairs = (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    if not interleaved:
+        pairs = (slice(0, half), slice(half, 2 * half))
+    a, b = (value[..., pair] for pair in pairs)
+    expected, size = value.clone(), value.abs()
+    for pair, (one, other) in zip(pairs, ((a * cos, -b * sin), (a * sin, b * cos)), strict=True):
+        expected[..., pair], size[..., pair] = one + other, one.abs() + other.abs()
+    kind = torch.finfo(found.dtype)
+    allowed = kind.eps / 2 * expected.abs() + 4 * torch.finfo(torch.float32).eps * size
+    allowed += kind.smallest_normal * kind.eps
+    if ((found.double() - expected).abs() > allowed).any():
+        raise Wrong("rotary", "not what it is in float64")
+
+
+def _run(
+    drawn: Drawn, given: dict[str, Any], whole: dict[str, Tensor], backend: str
+) -> tuple[Tensor, Tensor]:
     """Output and LSE. What is appended must make the caches those of `whole`, and nothing else may
     change: bit by bit."""
-    given = {**given, "k_cache": given["k_cache"].clone(), "v_cache": given["v_cache"].clone()}
+    given = dict(given)
+    for name in ("k_cache", "v_cache"):
+        given[name] = laid_out(given[name].clone(), drawn.cache["layout"])
     expected = {name: whole.get(name, given[name].clone()) for name in ("k_cache", "v_cache")}
     others = {
         name: value.clone()
@@ -114,7 +184,7 @@ def _run(given: dict[str, Any], whole: dict[str, Tensor]) -> tuple[Tensor, Tenso
         if isinstance(value, Tensor) and name not in expected
     }
     poison(given["q"].device)
-    results = attention_with_cache(**given, return_lse=True)
+    results = in_its_way(drawn.way, lambda: attend_cache(drawn.way, given, backend))
     for name, value in (expected | others).items():
         if not torch.equal(bits(given[name]), bits(value)):
             raise Wrong(name, "not the cache with the new tokens, or changed")
@@ -125,7 +195,8 @@ def _compare(call: Call, out: Tensor, lse: Tensor) -> None:
     """Flat results with the formula, sequence by sequence."""
     names = ("causal", "window", "softcap", "scale", "alibi_slopes", "sink")
     options = {name: call.given[name] for name in names if name in call.given}
-    start = 0
+    given, start = call.given, 0
+    chunk = given.get("attention_chunk", 0)
     for q, k, v in zip(call.queries, *call.keys, strict=True):
         rows = slice(start, start + q.shape[1])
         start = rows.stop
@@ -140,6 +211,19 @@ def _compare(call: Call, out: Tensor, lse: Tensor) -> None:
                 raise Wrong("out", "a sequence without keys has an output, or another LSE")
             continue
         zero = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+        if "qv" in given:
+            qv = given["qv"] if call.form.packed else given["qv"].flatten(0, 1)
+            q, k = torch.cat((q, qv[rows][None]), -1), torch.cat((k, v), -1)
+        if chunk:
+            options["bias"] = _beyond_chunks(q, k, chunk)
         right = exact(q, k, v, zero, **options)
         for name, found in zip(("out", "lse"), mine, strict=True):
             judge(name, found, right.values[name], right.sizes[name], right.eps[name])
+
+
+def _beyond_chunks(q: Tensor, k: Tensor, chunk: int) -> Tensor:
+    """A bias that hides the keys of other chunks than the query's own."""
+    place = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
+    key = torch.arange(k.shape[1], device=q.device)
+    same = place.div(chunk, rounding_mode="floor") == key.div(chunk, rounding_mode="floor")
+    return torch.zeros(same.shape, device=q.device).masked_fill(~same, -torch.inf)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from random_calls import KINDS, Limits, draw
+from random_calls import GPU_WAYS, KINDS, ON_CPU, Limits, draw
 from random_checks import Wrong, check
 
 
@@ -59,7 +59,12 @@ def limits(args: Any) -> Limits:
     first, last = map(int, args.dims.split("-"))
     dims = tuple(range(first, last + 1, 8))
     kinds = tuple(args.kinds.split(","))
-    return Limits(args.scores, tuple(args.dtypes.split(",")), dims, kinds)
+    is_gpu = args.device.startswith("cuda") and not args.emulated
+    ways = ON_CPU + GPU_WAYS if is_gpu else ON_CPU
+    if args.emulated:
+        ways = tuple(way for way in ways if way != "compiled")
+    poison = ("bias", "rows") if args.backend == "reference" else ("bias",)
+    return Limits(args.scores, tuple(args.dtypes.split(",")), dims, kinds, ways, poison)
 
 
 @contextlib.contextmanager
@@ -174,7 +179,8 @@ def report(args: Any, found: dict[str, Any]) -> None:
     for line in found["wrong"]:
         groups.setdefault((line["what"], " ".join(line["rows"])), []).append(line)
     fixed = f"--one --dtypes {args.dtypes} --dims {args.dims} --scores {args.scores}"
-    fixed += f" --kinds {args.kinds}"
+    fixed += f" --kinds {args.kinds} --device {args.device} --backend {args.backend}"
+    fixed += " --emulated" * args.emulated
     for (what, rows), lines in sorted(groups.items(), key=lambda g: -len(g[1]))[: args.lines]:
         line = min(lines, key=lambda line: len(line["call"]))
         known = f"{line['wrong'][:160]} | {line['call'][:260]}"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cute_attention.bench.roundings import visible
 from every_row import DTYPES
 from random_calls import Drawn
 
@@ -21,6 +22,16 @@ class Made:
     learnt: dict[str, Tensor]  # bias and sink
     options: dict[str, Any]
     packing: tuple[Any, ...]  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    grad_lse: Tensor
+    clean: Clean
+
+
+@dataclass
+class Clean:
+    """What the formula reads in the place of tensors with poison: the same with zeros there."""
+
+    tensors: list[Tensor]
+    learnt: dict[str, Tensor]
     grad_lse: Tensor
 
 
@@ -43,7 +54,11 @@ def make(call: Drawn, device: str) -> Made:
         [*outer[0], call.heads, call.dim_v],
     )
     values = [torch.randn(shape, device=device) for shape in shapes]
-    _change(values, call.numbers, -3)
+    _change(values, call.numbers, -3, 2.0**60 if call.dtype == "bf16" else 100.0)
+    unread = unread_rows(call, outer, device) if call.poison else None
+    if unread is not None and call.poison == "rows":
+        for value, hidden in zip(values, (unread[0], unread[1], unread[1], unread[0]), strict=True):
+            poisoned(value, hidden[..., None, None])
     if packed:
         for value, total in zip(values, (totals[0], totals[1], totals[1], totals[0]), strict=True):
             value[total:] = torch.nan
@@ -55,7 +70,7 @@ def make(call: Drawn, device: str) -> Made:
     if packed:
         ends = [torch.tensor([0, *(p[s] for p in call.lengths)]).cumsum(0).int() for s in (0, 1)]
         packing = (
-            *(end.to(device) for end in ends),
+            *(spread(end.to(device), call.strided_ends) for end in ends),
             *map(sum, zip(longest, call.slack, strict=True)),
         )
     learnt, options = {}, dict(call.options)
@@ -63,15 +78,77 @@ def make(call: Drawn, device: str) -> Made:
         own = (batch, call.heads) if call.slopes == "batch heads" else (call.heads,)
         options["alibi_slopes"] = torch.randn(own, device=device).to(dtype).float() / 8
     if call.bias is not None:
-        learnt["bias"] = _bias(call, batch, longest if packed else [s[-1] for s in outer], device)
+        sides = longest if packed else [side[-1] for side in outer]
+        bias = _bias(call, batch, sides, device)
+        hidden = ~reads_of_bias(call, sides, device).sum_to_size(bias.shape).bool()
+        learnt["bias"] = _laid_out_bias(poisoned(bias, hidden) if call.poison else bias, call)
     if call.sink:
-        learnt["sink"] = torch.randn(call.heads, device=device) * 3
+        learnt["sink"] = sink_of(call, device)
     shape_lse = [call.heads, *outer[0]] if packed else [batch, call.heads, outer[0][1]]
-    return Made(call, tensors, learnt, options, packing, torch.randn(shape_lse, device=device))
+    grad_lse = torch.randn(shape_lse, device=device)
+    clean = Clean(tensors, learnt, grad_lse)
+    if unread is not None:
+        finite = [t.nan_to_num(0, 0, 0) for t in tensors]
+        # An infinite bias stays where the poison is -inf: what is hidden adds nothing.
+        given = {n: t.nan_to_num(0, 0, -torch.inf) for n, t in learnt.items()}
+        clean = Clean(finite, given, grad_lse)
+        if not call.sink:  # the gradient of a blind row's LSE is that of its sink
+            rows = unread[0] if packed else unread[0][:, None]
+            grad_lse = poisoned(grad_lse.clone(), rows)
+    return Made(call, tensors, learnt, options, packing, grad_lse, clean)
 
 
-def _change(values: list[Tensor], numbers: str, axis: int) -> None:
-    """Changes standard normal q, k, v and gradient in place."""
+def unread_rows(call: Drawn, outer: list[list[int]], device: str) -> tuple[Tensor, Tensor]:
+    """Which queries see no key, and which keys no query sees: bool `[batch, seqlen]`, packed
+    `[total]`."""
+    hidden = []
+    for queries, keys in call.lengths if call.kind == "packed" else call.lengths[:1]:
+        sees = visible(queries, keys, call.options.get("causal", False), call.options.get("window"))
+        hidden.append((~sees.any(1), ~sees.any(0)))
+    found = []
+    for side, shape in enumerate(outer):
+        rows = torch.zeros(shape, dtype=torch.bool)
+        if hidden:
+            values = torch.cat([pair[side] for pair in hidden])
+            rows[..., : len(values)] = values
+        found.append(rows.to(device))
+    return found[0], found[1]
+
+
+def reads_of_bias(call: Drawn, sides: list[int], device: str) -> Tensor:
+    """How many heads read each number of a bias that is not broadcast, `[batch, heads, seqlen_q,
+    seqlen_k]`; packed those of the longest sequences."""
+    reads = torch.zeros(len(call.lengths), call.heads, *sides)
+    for index, (queries, keys) in enumerate(call.lengths):
+        sees = visible(queries, keys, call.options.get("causal", False), call.options.get("window"))
+        reads[index, :, :queries, :keys] = sees.float()
+    return reads.to(device)
+
+
+def poisoned(value: Tensor, hidden: Tensor) -> Tensor:
+    """`value`, with NaN and both infinities in turn where it is hidden, changed in place."""
+    bad = torch.tensor([torch.nan, torch.inf, -torch.inf], device=value.device, dtype=value.dtype)
+    turns = bad[torch.arange(value.numel(), device=value.device) % 3].view(value.shape)
+    return value.copy_(torch.where(hidden, turns, value))
+
+
+def sink_of(call: Drawn, device: str) -> Tensor:
+    sink = torch.randn(call.heads, device=device) * 3
+    if call.sink != "normal":
+        sink[:: 2 if call.sink == "some" else 1] = -torch.inf
+    return sink
+
+
+def spread(numbers: Tensor, strided: bool) -> Tensor:
+    """The same integers, with others between them where `strided`."""
+    if not strided:
+        return numbers
+    wide = numbers.new_full((*numbers.shape, 2), 12345)
+    return wide[..., 0].copy_(numbers)
+
+
+def _change(values: list[Tensor], numbers: str, axis: int, large: float) -> None:
+    """Changes standard normal q, k, v and gradient in place. `large` leaves room for gradients."""
     q, k, v, grad = values
     if numbers == "wide":
         q *= 10
@@ -91,6 +168,8 @@ def _change(values: list[Tensor], numbers: str, axis: int) -> None:
         q += 1.5
     elif numbers == "shifted":
         k += 20
+    elif numbers == "large":
+        v *= large
     elif numbers == "zero":
         q.zero_()
     elif numbers == "outliers":
@@ -116,6 +195,11 @@ def laid_out(value: Tensor, layout: str) -> Tensor:
         return value[:1].expand_as(value)
     if layout == "one_head":
         return value[..., :1, :].expand_as(value)
+    if layout == "one_row" and value.dim() == 4 and value.shape[-3]:
+        return value[..., -1:, :, :].expand_as(value)  # the last is the one that masks hide least
+    if layout == "one_later":  # not at a multiple of 4 bytes
+        wide = value.new_full((value.numel() + 1,), torch.nan)
+        return wide[1:].view(value.shape).copy_(value)
     if layout == "every_other":
         *outer, rows, heads, dim = value.shape
         wide = value.new_full((*outer, 2 * rows, heads, dim), torch.nan)
@@ -136,8 +220,10 @@ def _bias(call: Drawn, batch: int, longest: list[int], device: str) -> Tensor:
     elif call.hidden == "rows" and value.dim() > 1 and value.shape[-2] > 1:
         value[..., value.shape[-2] // 2 :, :] = -torch.inf
     value = value.to(DTYPES[call.dtype])
-    if call.bias_dtype == "float32":
-        value = value.float()
+    return value.float() if call.bias_dtype == "float32" else value
+
+
+def _laid_out_bias(value: Tensor, call: Drawn) -> Tensor:
     if call.bias_layout == "keys_first" and value.dim() > 1:
         return value.mT.contiguous().mT
     if call.bias_layout in ("sliced", "odd_slice"):

@@ -256,3 +256,19 @@ def test_packed_rows_of_no_sequence(way: str) -> None:
     assert (lse[:, count:] == -torch.inf).all()
     for cache, want in zip(caches, bare[2], strict=True):
         assert_same_bits(cache, want, "cache")
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_no_number_is_turned(interleaved: bool) -> None:
+    """A rotary_dim of 0 leaves queries and new keys as they are."""
+    q, k, v = torch.randn(3, 2, 1, 2, 16).unbind()
+    angles = torch.empty(8, 0)
+    results = []
+    for rotary in ({}, {"rotary_cos": angles, "rotary_sin": angles}):
+        caches = [torch.zeros(2, 8, 2, 16) for _ in range(2)]
+        out = attention_with_cache(
+            q, *caches, 3, k=k, v=v, rotary_interleaved=interleaved, **rotary
+        )
+        results.append([out, *caches])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

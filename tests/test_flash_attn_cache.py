@@ -346,3 +346,9 @@ def test_a_table_that_is_too_short_is_named() -> None:
         )
     with pytest.raises(RuntimeError, match="block_table holds 6, expected pages from 0 to 5"):
         flash_attn.flash_attn_with_kvcache(q, pages, pages, cache_seqlens=1, block_table=SHORT + 2)
+
+
+def test_a_negative_length_is_named() -> None:
+    q, cache = torch.randn(1, 1, 2, 16), torch.randn(1, 4, 2, 16)
+    with pytest.raises(ValueError, match="flash_attn_with_kvcache: cache_seqlens is -1, expected"):
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=-1)

@@ -364,3 +364,9 @@ def test_ratio_of_the_two_factors() -> None:
     assert ratio(0.25) == 1.0  # 64 of 256
     assert ratio(0.17) == pytest.approx(212 / 256 / 0.83)
     assert ratio(0.001) == pytest.approx(1 / 0.999)  # rounded to none
+
+
+def test_a_scale_of_0_makes_all_scores_equal() -> None:
+    q, k, v = torch.randn(3, 1, 5, 2, 16).unbind()
+    softmax = flash_attn_func(q, k, v, dropout_p=0.5, softmax_scale=0.0, return_attn_probs=True)[2]
+    assert torch.equal(softmax[:, :, :5, :5].abs(), torch.ones(1, 2, 5, 5))

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from cute_attention.bench.roundings import exact
-from random_calls import Limits, draw
+from random_calls import GPU_WAYS, ON_CPU, Limits, draw
 from random_checks import Wrong, check, compare, judge, run
 from random_tensors import make
 
 SMALL = Limits(scores=20_000)
-ON_GPU = Limits(scores=300_000)
+ON_GPU = Limits(scores=300_000, ways=ON_CPU + GPU_WAYS, poison=("bias",))
 DENSE = Limits(scores=20_000, kinds=("dense", "packed"))
 
 

@@ -106,6 +106,9 @@ DENSE = [
           "q has 1 heads and k has 6, expected heads_kv to divide heads (query head h reads kv "
           "head h // (heads // heads_kv)); these shapes fit [batch, heads, seqlen, head_dim], "
           "expected [batch, seqlen, heads, head_dim]: pass q.transpose(1, 2), k.transpose(1, 2)"),
+    Wrong("nested", TypeError, lambda: {"q": torch.nested.nested_tensor([ones(4, 8, 16)] * 2)},
+          "q has layout nested, expected torch.strided (pack ragged sequences and call "
+          "attention_varlen)"),
     Wrong("sparse", TypeError, lambda: {"k": ones(2, 6, 2, 16).to_sparse()},
           "k has layout torch.sparse_coo, expected torch.strided (pack ragged sequences and "
           "call attention_varlen)"),
@@ -143,6 +146,18 @@ OPTIONS = [
           "window's left side is a float, expected an int or None"),
     Wrong("causal-numpy-int", TypeError, lambda: {"causal": np.int64(1)},
           "causal is an int, expected a bool"),
+    Wrong("window-tensor", TypeError, lambda: {"window": torch.tensor([4, 2])},
+          "window is a torch.Tensor, expected (left, right) or None"),
+    Wrong("window-array", TypeError, lambda: {"window": np.array([4, 2])},
+          "window is a numpy.ndarray, expected (left, right) or None"),
+    Wrong("scale-too-large", ValueError, lambda: {"scale": 1e300},
+          "scale is too large, expected a number of at most 2^127"),
+    Wrong("scale-too-large-int", ValueError, lambda: {"scale": 10**400},
+          "scale is too large, expected a number of at most 2^127"),
+    Wrong("softcap-too-large", ValueError, lambda: {"softcap": 1e300},
+          "softcap is too large, expected a number of at most 2^127"),
+    Wrong("softcap-too-small", ValueError, lambda: {"softcap": 1e-40},
+          "softcap is 1e-40, expected a larger one for scale 0.25: their quotient overflows"),
     Wrong("scale-nan", ValueError, lambda: {"scale": float("nan")},
           "scale is nan, expected a finite number"),
     Wrong("scale-tensor", TypeError, lambda: {"scale": torch.tensor(0.5)},

@@ -36,7 +36,8 @@ _PACKING = 4  # so many of the extras, the first, belong to packed sequences
 _OTHER_DEFAULTS = EXTRA_DEFAULTS[_PACKING:]
 # Options of these types mean the same where they are equal.
 _KEY_TYPES = frozenset({bool, int, float, str, tuple, Kernel, type(None)})
-_NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
+# key_of raises them for wrong arguments.
+_NO_PLAN = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 _PLACES = {name: EXTRAS.index(name) for name in KEPT}
 _TENSORS = KEPT - {"dropout_p", "dropout_seed"}
 _BIAS, _SLOPES, _P, _SEED = map(EXTRAS.index, ("bias", "alibi_slopes", "dropout_p", "dropout_seed"))

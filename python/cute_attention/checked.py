@@ -150,6 +150,8 @@ def _checked_options(
             extras["bias"] = value[(None,) * (4 - value.dim())]
         elif label in OPTIONAL_TENSORS:
             extras[label] = value
+    if "softcap" in passed:
+        checks.softcap_of_scale(name, scale, softcap)
     if "dropout_p" in passed and is_positive(options["dropout_p"]):  # a seed is drawn at last
         extras["dropout_p"] = options["dropout_p"]
         extras["dropout_seed"] = as_seed(options["dropout_seed"], tensors[0].device)

@@ -16,6 +16,7 @@ from torch import Tensor
 _INTEGERS = (int, torch.SymInt)  # the second while torch.export or make_fx traces
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 LARGEST_SIZE = 2**31 - 1  # of the sizes that cu_seqlens and the kernels can tell
+LARGEST_FACTOR = 2.0**127  # kMaxFactor of check_params.cpp: of a scale or a softcap
 _LARGEST_WINDOW = 2**63 - 1  # of what an op takes
 
 
@@ -62,11 +63,13 @@ def flag(name: str, label: str, value: object) -> None:
 
 
 def number(name: str, label: str, value: object, _: object = None) -> None:
-    """A finite number."""
+    """A finite number, of at most LARGEST_FACTOR."""
     if not isinstance(value, _NUMBERS) or isinstance(value, bool):
         raise TypeError(f"{name}: {label} is {type_name(value)}, expected a float or None")
     if not -math.inf < value < math.inf:
         raise ValueError(f"{name}: {label} is {value}, expected a finite number")
+    if not -LARGEST_FACTOR <= value <= LARGEST_FACTOR:
+        raise ValueError(f"{name}: {label} is too large, expected a number of at most 2^127")
 
 
 def softcap(name: str, label: str, value: object, _: object = None) -> None:
@@ -76,6 +79,15 @@ def softcap(name: str, label: str, value: object, _: object = None) -> None:
     if value < 0:
         raise ValueError(
             f"{name}: {label} is {value}, expected a number >= 0 (None or 0 for no cap)"
+        )
+
+
+def softcap_of_scale(name: str, scale: Any, softcap: Any) -> None:
+    """Their quotient, by which kernels and the reference backend multiply, is finite."""
+    if softcap and abs(scale) > softcap * (LARGEST_FACTOR / 4):
+        raise ValueError(
+            f"{name}: softcap is {softcap}, expected a larger one for scale {scale}: their "
+            "quotient overflows"
         )
 
 

@@ -17,9 +17,10 @@ _DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 def check_kinds(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
     """q, k and v are floating, strided, of one dtype and on one device."""
     for label, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or tensor.is_nested:
+            layout = "nested" if tensor.is_nested else tensor.layout
             raise TypeError(
-                f"{name}: {label} has layout {tensor.layout}, expected torch.strided "
+                f"{name}: {label} has layout {layout}, expected torch.strided "
                 "(pack ragged sequences and call attention_varlen)"
             )
         if tensor.dtype not in DTYPES:

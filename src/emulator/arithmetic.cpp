@@ -57,23 +57,23 @@ Execute of_high_halves(std::string const& name) {
 }
 
 Execute of_floats(std::string const& name) {
-  if (name == "add") return EMULATE_2(float, float, float, a + b);
-  if (name == "sub") return EMULATE_2(float, float, float, a - b);
-  if (name == "mul") return EMULATE_2(float, float, float, (a * b));
-  if (name == "div") return EMULATE_2(float, float, float, a / b);
+  if (name == "add") return EMULATE_2(float, float, float, computed(a + b));
+  if (name == "sub") return EMULATE_2(float, float, float, computed(a - b));
+  if (name == "mul") return EMULATE_2(float, float, float, computed(a * b));
+  if (name == "div") return EMULATE_2(float, float, float, computed(a / b));
   if (name == "min") return EMULATE_2(float, float, float, least(a, b));
   if (name == "max") return EMULATE_2(float, float, float, greatest(a, b));
-  if (name == "fma") return EMULATE_3(float, float, float, float, std::fma(a, b, c));
+  if (name == "fma") return EMULATE_3(float, float, float, float, computed(std::fma(a, b, c)));
   if (name == "abs") return EMULATE_1(float, float, std::fabs(a));
   if (name == "neg") return EMULATE_1(float, float, -a);
-  if (name == "ex2") return EMULATE_1(float, float, std::exp2(a));
-  if (name == "lg2") return EMULATE_1(float, float, std::log2(a));
-  if (name == "rcp") return EMULATE_1(float, float, 1.f / a);
-  if (name == "sqrt") return EMULATE_1(float, float, std::sqrt(a));
-  if (name == "rsqrt") return EMULATE_1(float, float, 1.f / std::sqrt(a));
-  if (name == "tanh") return EMULATE_1(float, float, std::tanh(a));
-  if (name == "sin") return EMULATE_1(float, float, std::sin(a));
-  if (name == "cos") return EMULATE_1(float, float, std::cos(a));
+  if (name == "ex2") return EMULATE_1(float, float, computed(std::exp2(a)));
+  if (name == "lg2") return EMULATE_1(float, float, computed(std::log2(a)));
+  if (name == "rcp") return EMULATE_1(float, float, computed(1.f / a));
+  if (name == "sqrt") return EMULATE_1(float, float, computed(std::sqrt(a)));
+  if (name == "rsqrt") return EMULATE_1(float, float, computed(1.f / std::sqrt(a)));
+  if (name == "tanh") return EMULATE_1(float, float, computed(std::tanh(a)));
+  if (name == "sin") return EMULATE_1(float, float, computed(std::sin(a)));
+  if (name == "cos") return EMULATE_1(float, float, computed(std::cos(a)));
   if (name == "copysign") return EMULATE_2(float, float, float, std::copysign(b, a));
   return nullptr;
 }

@@ -57,6 +57,9 @@ struct Float16 {
   }
 };
 
+// What an operation on floats returns: a GPU's NaN always has these bits. That of x86 has a sign.
+inline float computed(float value) { return std::isnan(value) ? float_of_bits(0x7fffffff) : value; }
+
 // PTX's min and max: of a NaN and a number, the number.
 inline float least(float a, float b) { return std::isnan(a) || b < a ? b : a; }
 inline float greatest(float a, float b) { return std::isnan(a) || b > a ? b : a; }

@@ -145,6 +145,17 @@ void test_arithmetic() {
       "cvt.bf16x2");
 }
 
+// A NaN that is computed has no sign, whatever its operands had.
+void test_nan_has_no_sign() {
+  for (std::string const operation :
+       {"add.f32 %f3, %f1, %f2;", "mul.f32 %f3, %f1, %f1;", "fma.rn.f32 %f3, %f1, %f2, %f2;",
+        "sub.f32 %f2, %f2, %f2; mov.b32 %f1, 0x7f800000; mul.f32 %f3, %f1, %f2;"}) {
+    check_lanes(
+        "mov.b32 %f1, 0xffc00001; mov.b32 %f2, 0x3f800000; " + operation + " mov.b32 %r9, %f3;",
+        [](uint32_t) { return 0x7fffffffu; }, operation);
+  }
+}
+
 void test_bits() {
   check_lanes(
       "mov.u32 %r3, -1; bfi.b32 %r9, %r1, %r3, 4, 3;",
@@ -369,6 +380,7 @@ void test_what_is_refused() {
 
 int main() {
   test_arithmetic();
+  test_nan_has_no_sign();
   test_bits();
   test_floats_of_16_bits();
   test_lanes_that_part();

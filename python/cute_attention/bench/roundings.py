@@ -141,10 +141,12 @@ def exact(
         delta = delta - grad_lse.double()[..., None]
     unbent = p * (dp - delta)
     ds = unbent * bend
+    slope = (bend * (dp - delta)).abs()  # of dS by P
     del dp
     dq, dk, dv = scale * ds @ k, scale * ds.mT @ q, (kept * p).mT @ grad_out
     values = (turned(out), lse, turned(dq), grouped(dk), grouped(dv))
 
+    scale = abs(scale)  # sizes have no sign
     # The sizes by which errors are divided. The error of a number below the smallest normal number
     # of the dtype does not shrink with the number, so such sizes have a floor. A probability so
     # small that it underflows to 0 contributes nothing.
@@ -162,7 +164,7 @@ def exact(
         many["all"] *= q.shape[0] if alike(0, q, k, v, grad_out) else 1
     # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1.
     ds_size = ds.abs() * factor + unbent.abs() * (SCORE_ULPS * eps32 / eps if softcap else 0.0)
-    ds2 = ((ds_size + floor) * counts).square()
+    ds2 = ((ds_size + floor * slope.clamp_min(1.0)) * counts).square()
     # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
     terms = scale * (q.square() @ k.square().mT).sqrt()
     lse_size = lse.abs().clamp_min(1.0) + (p * (bend * terms + biases.abs())).nan_to_num(0.0).sum(
@@ -193,7 +195,7 @@ def exact(
         found[1]["dbias"] = (many["all"] * added2).sqrt() + found[0]["dbias"].abs()
         units["dbias"] = eps
     if sink is not None:
-        share = (sink.double()[:, None] - lse).exp()
+        share = (sink.double()[:, None] - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
         found[0]["dsink"] = -(share * delta[..., 0]).sum((0, 2))
         dsink2 = (share * delta_size[..., 0]).square().sum((0, 2))
         found[1]["dsink"] = (many["all"] * dsink2).sqrt()

@@ -75,6 +75,7 @@ def checked_cache(
         if given[label] is not None:
             check = CHECKS[label]
             check(NAME, label, given[label], call.as_attention())
+    checks.softcap_of_scale(NAME, call.scale, call.softcap)
     return call._replace(cache_seqlens=_lengths(call, cache_seqlens))
 
 

@@ -24,7 +24,8 @@ _KEY_TYPES = frozenset({bool, int, float, str, tuple, type(None)})
 _LENGTHS = frozenset({"max_seqlen_q", "max_seqlen_k"})  # they differ from step to step
 _LENGTH_TYPES = frozenset({Tensor, int})
 _CAST = ("k", "v", "qv")  # by autocast, beside q
-_NO_PLAN = (AttributeError, IndexError, TypeError)  # key_of raises them for wrong arguments
+# key_of raises them for wrong arguments.
+_NO_PLAN = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
 class CachePlan(NamedTuple):

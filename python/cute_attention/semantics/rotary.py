@@ -44,7 +44,7 @@ def rotate(
     if interleaved:
         first, second = turned.unflatten(-1, (half, 2)).unbind(-1)
     else:
-        first, second = turned.split(half, -1)
+        first, second = turned[..., :half], turned[..., half:]
     pair = first * cosine - second * sine, first * sine + second * cosine
     joined = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
     return torch.cat((joined.to(x.dtype), rest), -1)

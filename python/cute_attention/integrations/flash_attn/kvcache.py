@@ -124,7 +124,7 @@ def _longest(call: tuple[Any, Any, Any, Any], options: dict[str, Any]) -> int | 
     k, packed = options.get("k"), options.get("cu_seqlens_k_new") is not None
     new = k.shape[0 if packed else 1] if isinstance(k, Tensor) and k.dim() > 1 else 0
     if isinstance(lengths, int):
-        return lengths + new
+        return lengths + new if lengths >= 0 else None
     if (
         not _copies_pages(call, options)
         or not lengths.is_cuda

@@ -47,7 +47,8 @@ def dense_softmax(
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     grouped = q.to(dtype).unflatten(2, (heads_kv, heads // heads_kv))
     scores = torch.einsum("bigrd,bjgd->bgrij", grouped, k.to(dtype)).flatten(1, 2)
-    scores *= options.get("scale") or head_dim**-0.5
+    scale = options.get("scale")
+    scores *= head_dim**-0.5 if scale is None else scale
     softcap = options.get("softcap")
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
