@@ -70,6 +70,9 @@ def _attend_packed(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Tens
         queries = spans_of(call.cu_seqlens_q, call.max_seqlen_q)
     else:
         queries = equal_spans(batch, q.shape[1], device)
+    if call.block_table is not None and call.window[0] is not None:
+        first = total.long() - queries.lengths - call.window[0]
+        values = values.masked_fill(_before(first, room), 0)
     if call.qv is not None:
         q = torch.cat((q, call.qv), -1)
     rows = q if call.packed else q.flatten(0, 1)
@@ -81,6 +84,13 @@ def _attend_packed(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Tens
         return out, lse
     shape = batch, q.shape[1]
     return out.unflatten(0, shape), lse.unflatten(1, shape).transpose(0, 1).contiguous()
+
+
+def _before(first: Tensor, room: int) -> Tensor:
+    """Where tokens `[batch, room, 1, 1]` lie before token `first`, `[batch]`, of their sequence. A
+    table may have anything for pages before the first token that a window shows, NaN as well: with
+    a probability of 0 it would be NaN in the output."""
+    return (torch.arange(room, device=first.device) < first[:, None])[..., None, None]
 
 
 def _options(call: CacheArguments) -> dict[str, Any]:
