@@ -1,4 +1,4 @@
-"""Pages that no query of a call sees may hold anything, where no kernel reads the cache in place."""
+"""Pages that no query of a call sees may hold anything, also where the cache is gathered."""
 
 from __future__ import annotations
 
