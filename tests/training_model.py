@@ -170,6 +170,7 @@ def run(rank: int, world: int, folder: str) -> None:
         found[name] = losses.tolist()
     found["rules"] = placements_of_dtensors(device)
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()  # the other process may still want answers of this one's threads
     dist.destroy_process_group()
 
 
