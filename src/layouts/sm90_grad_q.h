@@ -54,17 +54,13 @@ struct Sm90GradQ {
 
   // The tensor maps are those of the kernel for dK and dV, which the host makes once for both
   // kernels.
-  struct Row {
-    static constexpr KernelKey kKey = Traits::kKey;
-    static constexpr KernelConfig kConfig = Traits::kConfig;
-  };
-  using Maps = Sm90GradKv<sm90::GradKvTraits<Row>>;
+  using Maps = Sm90GradKv<sm90::GradKvTraits<typename Traits::OfRow>>;
 
   static Json copies() {
-    using BoxesQ = sm90::TmaBoxes<kWarpgroupM, kHeadDim>;
-    using BoxesGradO = sm90::TmaBoxes<kWarpgroupM, kHeadDimV>;
-    using BoxesK = sm90::TmaBoxes<kTileN, kHeadDim>;
-    using BoxesV = sm90::TmaBoxes<kTileN, kHeadDimV>;
+    using BoxesQ = sm90::TmaBoxes<kWarpgroupM, kHeadDim, Traits::kBox>;
+    using BoxesGradO = sm90::TmaBoxes<kWarpgroupM, kHeadDimV, Traits::kBoxV>;
+    using BoxesK = sm90::TmaBoxes<kTileN, kHeadDim, Traits::kBox>;
+    using BoxesV = sm90::TmaBoxes<kTileN, kHeadDimV, Traits::kBoxV>;
     return Json::array()
         .add(boxes_json<TileQ, BoxesQ, typename Maps::BoxesQ>("q", kConsumers))
         .add(boxes_json<TileGradO, BoxesGradO, typename Maps::BoxesGradO>("grad_o", kConsumers))

@@ -31,9 +31,9 @@ struct Sm90KeyGradients {
   using TileGradO = RowsOfGroups<typename Traits::SmemLayoutGradO, 1>;
 
   using BoxesK = sm90::TmaBoxes<kTileN, kHeadDim, Traits::kBoxColsK>;
-  using BoxesV = sm90::TmaBoxes<kTileN, kHeadDimV>;
-  using BoxesQ = sm90::TmaBoxes<kTileM, kHeadDim>;
-  using BoxesGradO = sm90::TmaBoxes<kTileM, kHeadDimV>;
+  using BoxesV = sm90::TmaBoxes<kTileN, kHeadDimV, Traits::kBoxV>;
+  using BoxesQ = sm90::TmaBoxes<kTileM, kHeadDim, Traits::kBox>;
+  using BoxesGradO = sm90::TmaBoxes<kTileM, kHeadDimV, Traits::kBoxV>;
 
   static constexpr int kAlignmentK = swizzle_alignment<typename Traits::SmemLayoutK>();
   static constexpr int kAlignmentV = swizzle_alignment<typename Traits::SmemLayoutV>();

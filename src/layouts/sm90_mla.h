@@ -29,8 +29,8 @@ struct Sm90Mla {
   static_assert(Traits::kBox == Traits::kBoxV, "all columns of a tile have boxes of one width");
 
   // All parts of a tile, and the first stage of one.
-  using TileQ = RowsOfGroups<sm90::SmemTiles<Element, kTileM, kCols, 1>, 1>;
-  using TileKv = RowsOfGroups<sm90::SmemTiles<Element, kTileN, kCols, 1>, 1>;
+  using TileQ = RowsOfGroups<sm90::SmemTiles<Element, kTileM, kCols, 1, Traits::kBox>, 1>;
+  using TileKv = RowsOfGroups<sm90::SmemTiles<Element, kTileN, kCols, 1, Traits::kBox>, 1>;
 
   static Json plan() {
     static SharedMemory const plan{};

@@ -42,6 +42,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr int kStages = Traits::kStages;
+  static constexpr int kAhead = Traits::Study::kFragmentsAhead;
 
   static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
   using typename Places::Scores;
@@ -190,9 +191,10 @@ struct BackwardKernel : BackwardPlaces<Row> {
   CUTE_DEVICE void multiply_keys(int stage, ScoresT& tSrS, GradQ const& tdQrdQ) {
     using namespace cute;
     clear(tSrS);
-    gemm_smem(typename Traits::TiledMmaS{}, typename Operands::K(addresses.k, offsetof(Tiles, k)),
-              typename Operands::Q(addresses.q + stage * sizeof(shared.q[0]), offsetof(Tiles, q)),
-              tSrS, [&](int k) { sums.add(tdQrdQ, k, thread); });
+    gemm_smem<kAhead>(
+        typename Traits::TiledMmaS{}, typename Operands::K(addresses.k, offsetof(Tiles, k)),
+        typename Operands::Q(addresses.q + stage * sizeof(shared.q[0]), offsetof(Tiles, q)), tSrS,
+        [&](int k) { sums.add(tdQrdQ, k, thread); });
   }
 
   // dP^T + delta = V dO^T + delta, in accumulators that start with delta. Between its MMAs
@@ -205,7 +207,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
                                    LoadNext&& load_next) {
     using namespace cute;
     add_terms(step, tSrS);
-    auto product = smem_product<typename Traits::TiledMmaS>(
+    auto product = smem_product<typename Traits::TiledMmaS, kAhead>(
         typename Operands::V(addresses.k, offsetof(Tiles, v)),
         typename Operands::GradO(addresses.q + stage * sizeof(shared.grad_o[0]),
                                  offsetof(Tiles, grad_o)));
@@ -338,8 +340,9 @@ struct BackwardKernel : BackwardPlaces<Row> {
       }
       return p16;
     };
-    gemm_register_a(mma, finish_block, addresses.part_of_grad_o(stage, warp_column), tdVrdV);
-    gemm_register_a(
+    gemm_register_a<kAhead>(mma, finish_block, addresses.part_of_grad_o(stage, warp_column),
+                            tdVrdV);
+    gemm_register_a<kAhead>(
         mma, [&](int k) { return tdKrdS16(_, _, k); }, addresses.part_of_q(stage, warp_column),
         tdKrdK);
   }
@@ -360,12 +363,15 @@ struct BackwardKernel : BackwardPlaces<Row> {
       await_scores();
       sums.end(thread);
       gemm_register_b(mma, addresses.part_of_p(other), tdVrdO, tdVrdV);
-      gemm_smem(mma, addresses.part_of_grad_s(other), addresses.part_of_q(stage, other), tdKrdK);
+      gemm_smem<kAhead>(mma, addresses.part_of_grad_s(other), addresses.part_of_q(stage, other),
+                        tdKrdK);
       CUTE_UNROLL
       for (int i = 2; i < Traits::kWarpsM; ++i) {
         other = Operands::column_after(warp_column, i);
-        gemm_smem(mma, addresses.part_of_p(other), addresses.part_of_grad_o(stage, other), tdVrdV);
-        gemm_smem(mma, addresses.part_of_grad_s(other), addresses.part_of_q(stage, other), tdKrdK);
+        gemm_smem<kAhead>(mma, addresses.part_of_p(other), addresses.part_of_grad_o(stage, other),
+                          tdVrdV);
+        gemm_smem<kAhead>(mma, addresses.part_of_grad_s(other), addresses.part_of_q(stage, other),
+                          tdKrdK);
       }
     }
   }
@@ -381,9 +387,9 @@ struct BackwardKernel : BackwardPlaces<Row> {
       sums.set_turn(params.grad_q_turn + step.grad_q_block, tile.n_block - keys.begin);
     }
     clear(tdQrdQ);
-    gemm_smem(typename Traits::TiledMmaQ{},
-              typename Operands::Pt(addresses.pt, offsetof(Tiles, grad_s)),
-              typename Operands::Kt(addresses.kt, offsetof(Tiles, k)), tdQrdQ);
+    gemm_smem<kAhead>(typename Traits::TiledMmaQ{},
+                      typename Operands::Pt(addresses.pt, offsetof(Tiles, grad_s)),
+                      typename Operands::Kt(addresses.kt, offsetof(Tiles, k)), tdQrdQ);
   }
 };
 

@@ -17,13 +17,14 @@
 namespace cute_attention::sm80 {
 
 // 8 rows of kCols elements, where kCols is 16, 32 or 64, swizzled so that the vectors of one column
-// in the 8 rows lie in 8 different groups of 4 banks.
-template <int kCols>
+// in the 8 rows lie in 8 different groups of 4 banks. With kSwizzle below 128 bytes vectors change
+// places within so many bytes of a row, as in SwizzledAtom.
+template <int kCols, int kSwizzle>
+constexpr int kNarrowBits =
+    (kSwizzle >= 32) + (kSwizzle >= 64 && kCols >= 32) + (kSwizzle >= 128 && kCols == 64);
+template <int kCols, int kSwizzle>
 using NarrowAtom =
-    decltype(cute::composition(cute::Swizzle<kCols == 64   ? 3
-                                             : kCols == 32 ? 2
-                                                           : 1,
-                                             3, 3>{},
+    decltype(cute::composition(cute::Swizzle<kNarrowBits<kCols, kSwizzle>, 3, 3>{},
                                cute::Layout<cute::Shape<cute::_8, cute::Int<kCols>>,
                                             cute::Stride<cute::Int<kCols>, cute::_1>>{}));
 
@@ -88,7 +89,7 @@ struct BackwardTraits {
   // P^T and dS^T (N, M). The part of each column of warps, kPartM queries, lies together in memory.
   static constexpr int kRowP = kPartM < 64 ? kPartM : 64;
   using SmemLayoutP = decltype(cute::tile_to_shape(
-      NarrowAtom<kRowP>{}, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>{}));
+      NarrowAtom<kRowP, Study::kSwizzle>{}, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>{}));
   using SmemLayoutPt = decltype(cute::composition(
       SmemLayoutP{}, cute::Layout<cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>,
                                   cute::Stride<cute::Int<kTileN>, cute::_1>>{}));

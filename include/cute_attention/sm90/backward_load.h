@@ -119,8 +119,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   }
   CUTE_DEVICE void load_values() {
     Barrier::wait(&shared.value_empty, ring_v.parity ^ 1);
-    load_rows_of_keys<Traits::kHeadDimV, kBoxCols<Traits::kHeadDimV>>(
-        arguments.map_v, shared.v.data(), shared.value_full);
+    load_rows_of_keys<Traits::kHeadDimV, Traits::kBoxV>(arguments.map_v, shared.v.data(),
+                                                        shared.value_full);
     ring_v.advance();
   }
   template <int kCols, int kBox>
@@ -163,7 +163,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
     load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
                  work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);
-    mended.template load<kTileM, Traits::kHeadDim>(
+    mended.template load<kTileM, Traits::kHeadDim, Traits::kBox>(
         arguments.map_q, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.q.data() + ring.stage * (Traits::kBytesQ / int(sizeof(Element))), full);
@@ -195,7 +195,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     uint64_t& full = shared.grad_o_full[ring.stage];
     load_numbers(arguments.params.delta + step.row, work->sequence.seqlen_q - m_begin,
                  shared.delta[ring.stage], full);
-    mended.template load<kTileM, Traits::kHeadDimV>(
+    mended.template load<kTileM, Traits::kHeadDimV, Traits::kBoxV>(
         arguments.map_grad_o, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.grad_o.data() + ring.stage * (Traits::kBytesGradO / int(sizeof(Element))), full);

@@ -18,8 +18,6 @@ cudaError_t make_backward_maps(Arguments& arguments) {
   if (rows_q == 0 || rows_k == 0) {
     return cudaSuccess;  // nobody reads them: a tensor map has a row at least
   }
-  constexpr int kCols = kBoxCols<Traits::kHeadDim>;
-  constexpr int kColsV = kBoxCols<Traits::kHeadDimV>;
   struct {
     CUtensorMap* map;
     TensorView view;
@@ -27,16 +25,16 @@ cudaError_t make_backward_maps(Arguments& arguments) {
   } const all[] = {
       {&arguments.map_q,
        {p.q, batch, rows_q, p.heads, p.head_dim, p.q_stride},
-       {kCols, 1, Traits::kTileM}},
+       {Traits::kBox, 1, Traits::kTileM}},
       {&arguments.map_grad_o,
        {p.grad_o, batch, rows_q, p.heads, p.head_dim_v, p.grad_o_stride},
-       {kColsV, 1, Traits::kTileM}},
+       {Traits::kBoxV, 1, Traits::kTileM}},
       {&arguments.map_k,
        {p.k, batch, rows_k, p.heads_kv, p.head_dim, p.k_stride},
        {Traits::kBoxColsK, 1, Traits::kTileN}},
       {&arguments.map_v,
        {p.v, batch, rows_k, p.heads_kv, p.head_dim_v, p.v_stride},
-       {kColsV, 1, Traits::kTileN}},
+       {Traits::kBoxV, 1, Traits::kTileN}},
   };
   for (auto const& each : all) {
     cudaError_t const error =

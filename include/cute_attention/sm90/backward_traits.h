@@ -140,8 +140,11 @@ struct BackwardTraits {
   static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
   static constexpr int kColPartsQ = kConsumers / kRowPartsQ;
   static constexpr int kColsQ = kHeadDim / kColPartsQ;
-  // The columns of a block of K in shared memory: a part has whole blocks.
-  static constexpr int kBoxColsK = kBoxCols<kColsQ>;
+  // The columns of a box of Q, of V and dO, and of K: a part has whole boxes of K.
+  static constexpr int kSwizzle = StudyOf<Row>::kSwizzle;
+  static constexpr int kBox = narrow_box_cols<kHeadDim>(kSwizzle);
+  static constexpr int kBoxV = narrow_box_cols<kHeadDimV>(kSwizzle);
+  static constexpr int kBoxColsK = narrow_box_cols<kColsQ>(kSwizzle);
   static_assert(kRowPartsQ * kColPartsQ == kConsumers && kColPartsQ * kColsQ == kHeadDim,
                 "every warpgroup has a part of dQ");
   // The part of a warpgroup: which 64 queries, and which kColsQ columns.
@@ -219,20 +222,22 @@ struct BackwardTraits {
 
   using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;  // (N, D, STAGE)
   using SmemLayoutKt =
-      SmemTilesTransposed<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;       // (D, N, STAGE)
-  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
-  using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
-  using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)
-  using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages>;        // (M, DV, STAGE)
+      SmemTilesTransposed<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;  // (D, N, STAGE)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1, kBoxV>;      // (N, DV, 1)
+  using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages, kBox>;  // (M, D, STAGE)
+  using SmemLayoutQt =
+      SmemTilesTransposed<Element, kTileM, kHeadDim, kStages, kBox>;              // (D, M, STAGE)
+  using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages, kBoxV>;  // (M, DV, STAGE)
   using SmemLayoutGradOt =
-      SmemTilesTransposed<Element, kTileM, kHeadDimV, kStages>;  // (DV, M, STAGE)
+      SmemTilesTransposed<Element, kTileM, kHeadDimV, kStages, kBoxV>;  // (DV, M, STAGE)
   // dS as rows of keys, or as rows of queries, of which a warpgroup writes one block.
+  static constexpr int kBoxS = narrow_box_cols<kTileM>(kSwizzle);
   using SmemLayoutSt =  // (N, M, STAGE)
       std::conditional_t<kStoresGradS, SmemTilesTransposed<Element, kTileM, kTileN, kStagesS>,
-                         SmemTiles<Element, kTileN, kTileM, kStagesS>>;
+                         SmemTiles<Element, kTileN, kTileM, kStagesS, kBoxS>>;
   using SmemLayoutS =  // (M, N, STAGE)
       std::conditional_t<kStoresGradS, SmemTiles<Element, kTileM, kTileN, kStagesS>,
-                         SmemTilesTransposed<Element, kTileN, kTileM, kStagesS>>;
+                         SmemTilesTransposed<Element, kTileN, kTileM, kStagesS, kBoxS>>;
   // One number for each query, as a tile (N, M): all keys see the same number.
   using SmemLayoutRow = cute::Layout<cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>,
                                      cute::Stride<cute::_0, cute::_1>>;

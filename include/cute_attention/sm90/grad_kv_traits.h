@@ -57,15 +57,19 @@ struct GradKvTraits {
   using MmaV = MmaOfGradient<kHeadDimV>;
   using MmaK = MmaOfGradient<kHeadDim>;
 
-  static constexpr int kBoxColsK = kBoxCols<kHeadDim>;
-  static constexpr int kStagesK = 1;                                             // buffers of K
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1>;                   // (N, D, 1)
-  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1>;                  // (N, DV, 1)
-  using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages>;             // (M, D, STAGE)
-  using SmemLayoutQt = SmemTilesTransposed<Element, kTileM, kHeadDim, kStages>;  // (D, M, STAGE)
-  using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages>;        // (M, DV, STAGE)
+  // Columns of a box of Q and K, and of V and dO.
+  static constexpr int kBox = narrow_box_cols<kHeadDim>(StudyOf<Row>::kSwizzle);
+  static constexpr int kBoxV = narrow_box_cols<kHeadDimV>(StudyOf<Row>::kSwizzle);
+  static constexpr int kBoxColsK = kBox;
+  static constexpr int kStagesK = 1;                                        // buffers of K
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, 1, kBox>;        // (N, D, 1)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, 1, kBoxV>;      // (N, DV, 1)
+  using SmemLayoutQ = SmemTiles<Element, kTileM, kHeadDim, kStages, kBox>;  // (M, D, STAGE)
+  using SmemLayoutQt =
+      SmemTilesTransposed<Element, kTileM, kHeadDim, kStages, kBox>;              // (D, M, STAGE)
+  using SmemLayoutGradO = SmemTiles<Element, kTileM, kHeadDimV, kStages, kBoxV>;  // (M, DV, STAGE)
   using SmemLayoutGradOt =
-      SmemTilesTransposed<Element, kTileM, kHeadDimV, kStages>;  // (DV, M, STAGE)
+      SmemTilesTransposed<Element, kTileM, kHeadDimV, kStages, kBoxV>;  // (DV, M, STAGE)
   // One number for each query, as a tile (N, M): all keys see the same number.
   using SmemLayoutRow = cute::Layout<cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>,
                                      cute::Stride<cute::_0, cute::_1>>;

@@ -60,10 +60,10 @@ struct GradQLoad : WorkLoad<GradQWork, typename GradQTraits<Row>::SharedMemory, 
       return;
     }
     load_keys(work->kv.end - 1);
-    load_queries<Traits::kHeadDim>(arguments.map_q, shared.q.data(), shared.query_empty,
-                                   shared.query_full);
-    load_queries<Traits::kHeadDimV>(arguments.map_grad_o, shared.grad_o.data(), shared.grad_o_empty,
-                                    shared.grad_o_full);
+    load_queries<Traits::kHeadDim, Traits::kBox>(arguments.map_q, shared.q.data(),
+                                                 shared.query_empty, shared.query_full);
+    load_queries<Traits::kHeadDimV, Traits::kBoxV>(arguments.map_grad_o, shared.grad_o.data(),
+                                                   shared.grad_o_empty, shared.grad_o_full);
     ring_q.advance();
     load_values(work->kv.end - 1);
     for (int32_t n_block = work->kv.end - 2; n_block >= work->kv.begin; --n_block) {
@@ -74,7 +74,7 @@ struct GradQLoad : WorkLoad<GradQWork, typename GradQTraits<Row>::SharedMemory, 
 
  private:
   // Loads Q or dO. Rows past the end of the sequence give rows of dQ that nobody stores.
-  template <int kCols>
+  template <int kCols, int kBox>
   CUTE_DEVICE void load_queries(CUtensorMap const& map, Element* buffer, uint64_t& empty,
                                 uint64_t& full) {
     Barrier::wait(&empty, ring_q.parity ^ 1);
@@ -85,15 +85,15 @@ struct GradQLoad : WorkLoad<GradQWork, typename GradQTraits<Row>::SharedMemory, 
       Barrier::arrive_and_expect_tx(&full, kTileM * kCols * int(sizeof(Element)));
       CUTE_UNROLL
       for (int row = 0; row < kTileM; row += kWarpgroupM) {
-        load_boxes<kWarpgroupM, kCols>(map, origin, row, buffer + row * kCols, full,
-                                       cute::TMA::CacheHintSm90::EVICT_FIRST);
+        load_boxes<kWarpgroupM, kCols, kBox>(map, origin, row, buffer + row * kCols, full,
+                                             cute::TMA::CacheHintSm90::EVICT_FIRST);
       }
     }
   }
 
   CUTE_DEVICE void load_keys(int32_t n_block) {
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
-    load_rows_of_keys<Traits::kHeadDim>(
+    load_rows_of_keys<Traits::kHeadDim, Traits::kBox>(
         n_block, arguments.map_k,
         shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element))),
         shared.key_full[ring_k.stage]);
@@ -101,18 +101,18 @@ struct GradQLoad : WorkLoad<GradQWork, typename GradQTraits<Row>::SharedMemory, 
   }
   CUTE_DEVICE void load_values(int32_t n_block) {
     Barrier::wait(&shared.value_empty[ring_v.stage], ring_v.parity ^ 1);
-    load_rows_of_keys<Traits::kHeadDimV>(
+    load_rows_of_keys<Traits::kHeadDimV, Traits::kBoxV>(
         n_block, arguments.map_v,
         shared.v.data() + ring_v.stage * (Traits::kBytesV / int(sizeof(Element))),
         shared.value_full[ring_v.stage]);
     ring_v.advance();
   }
-  template <int kCols>
+  template <int kCols, int kBox>
   CUTE_DEVICE void load_rows_of_keys(int32_t n_block, CUtensorMap const& map, Element* buffer,
                                      uint64_t& full) {
     bool const packed = arguments.params.cu_seqlens_k != nullptr;
     int32_t const head_kv = work->tile.head / (arguments.params.heads / arguments.params.heads_kv);
-    mended.template load<kTileN, kCols>(
+    mended.template load<kTileN, kCols, kBox>(
         map, {packed ? 0 : work->tile.batch, head_kv, 0, int32_t(work->sequence.row_k)},
         n_block * kTileN, work->sequence.seqlen_k - n_block * kTileN, packed, buffer, full);
   }

@@ -23,6 +23,7 @@ struct GradQWork {
 
 template <class Row>
 struct GradQTraits {
+  using OfRow = Row;
   static constexpr KernelKey kKey = Row::kKey;
   static constexpr KernelConfig kConfig = Row::kConfig;
   static constexpr int kTileM = kConfig.tile_m;
@@ -65,12 +66,17 @@ struct GradQTraits {
   static constexpr int kStagesV = kRoom >= kBytesV ? 2 : 1;
   static constexpr int kStagesK = kRoom >= kBytesV + kBytesK ? 3 : 2;
 
-  using SmemLayoutQ = SmemTiles<Element, kWarpgroupM, kHeadDim, kConsumers>;  // (64, D, WARPGROUP)
+  // Columns of a box of Q and K, and of V and dO.
+  static constexpr int kBox = narrow_box_cols<kHeadDim>(StudyOf<Row>::kSwizzle);
+  static constexpr int kBoxV = narrow_box_cols<kHeadDimV>(StudyOf<Row>::kSwizzle);
+  using SmemLayoutQ =
+      SmemTiles<Element, kWarpgroupM, kHeadDim, kConsumers, kBox>;  // (64, D, WARPGROUP)
   using SmemLayoutGradO =
-      SmemTiles<Element, kWarpgroupM, kHeadDimV, kConsumers>;          // (64, DV, WARPGROUP)
-  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK>;  // (N, D, STAGE)
-  using SmemLayoutKt = SmemTilesTransposed<Element, kTileN, kHeadDim, kStagesK>;  // (D, N, STAGE)
-  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, kStagesV>;            // (N, DV, STAGE)
+      SmemTiles<Element, kWarpgroupM, kHeadDimV, kConsumers, kBoxV>;         // (64, DV, WARPGROUP)
+  using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK, kBox>;  // (N, D, STAGE)
+  using SmemLayoutKt =
+      SmemTilesTransposed<Element, kTileN, kHeadDim, kStagesK, kBox>;          // (D, N, STAGE)
+  using SmemLayoutV = SmemTiles<Element, kTileN, kHeadDimV, kStagesV, kBoxV>;  // (N, DV, STAGE)
 
   struct SharedMemory {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;

@@ -27,7 +27,7 @@ struct MlaHalf {
   using FragmentS = Fragment<typename Traits::MmaQK, kTileN>;
   using FragmentO = Fragment<typename Traits::MmaPV, Traits::kHalf>;
   using FragmentP = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
-  using Softmax = OnlineSoftmax<2>;
+  using Softmax = OnlineSoftmax<2, Traits::kMostLag>;
   using Rows = typename Softmax::Rows;
 
   ForwardArguments const& arguments;

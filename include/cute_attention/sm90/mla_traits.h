@@ -37,6 +37,8 @@ struct MlaTraits {
   using Element = ElementOf<kKey.dtype>;
   using Study = StudyOf<Row>;
   static_assert(kKey.score_mods == score_mods::Qv, "no modifier of scores");
+  // By how much, in base 2, a score may exceed the reference of its row.
+  static constexpr int kMostLag = Study::kReference == Reference::Exact ? 0 : 14;
 
   // One warpgroup loads; of the others each computes half of the columns of O.
   static constexpr int kConsumers = 2;
@@ -65,15 +67,17 @@ struct MlaTraits {
 
   static constexpr bool kBiasTiles = false;
   static constexpr bool kFloatBias = false;
-  static constexpr int kBox = kBoxCols<kHeadDim>;  // columns of a box of q and k
-  static constexpr int kBoxV = kBoxCols<kHalf>;    // of qv and v
+  // Columns of a box of q and k, of qv and v, and of a part.
+  static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);
+  static constexpr int kBoxV = narrow_box_cols<kHalf>(Study::kSwizzle);
+  static constexpr int box(Part part) { return part == kRope ? kBox : kBoxV; }
 
   // A part of Q, a part of K, and the columns of V that a warpgroup multiplies.
   template <Part kPart>
-  using SmemLayoutQ = SmemTiles<Element, kTileM, cols(kPart), 1>;  // (M, COLS, 1)
+  using SmemLayoutQ = SmemTiles<Element, kTileM, cols(kPart), 1, box(kPart)>;  // (M, COLS, 1)
   template <Part kPart>
-  using SmemLayoutK = SmemTiles<Element, kTileN, cols(kPart), 1>;       // (N, COLS, 1)
-  using SmemLayoutVt = SmemTilesTransposed<Element, kTileN, kHalf, 1>;  // (HALF, N, 1)
+  using SmemLayoutK = SmemTiles<Element, kTileN, cols(kPart), 1, box(kPart)>;  // (N, COLS, 1)
+  using SmemLayoutVt = SmemTilesTransposed<Element, kTileN, kHalf, 1, kBoxV>;  // (HALF, N, 1)
 
   struct SharedMemory {
     cute::array_aligned<Element, kTileM * kCols, 1024> q;             // (parts)

@@ -10,16 +10,20 @@ def refusal(row: TableRow) -> str:
     """Why no kernel can have the choices of a row, or ""."""
     family = (row.arch, row.direction)
     for name, value in changes(row.study):
-        allowed = COLUMNS[name].kernels.get(family)
+        column = COLUMNS[name]
+        allowed = column.kernels.get(family)
         if allowed is None:
-            theirs = [other for other, column in COLUMNS.items() if family in column.kernels]
+            theirs = [other for other, known in COLUMNS.items() if family in known.kernels]
             return (
                 f"{name} is {value!r}, and {row.arch} {row.direction} kernels have no such column: "
-                f"theirs for study are {', '.join(theirs)}"
+                f"{column.without[family]}. Theirs for study are {', '.join(theirs)}"
             )
         if value not in allowed:
-            listed = f"0 to {allowed[-1]}" if len(allowed) > 4 else ", ".join(map(repr, allowed))
-            return f"{name} is {value!r}, expected of an {row.arch} {row.direction} kernel {listed}"
+            listed = ", ".join(map(repr, allowed))
+            return (
+                f"{name} is {value!r}, expected of an {row.arch} {row.direction} kernel {listed}: "
+                f"{column.without[family]}"
+            )
     return _refused_combination(row)
 
 
@@ -33,13 +37,11 @@ def _refused_combination(row: TableRow) -> str:
                 f"loads is 'late' and stages is {row.stages}: a copy that starts when its tile is "
                 "needed leaves no use for a second buffer, expected stages=1"
             )
-    if "qv" in row.score_mods:
-        for name in ("swizzle", "turns", "softmax"):
-            if getattr(study, name) != getattr(TABLES, name):
-                return (
-                    f"{name} is {getattr(study, name)!r} and score_mods has 'qv', whose kernel has "
-                    "no such column"
-                )
+    if "qv" in row.score_mods and study.turns != TABLES.turns:
+        return (
+            f"turns is {study.turns!r} and score_mods has 'qv': of its two warpgroups one computes "
+            "S and P for both, so that they go in step"
+        )
     if (row.arch, row.direction) == SM90_FORWARD and study.turns == "on" and row.tile_m <= 64:
         return (
             f"turns is 'on' and tile_m is {row.tile_m}: one warpgroup computes 64 queries, and "

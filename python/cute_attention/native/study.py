@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Value = str | int
+Family = tuple[str, str]  # architecture and direction
 MOST_AHEAD = 64  # K blocks of an operand
 
 
@@ -38,8 +39,9 @@ class Column:
 
     values: Mapping[Value, str]  # what C++ calls each of them
     words: Mapping[Value, str]  # and what it is called in the name of a row
-    kernels: Mapping[tuple[str, str], tuple[Value, ...]]  # of which families, and with which values
+    kernels: Mapping[Family, tuple[Value, ...]]  # of which families, and with which values
     member: str = ""  # of StudyOf in C++; "" where a compiler's option makes the choice
+    without: Mapping[Family, str] = field(default_factory=dict)  # why families lack it, or a value
 
 
 SM80_FORWARD, SM80_BACKWARD = ("sm80", "forward"), ("sm80", "backward")
@@ -50,73 +52,133 @@ _AHEAD = tuple(range(MOST_AHEAD + 1))
 
 
 def _choice(
-    enum: str, values: Mapping[Value, str], words: Mapping[Value, str], *families: tuple[str, str]
+    enum: str,
+    values: Mapping[Value, str],
+    words: Mapping[Value, str],
+    families: tuple[Family, ...],
+    without: Mapping[Family, str],
 ) -> Column:
     names = {value: f"{enum}::{name}" for value, name in values.items()}
-    return Column(names, words, dict.fromkeys(families, tuple(values)), f"k{enum}")
+    kernels = dict.fromkeys(families, tuple(values))
+    return Column(names, words, kernels, f"k{enum}", without)
 
+
+def _both(arch: str, why: str) -> dict[Family, str]:
+    return {(arch, "forward"): why, (arch, "backward"): why}
+
+
+_NO_GRAD_Q = "a forward computes no dQ"
+_NO_SWIZZLE = (
+    "WGMMA takes a tile without a swizzle as blocks of 8 rows of 16 bytes, each of which fills all "
+    "banks by itself: there is no conflict for a swizzle to take away"
+)
 
 COLUMNS: Mapping[str, Column] = {
     "copies": _choice(
         "Copies",
         {"async": "Async", "plain": "Plain"},
         {"plain": "plain"},
-        *(SM80_FORWARD, SM80_BACKWARD),
+        (SM80_FORWARD, SM80_BACKWARD),
+        _both("sm90", "TMA copies whole tiles for one thread, and no other thread holds them"),
     ),
-    "loads": _choice("Loads", {"eager": "Eager", "late": "Late"}, {"late": "late"}, SM80_FORWARD),
+    "loads": _choice(
+        "Loads",
+        {"eager": "Eager", "late": "Late"},
+        {"late": "late"},
+        (SM80_FORWARD,),
+        {
+            SM80_BACKWARD: "a CTA loads its block of K and V once, before its first step",
+            **_both("sm90", "a producer warp loads as far ahead as the column stages has buffers"),
+        },
+    ),
     "swizzle": Column(
         {width: str(width) for width in _WIDTHS},
         {width: f"swizzle{width}" for width in _WIDTHS},
-        {SM80_FORWARD: _WIDTHS, SM80_BACKWARD: _WIDTHS, SM90_FORWARD: _WIDTHS[:-1]},
+        {
+            **dict.fromkeys((SM80_FORWARD, SM80_BACKWARD), _WIDTHS),
+            **dict.fromkeys((SM90_FORWARD, SM90_BACKWARD), _WIDTHS[:-1]),
+        },
         "kSwizzle",
+        _both("sm90", _NO_SWIZZLE),
     ),
     "fragments_ahead": Column(
         {count: str(count) for count in _AHEAD},
         {count: f"ahead{count}" for count in _AHEAD},
-        {SM80_FORWARD: _AHEAD},
+        {SM80_FORWARD: _AHEAD, SM80_BACKWARD: _AHEAD},
         "kFragmentsAhead",
+        _both("sm90", "WGMMA reads tiles from shared memory itself, and no thread loads fragments"),
     ),
     "softmax": _choice(
         "Reference",
         {"auto": "WhereItPays", "optimistic": "Optimistic", "exact": "Exact"},
         {"optimistic": "optimistic", "exact": "exact"},
-        *(SM80_FORWARD, SM90_FORWARD),
+        (SM80_FORWARD, SM90_FORWARD),
+        dict.fromkeys(
+            (SM80_BACKWARD, SM90_BACKWARD),
+            "a backward has the LSE of the forward, and follows no maximum",
+        ),
     ),
     "probabilities": _choice(
         "PathOfP",
         {"registers": "Registers", "shared": "Shared"},
         {"shared": "sharedp"},
-        SM80_FORWARD,
+        (SM80_FORWARD,),
+        {
+            SM80_BACKWARD: "a warp has its own part of P in registers and takes the parts of other "
+            "warps from shared memory, as tile_m, tile_n and warps divide the tile",
+            **_both("sm90", "a warpgroup computes whole rows of P, an operand where it lies"),
+        },
     ),
     "turns": _choice(
         "Turns",
         {"auto": "WhereTheyPay", "on": "Taken", "off": "None"},
         {"on": "turns", "off": "noturns"},
-        SM90_FORWARD,
+        (SM90_FORWARD,),
+        {
+            **_both("sm80", "each warp issues its own mma.sync, and there are no warpgroups"),
+            SM90_BACKWARD: "dQ of a step needs dS of all warpgroups, which keeps them together",
+        },
     ),
     "grid": _choice(
         "Grid",
         {"persistent": "Persistent", "one_tile": "OneTile"},
         {"one_tile": "onetile"},
-        *(SM90_FORWARD, SM90_BACKWARD),
+        (SM90_FORWARD, SM90_BACKWARD),
+        _both("sm80", "a CTA of theirs computes one tile, or a part of one"),
     ),
     "grad_q": _choice(
         "GradQ",
         {"auto": "WhereItPays", "first": "First", "late": "Late", "same": "Same"},
         {"first": "dqfirst", "late": "dqlate", "same": "dqsame"},
-        SM90_BACKWARD,
+        (SM90_BACKWARD,),
+        {
+            SM80_FORWARD: _NO_GRAD_Q,
+            SM80_BACKWARD: "dQ is the last product of its step, after the barrier behind dS",
+            SM90_FORWARD: _NO_GRAD_Q,
+        },
     ),
     "grad_q_sums": _choice(
         "GradQSums",
         {"auto": "WhereTheyFit", "none": "None"},
         {"none": "nosums"},
-        SM90_BACKWARD,
+        (SM90_BACKWARD,),
+        {
+            SM80_FORWARD: _NO_GRAD_Q,
+            SM80_BACKWARD: "one kernel computes all gradients at every head dim, and adds up dQ",
+            SM90_FORWARD: _NO_GRAD_Q,
+        },
     ),
     "key_stages": Column(
         {0: "0", 1: "1", 2: "2"},
         {1: "keys1", 2: "keys2"},
         {SM90_BACKWARD: (0, 1, 2)},
         "kKeyStages",
+        {
+            **dict.fromkeys(
+                (SM80_FORWARD, SM90_FORWARD), "the column stages counts the buffers of K and V"
+            ),
+            SM80_BACKWARD: "a CTA computes one block of keys, and there is no next one to load",
+        },
     ),
     "fast_math": Column(
         {"on": "", "off": ""}, {"off": "nofastmath"}, dict.fromkeys(_EVERY, ("on", "off"))
