@@ -181,6 +181,21 @@ with pytest.raises(ValueError, match="kernel has two forward kernels"):
     attention(q, q, q, kernel=(kernel, kernel))
 (seen,) = [r for r in explain(q, q, q).forward[1].rows if r.name == kernel.name]
 assert seen.on_request and seen.reasons[0] == "it serves only calls that ask for it"
+
+# Calls with a cache, which is read where it lies or packed before.
+from cute_attention.inference import attention_with_cache, explain_with_cache
+cache = torch.zeros(1, 32, 2, 64, dtype=torch.float16)
+for options in ({}, {"attention_chunk": 8}):
+    call = (q[:, :1], cache, cache, 7)
+    with rows.use(kernel):
+        with pytest.raises(BackendError, match="q is on cpu, not on a CUDA device"):
+            attention_with_cache(*call, **options)
+        answer = explain_with_cache(*call, **options)
+        assert answer.chosen is None and kernel.name in answer.requested
+        assert [r.name for report in answer.forward for r in report.rows] == [kernel.name]
+        with pytest.raises(BackendError, match="kernel '.*' cannot serve this call: no kernel prom"):
+            attention_with_cache(*call, batch_invariant=True, attention_chunk=8)
+    assert attention_with_cache(*call, **options).shape == (1, 1, 2, 64)
 """,
     )
     assert done.returncode == 0, done.stderr
@@ -238,7 +253,8 @@ def decorated():
 assert decorated() == kernel.name
 
 # The gradient: chosen as always, or the kernel that was asked for when the forward ran.
-small = {{k.name: k for k in rows.load_library({str(library)!r})}}["fake_sm80_bwd_d64_small"]
+added = {{k.name: k for k in rows.load_library({str(library)!r})}}
+small, reader = added["fake_sm80_bwd_d64_small"], added["fake_sm80_d64_small"]
 assert ran() == "sm80", "plans from before the library are not used"
 def gradient(*kernels):
     with FakeTensorMode():
@@ -250,6 +266,20 @@ assert gradient() == ("sm80", "sm80")
 assert gradient(kernel) == (kernel.name, "sm80")
 assert gradient(small) == ("sm80", small.name)
 assert gradient(small, kernel) == (kernel.name, small.name)
+
+# Calls with a cache: its op is told the kernel, and where the cache is packed, the call inside.
+from cute_attention.inference import choice
+from cute_attention.inference.checked import checked_cache
+def told(**options):
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 2, 64, dtype=torch.float16, device="cuda")
+        cache = torch.empty(1, 32, 2, 64, dtype=torch.float16, device="cuda")
+        lengths = torch.empty(1, dtype=torch.int32, device="cuda")
+        given = choice.with_defaults("attention_with_cache", options)
+        return choice.choose(checked_cache(q, cache, cache, lengths, given))[1]
+assert told() == told(attention_chunk=8) == "sm80"
+with rows.use(reader):
+    assert (told(), told(attention_chunk=8)) == (reader.name, "sm80")
 """,
     )
     assert done.returncode == 0, done.stderr

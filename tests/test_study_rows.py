@@ -406,8 +406,9 @@ static_assert(kOneTile<sm90::BiasFromGlobal<Biased>>, "another kernel of a row h
 static_assert(BackwardTraits<Usual64>::kBox == 64 && BackwardTraits<Usual64>::kBoxColsK == 64);
 static_assert(BackwardTraits<Narrow>::kBox == 32 && BackwardTraits<Narrow>::kBoxV == 32 &&
               BackwardTraits<Narrow>::kBoxColsK == 32 && BackwardTraits<Narrow>::kBoxS == 32);
-static_assert(sm90::GradKvTraits<Narrow256>::kBox == 16 && sm90::GradKvTraits<Usual256>::kBox == 64);
-static_assert(sm90::GradQTraits<Narrow256>::kBoxV == 16 && sm90::GradQTraits<Usual256>::kBoxV == 64);
+using sm90::GradKvTraits, sm90::GradQTraits;
+static_assert(GradKvTraits<Narrow256>::kBox == 16 && GradKvTraits<Usual256>::kBox == 64);
+static_assert(GradQTraits<Narrow256>::kBoxV == 16 && GradQTraits<Usual256>::kBoxV == 64);
 static_assert(sm90::MlaTraits<Latent>::kMostLag == 14 && sm90::MlaTraits<Latent>::kBoxV == 64);
 static_assert(sm90::MlaTraits<ExactLatent>::kMostLag == 0 &&
               sm90::MlaTraits<ExactLatent>::kBoxV == 32);

@@ -13,7 +13,7 @@ from ..arguments import feature_words, kind_of, problem_of
 from ..cache_arguments import CACHE, QV, CacheArguments
 from ..dispatch.backends import Report
 from ..dispatch.explain import Explanation, explain_problem
-from ..dispatch.request import check_name, requested_backend
+from ..dispatch.request import check_name, requested_backend, requested_rows
 from ..dispatch.select import select
 from ..errors import BackendError, FallbackWarning
 from ..ops.cache import KERNELS, REFERENCE, CachedFamily
@@ -29,24 +29,30 @@ _warned: list[object] = []
 
 
 def choose(call: CacheArguments) -> tuple[CachedFamily, str]:
-    """The ops that serve a call, and the backend that they are told.
+    """The ops that serve a call, and the backend that they are told, or the kernel that `rows.use`
+    asks for.
 
     Where the cache is read where it lies, kernels serve that read a cache. Where it is packed,
-    those serve that serve `attention` to the same queries and keys (`lowered.py`).
+    those serve that serve `attention` to the same queries and keys (`lowered.py`), which then finds
+    the kernel that is asked for itself.
 
     Raises:
-        BackendError: the backend that was asked for does not serve the call.
+        BackendError: the backend or the kernel that was asked for does not serve the call.
     """
     check_name(NAME, "backend", call.backend)
     requested = requested_backend(call.backend)
+    row, _ = requested_rows(NAME, None)
     reason = _not_invariant(call)
-    if reason and requested not in ("auto", "reference"):
-        raise BackendError(f"{NAME}: backend {requested!r} cannot serve this call: {reason}")
-    backend = select(requested, *_kind(call))
+    if reason and (row or requested not in ("auto", "reference")):
+        asked = f"kernel {row!r}" if row else f"backend {requested!r}"
+        raise BackendError(f"{NAME}: {asked} cannot serve this call: {reason}")
+    backend = select(requested, *_kind(call)._replace(row=row))
     if reason and backend != "reference":
         _warn_of_fallback(reason)
         backend = "reference"
-    return (REFERENCE if backend == "reference" else KERNELS), backend
+    if backend == "reference":
+        return REFERENCE, backend
+    return KERNELS, row if row and not obstacle(call) else backend
 
 
 def _not_invariant(call: CacheArguments) -> str:
@@ -132,7 +138,8 @@ def explain_checked_cache(call: CacheArguments) -> Explanation:
         seqlen_k=call.max_seqlen_k or call.room,
     )
     words = [*feature_words(call.as_attention()), "cache", *_words(call)]
-    found = explain_problem(problem, call.backend, words)
+    row, _ = requested_rows(NAME, None)
+    found = explain_problem(problem, call.backend, words, (row, ""))
     found = replace(found, chosen_backward="", backward=())
     reason = _not_invariant(call)
     if not reason:
@@ -144,7 +151,7 @@ def explain_checked_cache(call: CacheArguments) -> Explanation:
         report if report.backend == "reference" else Report(report.backend, False, (reason,))
         for report in found.forward
     ]
-    chosen = "reference" if asked in ("auto", "reference") else None
+    chosen = "reference" if asked in ("auto", "reference") and not row else None
     return replace(found, forward=tuple(reports), chosen=chosen)
 
 

@@ -188,10 +188,10 @@ COLUMNS: Mapping[str, Column] = {
 
 def changes(study: Study) -> Iterator[tuple[str, Value]]:
     """The columns whose values are not those of the tables, and these values."""
-    for field in dataclasses.fields(study):
-        value = getattr(study, field.name)
-        if value != getattr(TABLES, field.name):
-            yield field.name, value
+    for column in dataclasses.fields(study):
+        value = getattr(study, column.name)
+        if value != getattr(TABLES, column.name):
+            yield column.name, value
 
 
 def word(study: Study) -> str:
