@@ -8,6 +8,9 @@ FAKE_NVCC is one of
     fail       an error of the compiler
     kill       end by a signal, as where memory runs out
     nothing    report success and write no file
+
+Like nvcc it refuses options that it does not know: of NVCC_APPEND_FLAGS, those with "unknown" in
+them.
 """
 
 from __future__ import annotations
@@ -45,6 +48,10 @@ def main(words: list[str]) -> int:
         print(f"fake compilation tools, V{os.environ.get('FAKE_NVCC_VERSION', '13.0.1')}")
         return 0
     log(words)
+    for word in os.environ.get("NVCC_APPEND_FLAGS", "").split():
+        if "unknown" in word:
+            print(f"nvcc fatal   : Unknown option '{word}'")
+            return 1
     mode = os.environ.get("FAKE_NVCC", "text")
     output = words[words.index("-o") + 1]
     if mode == "library":

@@ -362,6 +362,7 @@ TRAITS = """
 #include "layouts/host_cuda.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/forward_traits.h"
+#include "cute_attention/sm90/grad_kv_traits.h"
 #include "cute_attention/sm90/grad_q_traits.h"
 #include "cute_attention/sm90/mla_traits.h"
 namespace cute_attention {
