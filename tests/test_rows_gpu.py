@@ -2,7 +2,8 @@
 would be chosen, and its results are right.
 
 CUTE_ATTENTION_BUILT names a folder with libraries that `python -m cute_attention build --out` has
-written: rows that are in no table. They are loaded on request alone.
+written: rows that are in no table; study_cases.py builds some with every column for study. They are
+loaded on request alone.
 """
 
 from __future__ import annotations

@@ -13,18 +13,13 @@ from cute_attention.errors import RowError
 from cute_attention.native import core, instance, rows, study
 from cute_attention.native.study import COLUMNS, TABLES, Study
 from cute_attention.rows import Row
+from study_cases import FAMILIES, NEEDS, cases
 from test_rows_from_python import run
 
 ROOT = Path(__file__).resolve().parents[1]
-FAMILIES = [(arch, direction) for arch in ("sm80", "sm90") for direction in ("forward", "backward")]
 ENUMS = {
     *("copies", "loads", "softmax", "probabilities", "turns", "grid"),
     *("grad_q", "grad_q_sums"),
-}
-# What a column needs beside it.
-NEEDS: dict[str, dict[str, int | str]] = {
-    "grad_q_sums": {"tile_m": 128, "tile_n": 64, "warps": 12},
-    "key_stages": {"grad_q": "late"},
 }
 
 
@@ -197,6 +192,31 @@ def test_unknown_columns_are_refused():
         Row("sm80", "forward", "bf16", head_dim=64, swizle=64)
     with pytest.raises(ValueError, match="no column is called 'swizle', they are"):
         Row.of("sm80_fwd_bf16_d64", swizle=64)
+
+
+def test_a_gpu_is_given_every_column_of_every_family():
+    """By study_cases.py: each value, but of the many numbers of fragments ahead some."""
+    tried = {
+        (row.columns.arch, row.columns.direction, name, value)
+        for row in cases()
+        for name, value in study.changes(row.columns.study)
+    }
+    for family in FAMILIES:
+        for name, column in COLUMNS.items():
+            wanted = {*column.kernels.get(family, ())} - {getattr(TABLES, name)}
+            found = {value for *others, value in tried if others == [*family, name]}
+            assert found <= wanted
+            assert found == wanted if len(wanted) < 10 else len(found) == 3, (family, name)
+    names = [row.name for row in cases()]
+    assert len({*names}) == len(names)
+
+
+def test_a_swizzle_is_on_or_off():
+    usual = Row.of("sm80_fwd_bf16_d128")
+    assert Row.of("sm80_fwd_bf16_d128", swizzle=True) == usual
+    assert Row.of("sm80_fwd_bf16_d128", swizzle=False).columns.study == Study(swizzle=0)
+    with pytest.raises(ValueError, match="swizzle is 0, expected of an sm90 forward kernel 128"):
+        Row.of("sm90_fwd_bf16_d128", swizzle=False)
 
 
 def test_no_table_takes_a_row_for_study():

@@ -53,7 +53,7 @@ explains the steps.
 
 STEPS_EXAMPLES = """\
 examples:
-  # on a machine with a GPU and nvcc; the first time builds 14 kernels, about a minute each
+  # on a machine with a GPU and nvcc; the first time builds 13 kernels, about a minute each
   python -m cute_attention bench steps --json steps.json --plot steps.png
   # built here, measured on a machine without nvcc
   python -m cute_attention bench steps --build-only --kernels kernels --chips 90

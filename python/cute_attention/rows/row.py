@@ -57,7 +57,8 @@ class Row:
         ptxas: the level at which ptxas optimises, "O0" to "O3".
         **columns: columns for study, which no row of the tables has: copies, loads, swizzle,
             fragments_ahead, softmax, probabilities, turns, grid, grad_q, grad_q_sums, key_stages,
-            fast_math. docs/rows.md says what they mean, and which kernels have them.
+            fast_math. docs/rows.md says what they mean, and which kernels have them. `swizzle` may
+            also be True, 128 bytes, or False, none.
 
     Raises:
         TypeError: a column of the wrong type, or no such column.
@@ -254,7 +255,10 @@ def _check_column(name: str, value: object) -> None:
 
 
 def _study(columns: dict[str, str | int]) -> Study:
-    """The columns for study that a row is given."""
+    """The columns for study that a row is given. A swizzle that is on or off is the tables' or
+    none."""
+    if isinstance(on := columns.get("swizzle"), bool):
+        columns = {**columns, "swizzle": study.TABLES.swizzle if on else 0}
     if unknown := sorted(columns.keys() - {*_STUDY}):
         raise TypeError(f"Row: no column is called {unknown[0]!r}; those for study are {_STUDY}")
     for name, value in columns.items():
