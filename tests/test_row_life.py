@@ -6,14 +6,19 @@ The compiler is fake_nvcc.py. A process cannot unload a library, so what loads h
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import pty
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import test_dispatch
-from built_rows import ROW, SOURCE, calls, contents, install_fake
+from built_rows import BUILD, PREAMBLE, ROW, SOURCE, calls, contents, install_fake
 from cute_attention.errors import BuildError
 from cute_attention.native import build, core, instance
 from cute_attention.native.study import Study
@@ -75,6 +80,27 @@ def test_other_flags_make_another_library(fake, monkeypatch):
     )
     paths.append(built())
     assert len(set(paths)) == len(calls(fake)) == 3
+
+
+def test_a_terminal_is_shown_how_long_it_takes(fake):
+    """In a line that is written over."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + BUILD],
+        env=os.environ | {"FAKE_NVCC": "slow", "FAKE_NVCC_SECONDS": "2.5"},
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = ""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 1000):
+            said += part.decode()
+    os.close(ours)
+    assert process.wait() == 0
+    seconds = [int(found) for found in re.findall(r"\rcute_attention: building .*: (\d) s", said)]
+    assert seconds == sorted(seconds) and {*seconds} & {1, 2}
+    assert re.search(r"\r\x1b\[Kcute_attention: built \S+ in \d s\r\n$", said)
 
 
 # ---- files in the cache that others made

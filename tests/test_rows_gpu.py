@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,26 @@ import torch
 
 import cute_attention
 from cute_attention import attention, explain
+from cute_attention.inference import explain_with_cache
 from cute_attention.native import kernel_cache, rows
 from cute_attention.rows import BuildError, Kernel, load_library, use
 from cute_attention.semantics.formula import attention_reference
 from every_row import DTYPES, LIMIT, is_built
 from kernel_calls import plain_pytorch
+from latent_calls import latent_call, latent_form
+from paged_calls import Call, Form
+from paged_calls import check as check_paged
+from shared_memory import reads_cache
 from tolerances import assert_as_accurate
 
 pytestmark = pytest.mark.gpu
 
 BUILT = sorted(Path(os.environ.get("CUTE_ATTENTION_BUILT", "/nowhere")).glob("*.so"))
+CACHED = [
+    row.name
+    for row in rows.table()
+    if reads_cache(row) and {*row.score_mods} <= {"qv"} and row.head_dim >= 64
+]
 PLAIN = [row.name for row in rows.table() if not row.score_mods and row.head_dim >= 64]
 HEAD_DIM = 64  # which all of these rows serve, and only some would be chosen for
 
@@ -74,6 +85,23 @@ def check(kernel: Kernel) -> None:
         assert chosen == [kernel.name]
 
 
+def check_with_cache(kernel: Kernel) -> None:
+    """Calls with a cache, which kernels with `qv` are for: contiguous, in pages, and in pages that
+    no kernel reads, so that they are packed before."""
+    dtype, lengths = DTYPES[kernel.dtype], (0, 5, 64, 333)
+    has_qv = "qv" in kernel.score_mods
+    plain = Form(dims=(HEAD_DIM, HEAD_DIM), queries=(3,) * 4, lengths=lengths, dtype=dtype)
+    form = latent_form(3, 16, lengths=lengths, dtype=dtype) if has_qv else plain
+    make = latent_call if has_qv else Call
+    for page_size in (0, 64) if has_qv else (0, 64, 24):
+        call = make(replace(form, page_size=page_size))
+        with use(kernel):
+            check_paged(call, kernel.arch)
+            answer = explain_with_cache(**call.given)
+        assert [row.name for report in answer.forward for row in report.rows] == [kernel.name]
+        assert answer.chosen == kernel.arch
+
+
 def kernels_of_a_call(like: Kernel, **options: Kernel) -> str:
     """The CUDA kernels that run in a call that the kernel serves, as the profiler names them."""
     x = torch.randn(1, 64, 2, HEAD_DIM, device="cuda", dtype=DTYPES[like.dtype])
@@ -98,6 +126,17 @@ def test_a_row_of_the_tables_serves_who_asks_for_it(name):
     )
 
 
+@pytest.mark.skipif(LIMIT in os.environ, reason="not for small chips")
+@pytest.mark.parametrize("name", CACHED)
+def test_a_row_serves_who_asks_for_it_with_a_cache(name):
+    row = next(row for row in rows.table() if row.name == name)
+    if not is_built(row):
+        pytest.skip(f"{name} is not built")
+    kernel = kernel_called(name)
+    skip_unless_it_runs_here(kernel)
+    check_with_cache(kernel)
+
+
 @pytest.mark.skipif(not BUILT, reason="CUTE_ATTENTION_BUILT names no folder with libraries")
 @pytest.mark.parametrize("path", BUILT, ids=lambda path: path.stem)
 def test_a_row_built_from_python_is_right(path):
@@ -110,6 +149,10 @@ def test_a_row_built_from_python_is_right(path):
     skip_unless_it_runs_here(kernel)
     if kernel.head_dim < HEAD_DIM:
         pytest.skip(f"{kernel.name} serves smaller head dims")
+    if kernel.direction == "forward":
+        check_with_cache(kernel)
+    if "qv" in kernel.score_mods:
+        return  # no other calls have it
     check(kernel)
     assert kernel.name in kernels_of_a_call(kernel, kernel=kernel)
     assert kernel.name not in kernels_of_a_call(kernel)
