@@ -15,6 +15,7 @@ from ..bench.options import add_all_of, add_common, add_files, add_shapes, choic
 from ..bench.points import DTYPES, FEATURES
 from ..errors import BuildError
 from . import bench_texts as texts
+from .numbers import chips
 from .subcommands import Subcommands
 
 
@@ -109,7 +110,7 @@ def _add_kernels(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--chips",
-        type=lambda text: [int(word) for word in words(text)],
+        type=chips,
         metavar="80,90",
         help="that the sm80 kernels are built for; default: this machine's, or 80",
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import BuildError
 from ..native import kernel_cache
 from ..rows.row import Row
+from .numbers import chips
 
 EPILOG = """\
 examples:
@@ -45,7 +46,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--source", type=Path, metavar="FILE", help="in place of the header of the launch class"
     )
     parser.add_argument(
-        "--chips", metavar="80,90", help="of an sm80 row; default: this machine's, or 80"
+        "--chips",
+        type=chips,
+        metavar="80,90",
+        help="of an sm80 row; default: this machine's, or 80",
     )
     parser.add_argument(
         "--check", action="store_true", help="prove the layouts first (the layout lab)"
@@ -69,11 +73,10 @@ def _edited(name: str, changes: Sequence[str]) -> Row:
 
 def _build(args: argparse.Namespace) -> None:
     row = _edited(args.row, args.set)
-    chips = [int(word) for word in args.chips.split(",")] if args.chips else None
     if args.check:
         reports = row.check(include=args.include)
         print(f"{row.name}: {sum(len(report.results) for report in reports)} proofs hold")
-    kernel = row.build(include=args.include, source=args.source, chips=chips)
+    kernel = row.build(include=args.include, source=args.source, chips=args.chips)
     print(
         f"{kernel.name}: tile {kernel.tile_m} x {kernel.tile_n}, {kernel.stages} stages, "
         f"{kernel.warps} warps, {kernel.shared_memory_bytes / 1024:g} KB shared memory"

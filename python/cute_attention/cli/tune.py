@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..bench.options import add_shapes, choices
 from ..errors import BuildError
+from .numbers import chips, positive, positive_float
 from .subcommands import missing_of
 
 DESCRIPTION = """\
@@ -50,19 +51,6 @@ def _row(text: str) -> dict[str, object]:
     return values
 
 
-def _chips(text: str) -> tuple[int, ...]:
-    found = tuple(int(word) for word in text.split(",") if word.isdigit())
-    if not found or len(found) != len(text.split(",")) or min(found) < 80:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 80,90")
-    return found
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of the command."""
     parser = argparse.ArgumentParser(
@@ -84,11 +72,14 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--arch", choices=("sm80", "sm90"), help="default: the GPU's own; sm80 where there is none"
     )
     group.add_argument(
-        "--minutes", type=float, default=20.0, help="to compile and measure in; default: 20"
+        "--minutes",
+        type=positive_float,
+        default=20.0,
+        help="to compile and measure in; default: 20",
     )
     group.add_argument(
         "--candidates",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="rows to compile for each row of the tables; default: as many as the minutes allow",
     )
@@ -101,7 +92,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         help="a candidate of your own, as changes of the present row; may be repeated",
     )
     group.add_argument(
-        "--chips", type=_chips, metavar="80,90", help="of sm80 rows; default: this machine's, or 80"
+        "--chips", type=chips, metavar="80,90", help="of sm80 rows; default: this machine's, or 80"
     )
     group = parser.add_argument_group("how it is compiled and measured")
     stages = group.add_mutually_exclusive_group()
@@ -116,13 +107,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="DIR",
         help="the folder of the search: libraries, manifest, results; default: tuned",
     )
-    group.add_argument("--jobs", type=_positive, metavar="N", help="compilers at a time")
+    group.add_argument("--jobs", type=positive, metavar="N", help="compilers at a time")
     group.add_argument(
         "--peers", metavar="NAMES", help="contenders of `bench` to set beside; '' for none"
     )
-    group.add_argument("--rounds", type=_positive, default=5, help="turns of each; default: 5")
+    group.add_argument("--rounds", type=positive, default=5, help="turns of each; default: 5")
     group.add_argument(
-        "--time-ms", type=float, default=50.0, help="per contender and round; default: 50"
+        "--time-ms", type=positive_float, default=50.0, help="per contender and round; default: 50"
     )
     group.add_argument("--plot", type=Path, metavar="FILE.png", help="speed over the present row's")
     return parser
