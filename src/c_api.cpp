@@ -63,38 +63,32 @@ class DeviceScope {
   int32_t previous_ = 0;
 };
 
-// The row of a call whose bits do not depend on sizes is that for a prompt of so many tokens.
-constexpr int32_t kInvariantSeqlen = 2048;
-constexpr bool is_batch_invariant(ForwardParams const& p) { return p.batch_invariant != 0; }
-constexpr bool is_batch_invariant(BackwardParams const&) { return false; }
+constexpr int32_t is_batch_invariant(ForwardParams const& p) { return p.batch_invariant; }
+constexpr int32_t is_batch_invariant(BackwardParams const&) { return 0; }
 
 template <class Params>
-LoadedRow const& row_for(Direction direction, Params p, DType dtype, int32_t arch,
+LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int32_t arch,
                          DeviceInfo const& device) {
-  if (is_batch_invariant(p)) {
-    p.batch = 1;
-    p.seqlen_q = p.seqlen_k = kInvariantSeqlen;
-  }
-  Problem const problem{direction,
-                        dtype,
-                        p.batch,
-                        p.seqlen_q,
-                        p.seqlen_k,
-                        p.heads,
-                        p.heads_kv,
-                        p.head_dim,
-                        p.head_dim_v,
-                        p.window_left,
-                        p.window_right,
-                        p.softcap,
-                        (p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)) |
-                            (p.sink == nullptr ? 0u : uint32_t(kSink)) |
-                            (p.bias.data == nullptr ? 0u : uint32_t(kBias)) |
-                            (p.alibi_slopes.data == nullptr ? 0u : uint32_t(kAlibi)) |
-                            (p.dropout.seed == nullptr ? 0u : uint32_t(kDropout)) |
-                            (has_cache(p) ? uint32_t(kCache) : 0u) |
-                            (has_qv(p) ? uint32_t(kQv) : 0u),
-                        arch >= kFirstRow ? arch : kAnyRow};
+  Problem problem{direction,
+                  dtype,
+                  p.batch,
+                  p.seqlen_q,
+                  p.seqlen_k,
+                  p.heads,
+                  p.heads_kv,
+                  p.head_dim,
+                  p.head_dim_v,
+                  p.window_left,
+                  p.window_right,
+                  p.softcap,
+                  (p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)) |
+                      (p.sink == nullptr ? 0u : uint32_t(kSink)) |
+                      (p.bias.data == nullptr ? 0u : uint32_t(kBias)) |
+                      (p.alibi_slopes.data == nullptr ? 0u : uint32_t(kAlibi)) |
+                      (p.dropout.seed == nullptr ? 0u : uint32_t(kDropout)) |
+                      (has_cache(p) ? uint32_t(kCache) : 0u) | (has_qv(p) ? uint32_t(kQv) : 0u),
+                  arch >= kFirstRow ? arch : kAnyRow};
+  problem.batch_invariant = is_batch_invariant(p);
   return find_row(problem, arch >= kFirstRow ? kAnyArch : arch, device);
 }
 
@@ -151,9 +145,8 @@ void forward(ForwardParams const& p, DType dtype, int32_t arch, int32_t device, 
   DeviceInfo const& info = device_at(device);
   ForwardParams launched = with_a_grid(p);
   LoadedRow const& found = row_for(Direction::Forward, launched, dtype, arch, info);
-  launched.num_splits = p.split_workspace == nullptr || is_batch_invariant(p)
-                            ? 1
-                            : choose_splits(*found.row, launched, info);
+  launched.num_splits =
+      p.split_workspace == nullptr ? 1 : choose_splits(*found.row, launched, info);
   launch(found, &launched, info, stream);
 }
 
@@ -164,12 +157,10 @@ ForwardWorkspace forward_workspace(ForwardParams const& p, DType dtype, int32_t 
   DeviceInfo const& info = device_at(device);
   bool const nothing = rows_q(p) == 0 || rows_k(p) == 0 || p.heads == 0;
   if (nothing) return {0, 1};
-  bool const whole = p.num_splits == 1 || is_batch_invariant(p) ||
-                     (p.num_splits == 0 && splits_of_environment() == 0 && !may_be_split(p, info));
-  if (whole && !has_cache(p)) return {0, 1};
   ForwardParams const launched = with_a_grid(p);
+  if (!may_choose_splits(launched, info) && !has_cache(p)) return {0, 1};
   KernelRow const& row = *row_for(Direction::Forward, launched, dtype, arch, info).row;
-  int32_t const splits = whole ? 1 : choose_splits(row, launched, info);
+  int32_t const splits = choose_splits(row, launched, info);
   return {splits > 1 ? split_workspace_size(launched, splits) : 0, splits};
 }
 
@@ -242,12 +233,11 @@ Json row_json(LoadedRow const& loaded) {
       .set("on_request", loaded.on_request);
 }
 
-// The number of splits of a call whose sequences are not packed.
-int32_t splits_of(Candidate const& candidate, Problem const& p, DeviceInfo const* device) {
-  KernelRow const& row = *candidate.row->row;
-  if (device == nullptr || !candidate.reasons.empty() || p.direction != Direction::Forward) {
-    return 1;
-  }
+// The call of a forward problem, as far as the choice of its splits reads it: of pointers it asks
+// only whether there is one.
+ForwardParams params_of(Problem const& p) {
+  static int32_t const kNumber = 0;
+  static uint64_t const kSeed = 0;
   ForwardParams params{};
   params.batch = p.batch;
   params.seqlen_q = p.seqlen_q;
@@ -258,9 +248,23 @@ int32_t splits_of(Candidate const& candidate, Problem const& p, DeviceInfo const
   params.head_dim_v = p.head_dim_v;
   params.window_left = p.window_left;
   params.window_right = p.window_right;
-  static uint64_t const kSeed = 0;  // a GridFunction reads only whether there is one
   params.dropout.seed = (p.features & kDropout) != 0 ? &kSeed : nullptr;
-  return choose_splits(row, params, *device);
+  params.cache.seqused_k = (p.features & kCache) != 0 ? &kNumber : nullptr;
+  if (p.total_q != kNotPacked) {
+    params.cu_seqlens_q = &kNumber;
+    params.total_q = p.total_q;
+  }
+  params.num_splits = p.num_splits;
+  params.batch_invariant = p.batch_invariant;
+  return params;
+}
+
+// The number of splits with which the candidate runs the problem; 1 where it does not serve it.
+int32_t splits_of(Candidate const& candidate, Problem const& p, DeviceInfo const* device) {
+  if (device == nullptr || !candidate.reasons.empty() || p.direction != Direction::Forward) {
+    return 1;
+  }
+  return choose_splits(*candidate.row->row, with_a_grid(params_of(p)), *device);
 }
 
 Json candidate_json(Candidate const& candidate, int32_t num_splits) {

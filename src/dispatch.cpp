@@ -224,16 +224,29 @@ Rows const& remembered_rows(Problem const& p, Arch arch, DeviceInfo const& devic
   return rows.empty() ? none : remembered.emplace(kind, std::move(rows)).first->second;
 }
 
+// The row of a call whose bits do not depend on sizes is that for a prompt of so many tokens.
+constexpr int32_t kInvariantSeqlen = 2048;
+
+// The problem for which the row of a problem is chosen.
+Problem deciding(Problem problem) {
+  if (problem.batch_invariant != 0) {
+    problem.batch = 1;
+    problem.seqlen_q = problem.seqlen_k = kInvariantSeqlen;
+  }
+  return problem;
+}
+
 // What a row is expected to take; of rows that take the same, the one loaded first is smaller.
 std::pair<double, int32_t> cost(LoadedRow const* row, Problem const& problem,
                                 DeviceInfo const& device) {
   return {estimate_us(*row->row, problem, device), row->number};
 }
 
-// The row of one architecture that is chosen for a problem: of those that serve it the least
-// distant, and of those the fastest. Null where none serves it. The cost model is asked only where
-// several rows are equally distant: it walks over the tiles. It knows nothing of pages and of
-// queries of a few tokens, which memory bounds: calls with a cache get the row loaded first.
+// The row of one architecture that is chosen for a problem that is deciding(): of those that serve
+// it the least distant, and of those the fastest. Null where none serves it. The cost model is
+// asked only where several rows are equally distant: it walks over the tiles. It knows nothing of
+// pages and of queries of a few tokens, which memory bounds: calls with a cache get the row loaded
+// first.
 LoadedRow const* chosen_row(Problem const& problem, Arch arch, DeviceInfo const& device) {
   LoadedRow const* best = nullptr;
   for (LoadedRow const* row : remembered_rows(problem, arch, device)) {
@@ -258,7 +271,7 @@ std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* devi
     refuse_sizes(*loaded.row, problem, &candidate.reasons);
     if (candidate.reasons.empty()) {
       candidate.estimate_us = estimate_us(*loaded.row, problem, *device);
-      LoadedRow const* const chosen = chosen_row(problem, loaded.row->key.arch, *device);
+      LoadedRow const* const chosen = chosen_row(deciding(problem), loaded.row->key.arch, *device);
       candidate.chosen = chosen != nullptr && chosen->number == loaded.number;
     }
     all.push_back(std::move(candidate));
@@ -266,7 +279,8 @@ std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* devi
   return all;
 }
 
-LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const& device) {
+LoadedRow const& find_row(Problem const& asked_for, int32_t arch, DeviceInfo const& device) {
+  Problem const problem = deciding(asked_for);
   LoadedRow const* best = nullptr;
   for (Arch const asked : kArchs) {
     if (arch != kAnyArch && arch != static_cast<int32_t>(asked)) continue;
@@ -274,7 +288,7 @@ LoadedRow const& find_row(Problem const& problem, int32_t arch, DeviceInfo const
     if (row == nullptr) continue;
     if (best == nullptr || cost(row, problem, device) < cost(best, problem, device)) best = row;
   }
-  if (best == nullptr) throw std::runtime_error(miss_message(problem, arch, device));
+  if (best == nullptr) throw std::runtime_error(miss_message(asked_for, arch, device));
   return *best;
 }
 

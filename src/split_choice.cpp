@@ -109,6 +109,11 @@ SplitModel model_of(KernelRow const& row, ForwardParams const& p, DeviceInfo con
           p.head_dim_v};
 }
 
+// By the call, or else by the environment; 0: by neither.
+int32_t asked_splits(ForwardParams const& p) {
+  return p.num_splits > 0 ? p.num_splits : splits_of_environment();
+}
+
 // A grid has one CTA for each split of each tile.
 int32_t within_grid(KernelRow const& row, ForwardParams const& p, int32_t splits) {
   int64_t const tiles = tile_count(p.seqlen_q, row.config.tile_m, p.heads, p.batch);
@@ -163,11 +168,17 @@ int32_t splits_of_environment() {
   return int32_t(splits);
 }
 
-int32_t choose_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device) {
+bool may_choose_splits(ForwardParams const& params, DeviceInfo const& device) {
   int64_t const rows = lse_size(params);
   bool const none = params.seqlen_k == 0 || params.heads_kv == 0 || rows == 0;
-  if (row.grid == nullptr || none || rows > kMostSplitRows) return 1;
-  int32_t const asked = params.num_splits > 0 ? params.num_splits : splits_of_environment();
+  if (none || rows > kMostSplitRows || params.batch_invariant != 0) return false;
+  int32_t const asked = asked_splits(params);
+  return asked > 1 || (asked == 0 && may_be_split(params, device));
+}
+
+int32_t choose_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device) {
+  if (row.grid == nullptr || !may_choose_splits(params, device)) return 1;
+  int32_t const asked = asked_splits(params);
   return within_grid(row, params, asked > 0 ? asked : best_splits(row, params, device));
 }
 

@@ -11,8 +11,8 @@ namespace cute_attention {
 // `params` it reads only whether cu_seqlens_q and cache.seqused_k are null.
 int32_t best_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device);
 
-// Whether a call may be divided at all, whichever row serves it: not where it has tiles for several
-// rounds of CTAs. Fast, so that other calls spend no time on the choice.
+// Whether best_splits() may be more than 1, whichever row serves the call: not where it has tiles
+// for several rounds of CTAs. Fast, so that other calls spend no time on the choice.
 bool may_be_split(ForwardParams const& params, DeviceInfo const& device);
 
 // What the environment variable CUTE_ATTENTION_SPLITS says: the number of splits of every call
@@ -20,8 +20,12 @@ bool may_be_split(ForwardParams const& params, DeviceInfo const& device);
 // of splits.
 int32_t splits_of_environment();
 
+// Whether choose_splits() may be more than 1, whichever row serves the call. As fast.
+bool may_choose_splits(ForwardParams const& params, DeviceInfo const& device);
+
 // The number of splits of a call on a row: the one that the call asks for, or else the environment,
-// or else the best; 1 where the row or the sizes allow no other.
+// or else the best; 1 where the row, the sizes or batch_invariant allow no other. Launches and the
+// C API's explanations have it from here.
 int32_t choose_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device);
 
 }  // namespace cute_attention

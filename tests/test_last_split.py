@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention.inference import attention_with_cache
+from cute_attention.inference import attention_with_cache, explain_with_cache
 from kernel_calls import poison_free_memory
 from paged_calls import Call, Form, check, run, served, skip_unless_served
 from tolerances import assert_same_bits
@@ -59,6 +59,32 @@ def test_whoever_combines_them_the_bits_are_the_same(
     for _ in range(30):
         for one, other, name in zip(run(dense, "sm90"), wanted, ("out", "lse"), strict=True):
             assert_same_bits(one, other, name)
+
+
+@pytest.mark.parametrize("backend", ["sm90", "sm80"])
+@pytest.mark.parametrize("changes", [{}, {"packed": True}, {"page_size": 32}], ids=str)
+def test_as_many_splits_as_explained(backend: str, changes: dict[str, Any]) -> None:
+    """Another number of splits gives other bits."""
+    torch.manual_seed(0)
+    open_call = decode((4, 1), 0, lengths=(2000,), queries=(1,), **changes)
+    skip_unless_served(open_call.given, backend)
+    explained = explain_with_cache(**open_call.given, backend=backend)
+    (splits,) = (
+        row.num_splits
+        for report in explained.forward
+        for row in report.rows
+        if row.chosen and report.backend == backend
+    )
+    assert splits > 1
+
+    def with_splits(number: int) -> Tensor:
+        return attention_with_cache(**open_call.given | {"num_splits": number}, backend=backend)
+
+    out = with_splits(0)
+    assert_same_bits(out, with_splits(splits), "out")
+    assert not torch.equal(out, with_splits(splits // 2))
+    promised = open_call.given | {"batch_invariant": True, "num_splits": 5}
+    assert "splits of the keys" not in str(explain_with_cache(**promised, backend=backend))
 
 
 @pytest.mark.parametrize("name", ["sink", "softcap", "alibi_slopes", "window"])

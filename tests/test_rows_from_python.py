@@ -300,10 +300,10 @@ import shutil, warnings
 warnings.simplefilter("ignore")
 assert select("auto", *KIND) == "reference"
 added = rows.load_library({str(asked)!r}, on_request=True)
-assert len(added) == 7 and all(kernel.on_request for kernel in added)
+assert len(added) == 8 and all(kernel.on_request for kernel in added)
 assert select("auto", *KIND) == "reference"
 added = rows.load_library({str(later)!r})
-assert len(added) == 7 and added == kernels()[-7:] and not added[0].on_request
+assert len(added) == 8 and added == kernels()[-8:] and not added[0].on_request
 assert select("auto", *KIND) == "sm80"
 assert rows.load_library({str(later)!r}) == []
 for path, message in (

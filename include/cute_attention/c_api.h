@@ -13,6 +13,9 @@
 
 namespace cute_attention {
 
+// In place of the number of packed rows of q: sequences are not packed.
+constexpr int32_t kNotPacked = -1;
+
 // One call as dispatch sees it: sizes and options, no pointers.
 struct Problem {
   Direction direction;
@@ -29,6 +32,10 @@ struct Problem {
   float softcap;         // 0 where there is none
   uint32_t features;     // bits of Feature; dispatch adds kSoftcap where there is a softcap
   int32_t row;           // kAnyRow, or the number of the one row that may serve
+  // The rest of what the number of splits of a forward call depends on, as in ForwardParams.
+  int32_t total_q = kNotPacked;
+  int32_t num_splits = 0;
+  int32_t batch_invariant = 0;
 };
 
 // What the cost model reads of a forward row and of a GPU, neither of which needs to be there: so a

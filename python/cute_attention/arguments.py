@@ -305,4 +305,5 @@ def problem_of(call: Arguments) -> Problem:
         window_left=call.window_left,
         window_right=call.window_right,
         softcap=float(call.softcap),
+        total_q=-1 if call.cu_seqlens_q is None else call.q.shape[0],
     )

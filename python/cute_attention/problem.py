@@ -13,6 +13,7 @@ class Problem(NamedTuple):
     """Everything that decides which kernel serves a call, in the order of Problem of c_api.h.
 
     A window bound of -1 is unbounded. The lengths of packed sequences are those of the longest.
+    The last three fields say what the number of splits depends on beside all others.
     The defaults of the sizes stand for a call of which only the kind is known: sizes decide between
     the rows of a backend, but not whether it serves.
     """
@@ -32,6 +33,9 @@ class Problem(NamedTuple):
     features: int = 0  # bits of `arguments.FEATURES`: Feature of c_api.h
     row: str = ""  # the name of the one kernel that may serve; "" for any
     device: torch.device | None = None
+    total_q: int = -1  # rows of packed q; -1 where sequences are not packed
+    num_splits: int = 0  # what the call asks for; 0: whatever is best
+    batch_invariant: bool = False
 
 
 class Backward(NamedTuple):

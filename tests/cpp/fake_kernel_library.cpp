@@ -126,6 +126,14 @@ KernelRow const kRows[] = {
      kLarge,
      &workspace<6>,
      &launch_backward_row<6>},
+    {"fake_sm90_d64_cache" FAKE_SUFFIX,
+     key(Arch::Sm90, DType::Float16, 64, score_mods::None, Direction::Forward, kCache),
+     {128, 128, 2, 12},
+     384,
+     kLarge,
+     nullptr,
+     &launch_row<7>,
+     &grid},
 };
 
 int32_t device_count() { return 2; }
@@ -161,7 +169,7 @@ int32_t append(AppendParams const* params, DType dtype, void* stream) {
 extern "C" __attribute__((visibility("default"))) KernelLibrary const*
 CUTE_ATTENTION_KERNEL_LIBRARY_ENTRY() {
   static KernelLibrary const library{FAKE_ABI,    FAKE_VERSION,  "fake",        "g++",
-                                     7,           kRows,         &device_count, &device_info,
+                                     8,           kRows,         &device_count, &device_info,
                                      &set_device, &error_string, &append};
   return &library;
 }

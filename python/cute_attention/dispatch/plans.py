@@ -80,7 +80,7 @@ def backward_of(plan: Plan) -> Backward:
     `select` warn of falling back. The choice is kept where `select` keeps it."""
     if plan.backward:
         return plan.backward[0]
-    problem = ("backward", *plan.problem[1:-2], plan.backward_row, plan.problem.device)
+    problem = plan.problem._replace(direction="backward", row=plan.backward_row)
     backend = BACKENDS[select(plan.requested, *problem)]
     choices = (plan.backward_row or backend.name, *plan.choices[1:])
     ops, options = backend.ops, choices

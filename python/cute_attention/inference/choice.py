@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..dispatch.explain import Explanation, explain_problem
 from ..dispatch.request import check_name, requested_backend, requested_rows
 from ..dispatch.select import select
 from ..errors import BackendError, FallbackWarning
-from ..ops.cache import KERNELS, REFERENCE, CachedFamily
+from ..ops.cache import KERNELS, MOST_SPLITS, REFERENCE, CachedFamily
 from ..options import documenting
 from ..problem import Problem
 from .checked import NAME, checked_cache
@@ -135,8 +136,14 @@ def explain_checked_cache(call: CacheArguments) -> Explanation:
     problem = problem_of(call.as_attention())._replace(
         head_dim=kind.head_dim,
         features=kind.features,
-        seqlen_k=call.max_seqlen_k or call.room,
+        seqlen_k=min(call.max_seqlen_k or call.room, call.room),
     )
+    if obstacle(call):  # sequences are packed then, and keys divided as kernels choose
+        problem = problem._replace(total_q=prod(call.q.shape[:-2]))
+    else:
+        problem = problem._replace(
+            num_splits=min(call.num_splits, MOST_SPLITS), batch_invariant=call.batch_invariant
+        )
     words = [*feature_words(call.as_attention()), "cache", *_words(call)]
     row, _ = requested_rows(NAME, None)
     found = explain_problem(problem, call.backend, words, (row, ""))

@@ -81,7 +81,7 @@ class Candidate:
 
     `chosen` is the fastest of its backend among those with the closest head dims; `reasons` say why
     it cannot serve, if it cannot. `num_splits` is the number of CTAs among which it divides the
-    keys of a query, where sequences are not packed.
+    keys of a query.
     """
 
     name: str
@@ -93,7 +93,12 @@ class Candidate:
     num_splits: int = 1
 
 
-_C_TYPES: dict[type, Any] = {str: ctypes.c_int32, int: ctypes.c_int32, float: ctypes.c_float}
+_C_TYPES: dict[type, Any] = {
+    str: ctypes.c_int32,
+    int: ctypes.c_int32,
+    bool: ctypes.c_int32,
+    float: ctypes.c_float,
+}
 
 
 class _Problem(ctypes.Structure):
@@ -244,6 +249,8 @@ def check_sizes(problem: Problem) -> None:
         value = getattr(problem, size)
         if not 0 <= value <= LARGEST:
             raise ValueError(f"explain: {size} of {argument} is {value}, expected 0 to {LARGEST}")
+    if problem.total_q > LARGEST:
+        raise ValueError(f"explain: q has {problem.total_q} rows, expected at most {LARGEST}")
 
 
 def _question(problem: Problem) -> _Problem:
