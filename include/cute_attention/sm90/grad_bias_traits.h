@@ -102,7 +102,10 @@ struct GradBiasTraits {
   using TiledMma = decltype(cute::make_tiled_mma(
       Op{}, cute::Layout<cute::Shape<cute::Int<kConsumers>, cute::_1, cute::_1>>{}));
 
-  static constexpr int kBoxColsK = kChunk;  // of the maps (backward_maps.h)
+  // Columns of the boxes of the maps (backward_maps.h).
+  static constexpr int kBox = kBoxCols<kHeadDim>;
+  static constexpr int kBoxV = kBoxCols<kHeadDimV>;
+  static constexpr int kBoxColsK = kChunk;
   using SmemLayoutM = SmemTiles<Element, kTileM, kChunk, kBuffersM>;      // (M, CHUNK, BUFFER)
   using SmemLayoutN = SmemTiles<Element, kTileN, kChunk, kBuffersN>;      // (N, CHUNK, BUFFER)
   static constexpr int kBytesM = kTileM * kChunk * int(sizeof(Element));  // of a chunk of Q or dO
