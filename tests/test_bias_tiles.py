@@ -249,3 +249,23 @@ def test_which_kernel_runs(
     in_tiles = layout is aligned and (has_float_tiles or not in_fp32)
     assert any("BiasFromGlobal" in name for name in own) == (has_both and not in_tiles)
     assert any("FloatBias" in name for name in own) == (has_float_tiles and in_tiles and in_fp32)
+
+
+@pytest.mark.parametrize("layout", [aligned, crooked], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("kept", ["bhk", "bk", "k", "h", "hqk"])
+def test_which_forward_has_a_number_for_each_key(
+    row: rows.TableRow, numbers: torch.dtype, kept: str, layout: Callable[[Tensor], Tensor]
+) -> None:
+    """Of sm90, rows with a bias alone: where all queries share it. Heads that share a tile must
+    share it too."""
+    if row.direction != "forward" or row.arch != "sm90":
+        pytest.skip("sm90 forwards")
+    for queries, heads in ((130, 2), (1, 8)):
+        tensors = inputs_of(row, 2, (queries, 300), (heads, 2))
+        bias = layout(bias_of((2, queries, 300, heads, 2), kept, numbers))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            results(attention, tensors, bias, backend=backend_of(row))
+            torch.cuda.synchronize()
+        ran = any("KeyBias" in event.key for event in profile.key_averages())
+        assert ran == (len(row.score_mods) == 1 and ("h" if queries == 1 else "q") not in kept)
+        assert_exact(row, tensors, bias, {})

@@ -1,6 +1,6 @@
 // test_bias_tiles.cpp: that each thread of the sm90 kernels reads the bias of its own scores, from
-// tiles in shared memory without bank conflicts, or two numbers at a time, and which biases TMA can
-// load.
+// tiles in shared memory without bank conflicts, or two numbers at a time, or a number for each
+// key, and which biases TMA can load.
 #include "layouts/host_cuda.h"
 // The headers below need the one above.
 #include <set>
@@ -192,6 +192,37 @@ void test_float_forward(KnownBias const& bias, int shift) {
     }
 }
 
+// Every score of a forward tile gets the number of its key, where all queries share it, and the
+// vectors that a warp loads share no banks, but of the same numbers.
+template <class Row>
+void test_key_bias() {
+  using Traits = sm90::ForwardTraits<sm90::KeyBias<Row>>;
+  using Place = sm90::KeyBiasPlace;
+  static_assert(Traits::kTileN == Row::kConfig.tile_n && Traits::kStagesQ == 2);
+  alignas(16) float numbers[Traits::kTileN];
+  std::set<int> places;
+  for (int key = 0; key < Traits::kTileN; ++key) {
+    places.insert(Place::of_key(key));
+    numbers[Place::of_key(key)] = float(key);
+  }
+  check_equal(int(places.size()), Traits::kTileN, "a place for each key");
+  check_equal(*places.rbegin(), Traits::kTileN - 1, "the last place");
+  auto const cS = make_identity_tensor(Shape<Int<64>, Int<Traits::kTileN>>{});  // (64, N)
+  std::set<int> vectors, banks;
+  for (int thread = 0; thread < 128; ++thread) {
+    auto const tScS =  // (MMA, MMA_M, MMA_N)
+        typename Traits::MmaQK{}.get_slice(thread).partition_C(cS);
+    auto tSrS = make_tensor<float>(shape(tScS));  // (MMA, MMA_M, MMA_N)
+    fill(tSrS, 0.5f);
+    sm90::add_key_bias(numbers, thread, 2.f, tSrS);
+    for (int i = 0; i < size(tSrS); ++i)
+      check_equal(tSrS(i), 2.f * float(int(get<1>(tScS(i)))) + 0.5f, "bias of a score's key");
+    vectors.insert(Place::of_thread(thread, 0) / 4);
+    banks.insert(Place::of_thread(thread, 0) / 4 % 8);
+  }
+  check_equal(banks.size(), vectors.size(), "banks of different vectors");
+}
+
 // Every score of a step of the backward, which computes S^T.
 template <class Row>
 void test_backward(KnownBias const& bias) {
@@ -380,6 +411,9 @@ int main() {
     test_float_backward<rows::backward_64>(bias);
     test_float_backward<rows::backward_128>(bias);
   }
+  test_key_bias<rows::forward_64>();
+  test_key_bias<rows::forward_128>();
+  test_key_bias<rows::forward_256>();
   test_words<sm90::WordsOfScores, sm90::GradQTraits<rows::backward_256>::MmaS>();
   test_words<sm90::WordsOfTranspose, sm90::GradKvTraits<rows::backward_256>::MmaS>();
   test_what_tma_loads();

@@ -151,10 +151,15 @@ struct ForwardCompute {
 
   // Where the bias lies beside K, adds it to S, which is there.
   CUTE_DEVICE void add_bias(ForwardTile const& tile) {
-    if constexpr (Traits::kBiasTiles) {
+    if constexpr (Traits::kBiasBesideK) {
       cute::warpgroup_fence_operand(scores.accumulator);
-      scores.add_bias(tile, shared.bias_tile(sync.ring_k.stage));
-      end_reads();  // before it is released with K
+      if constexpr (Traits::kKeyBias) {
+        scores.add_bias(tile, shared.key_bias[sync.ring_k.stage]);
+        __syncwarp();  // all lanes have read, before one of them releases it with K
+      } else {
+        scores.add_bias(tile, shared.bias_tile(sync.ring_k.stage));
+        end_reads();  // before it is released with K
+      }
     }
   }
 

@@ -13,6 +13,7 @@
 #include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/forward_kernel.h"
+#include "cute_attention/sm90/key_bias.h"
 #include "cute_attention/sm90/mla_kernel.h"
 #include "cute_attention/sm90/tensor_map.h"
 
@@ -47,6 +48,11 @@ struct ForwardLaunch {
     if constexpr (Traits::kBiasTiles && !Traits::kFloatBias) {
       auto const& call = *static_cast<ForwardParams const*>(params);
       if (call_has<Row::kKey.score_mods, score_mods::Bias>(call)) {
+        if constexpr (kHasKeyBias<Row>) {
+          if (is_key_bias(call, packing_of(call))) {
+            return ForwardLaunch<KeyBias<Row>>::launch(params, context);
+          }
+        }
         if constexpr (kHasFloatBias<Row>) {
           if (call.bias.is_float && tma_describes_bias(call)) {
             return ForwardLaunch<FloatBias<Row>>::launch(params, context);

@@ -133,7 +133,17 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
   // K, and the bias of the scores that it gives.
   CUTE_DEVICE void load_k(ForwardTile const& tile, Origins const& from, int32_t n_block,
                           PageRow const& page) {
+    // The numbers of a bias are there when the wait is over.
+    KeyBiasNumbers<Traits::kKeyBias ? kTileN : 0> bias;
+    if constexpr (Traits::kKeyBias) {
+      bias.template load<Element>(arguments.params, tile.work.batch, tile.work.head,
+                                  n_block * kTileN);
+    }
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
+    if constexpr (Traits::kKeyBias) {
+      bias.store(shared.key_bias[ring_k.stage]);
+      __syncwarp();  // all lanes have written, before the leader tells of it
+    }
     if constexpr (Traits::kBiasTiles) {
       if (leader && call_has<Traits::kKey.score_mods, score_mods::Bias>(arguments.params)) {
         TileOrigin origin = from.bias;

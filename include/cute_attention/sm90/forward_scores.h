@@ -22,10 +22,10 @@ struct ForwardScores {
   static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
   static constexpr bool kDrops = has_dropout(kScoreMods);
   using Modifiers = ScoreModifiers<kScoreMods>;
-  // Those that come with masks. With a tile of the bias, add_bias() has applied the others.
+  // Those that come with masks. With a bias beside K, add_bias() has applied the others.
   using LaterModifiers =
-      ScoreModifiers<kScoreMods, Traits::kBiasTiles ? score_mods::Softcap | score_mods::Bias
-                                                    : score_mods::None>;
+      ScoreModifiers<kScoreMods, Traits::kBiasBesideK ? score_mods::Softcap | score_mods::Bias
+                                                      : score_mods::None>;
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
@@ -37,10 +37,10 @@ struct ForwardScores {
                                     (kReference == Reference::WhereItPays && Traits::kTakeTurns);
   // Whether scores are modified, and their maxima taken, before the wait for O, which this work
   // runs beside. ptxas waits as soon as it can: in rows without modifiers that is after most
-  // maxima. A tile of the bias is added before that wait anyhow, and rows with a map and a term
+  // maxima. A bias beside K is added before that wait anyhow, and rows with a map and a term
   // have no registers for it.
   static constexpr bool kModifiesFirst =
-      kStraight && !Traits::kBiasTiles && Modifiers::kHasMap != Modifiers::kHasTerm;
+      kStraight && !Traits::kBiasBesideK && Modifiers::kHasMap != Modifiers::kHasTerm;
   using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
@@ -64,10 +64,11 @@ struct ForwardScores {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
 
-  // Applies the map to S, which is there, and adds a tile of the bias. Hidden scores are in no
-  // group with others yet: each is mapped by itself.
-  //   numbers  (M, N) of the CTA's tile
-  CUTE_DEVICE void add_bias(ForwardTile const& tile, Element const* numbers) {
+  // Applies the map to S, which is there, and adds the bias that lies beside K. Hidden scores are
+  // in no group with others yet: each is mapped by itself.
+  //   numbers  (M, N) of the CTA's tile, or (N)
+  template <class Number>
+  CUTE_DEVICE void add_bias(ForwardTile const& tile, Number const* numbers) {
     ForwardParams const& params = arguments.params;
     auto rS = view();
     Modifiers const modifiers(params);
@@ -75,7 +76,9 @@ struct ForwardScores {
     if (call_has<kScoreMods, score_mods::Bias>(params)) {
       float const per_unit =
           bias_per_unit(params, tile.sequence, Modifiers::exponent_scale(params));
-      if constexpr (Traits::kFloatBias) {
+      if constexpr (Traits::kKeyBias) {
+        add_key_bias(numbers, opaque(thread), per_unit, accumulator);
+      } else if constexpr (Traits::kFloatBias) {
         add_float_bias_tile<Traits::kTileM>(arguments.bias, reinterpret_cast<float const*>(numbers),
                                             m_offset(), opaque(thread), per_unit, accumulator);
       } else {

@@ -12,6 +12,7 @@
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/float_bias.h"
 #include "cute_attention/sm90/forward_tile.h"
+#include "cute_attention/sm90/key_bias.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
 #include "cute_attention/study.h"
@@ -64,11 +65,15 @@ struct ForwardTraits {
   static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of one warpgroup
   static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
-  // A tile of the bias comes with K, and is released with it.
+  // A tile of the bias, or a number for each key, comes with K, and is released with it.
   static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
   static constexpr bool kFloatBias = kColumnsOfNumber<Row> > 1;
   static constexpr int kBiasCols = kTileN * kColumnsOfNumber<Row>;  // of 16 bits
-  static constexpr int kBytesBias = kBiasTiles ? kTileM * kBiasCols * int(sizeof(Element)) : 0;
+  static constexpr bool kKeyBias = sm90::kKeyBias<Row>;
+  static constexpr bool kBiasBesideK = kBiasTiles || kKeyBias;
+  static constexpr int kBytesBias = kBiasTiles ? kTileM * kBiasCols * int(sizeof(Element))
+                                    : kKeyBias ? kTileN * int(sizeof(float))
+                                               : 0;
 
   // Two buffers of Q where they fit, so that the next tile's Q need not wait for the last S of this
   // one.
@@ -88,7 +93,8 @@ struct ForwardTraits {
   using SmemLayoutVt =
       SmemTilesTransposed<Element, kTileN, kHeadDimV, kStages, kBoxV>;  // (DV, N, STAGE)
 
-  struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kBiasCols, kStages> {
+  struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kBiasCols, kStages>,
+                        KeyBiasBuffer<kKeyBias, kTileN, kStages> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;

@@ -66,7 +66,9 @@ struct MlaTraits {
   static constexpr int kCols = kHeadDimV + kHeadDim;
 
   static constexpr bool kBiasTiles = false;
+  static constexpr bool kBiasBesideK = false;
   static constexpr bool kFloatBias = false;
+  static constexpr bool kKeyBias = false;
   // Columns of a box of q and k, of qv and v, and of a part.
   static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);
   static constexpr int kBoxV = narrow_box_cols<kHalf>(Study::kSwizzle);
