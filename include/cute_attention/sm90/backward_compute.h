@@ -285,6 +285,7 @@ struct BackwardCompute : BackwardPointwise<Row> {
     Operand tdKrdS;    // (MMA, MMA_N, MMA_M / 16)
     auto const ring = queries_of(steps_before);
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
+    auto const key_bias = Pointwise::load_key_bias(work, ring.stage);
     start_scores(tSrS, ring);
     warpgroup_wait<1>();  // dK of the step before
     if (kOverlapsBlocks ? !first : steps_before > 0) {
@@ -297,7 +298,8 @@ struct BackwardCompute : BackwardPointwise<Row> {
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
     auto const lse = Pointwise::lse(ring.stage);  // (KEYS, QUERIES)
-    auto const terms = Pointwise::template begin<kGradQFirst>(work, ring.stage, tSrS, lse, tdVrP);
+    auto const terms =
+        Pointwise::template begin<kGradQFirst>(work, ring.stage, tSrS, lse, key_bias, tdVrP);
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
       start_grad_q(tdQrdQ);

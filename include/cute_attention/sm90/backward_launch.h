@@ -16,6 +16,7 @@
 #include "cute_attention/sm90/backward_without_sums.h"
 #include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/grad_bias_launch.h"
+#include "cute_attention/sm90/key_bias.h"
 
 namespace cute_attention::sm90 {
 
@@ -86,6 +87,8 @@ struct BackwardWithSums {
   using RowOfFloats = std::conditional_t<kHasFloatTiles, FloatBias<Row>, Row>;
   static constexpr int kBytesWithFloats =
       int(sizeof(typename BackwardTraits<RowOfFloats>::SharedMemory));
+  // Likewise of the one with numbers of keys.
+  using RowOfKeys = std::conditional_t<kHasKeyBias<Row>, KeyBias<Row>, Row>;
   using GradBias = GradBiasLaunch<Row>;
 
   // A WorkspaceFunction (kernel_library.h).
@@ -133,10 +136,12 @@ struct BackwardWithSums {
     arguments.sum_states = sum_states<Traits>(p, *context->device);
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
-    bool const floats = kHasFloatTiles && has_bias && p.bias.is_float && tma_describes_bias(p);
-    bool const bias_from_global = has_bias && !floats && !tma_loads_bias(p);
+    bool const of_keys = kHasKeyBias<Row> && is_key_bias(p, unpacked_queries());
+    bool const floats =
+        kHasFloatTiles && !of_keys && has_bias && p.bias.is_float && tma_describes_bias(p);
+    bool const bias_from_global = has_bias && !of_keys && !floats && !tma_loads_bias(p);
     if constexpr (Traits::kBiasTiles) {
-      if (error == cudaSuccess && has_bias && !bias_from_global) {
+      if (error == cudaSuccess && has_bias && !of_keys && !bias_from_global) {
         constexpr int kRows = Traits::kTileM;
         auto* const tiles = &arguments.bias;
         auto const packing = unpacked_queries();
@@ -154,6 +159,7 @@ struct BackwardWithSums {
     auto const device = context->device->ordinal;
     int const shared_bytes = floats ? kBytesWithFloats : kSharedMemoryBytes;
     error = at_once            ? allow_shared_memory<kWriter>(shared_bytes, device)
+            : of_keys          ? allow_shared_memory<kKeys>(shared_bytes, device)
             : floats           ? allow_shared_memory<kFloatTiles>(shared_bytes, device)
             : bias_from_global ? allow_shared_memory<kOtherBias>(shared_bytes, device)
                                : allow_shared_memory<kAdder>(shared_bytes, device);
@@ -178,6 +184,7 @@ struct BackwardWithSums {
       int32_t const most = Traits::kOneTile ? int32_t(kMaxTiles) : context->device->multiprocessors;
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, most);
       auto const kernel = at_once            ? kWriter
+                          : of_keys          ? kKeys
                           : floats           ? kFloatTiles
                           : bias_from_global ? kOtherBias
                                              : kAdder;
@@ -196,9 +203,10 @@ struct BackwardWithSums {
   }
 
  private:
-  // The kernel that adds dQ to sums, the same where the bias is in fp32 and where TMA cannot load
-  // it, and the one that writes dQ, of rows that have it.
+  // The kernel that adds dQ to sums, the same where the bias is of keys, where it is in fp32 and
+  // where TMA cannot load it, and the one that writes dQ, of rows that have it.
   static constexpr auto kAdder = &backward<Row, false>;
+  static constexpr auto kKeys = &backward<RowOfKeys, false>;
   static constexpr auto kFloatTiles = &backward<RowOfFloats, false>;
   static constexpr auto kOtherBias =
       &backward<std::conditional_t<Traits::kBiasTiles, BiasFromGlobal<Row>, Row>, false>;

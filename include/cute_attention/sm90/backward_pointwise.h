@@ -21,7 +21,9 @@ struct BackwardPointwise {
   using Element = typename Traits::Element;
   static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
   using Scores =
-      BackwardScores<kScoreMods, Traits::kBiasTiles ? score_mods::Bias : score_mods::None>;
+      BackwardScores<kScoreMods,
+                     Traits::kBiasTiles || Traits::kKeyBias ? score_mods::Bias : score_mods::None>;
+  using KeyBiasNumbers = std::conditional_t<Traits::kKeyBias, KeyBiasOfStep, NoKeyBias>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr bool kDrops = has_dropout(kScoreMods);
@@ -49,6 +51,16 @@ struct BackwardPointwise {
     return make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
   }
 
+  // Starts to load the numbers of a bias of keys, for begin().
+  CUTE_DEVICE KeyBiasNumbers load_key_bias(BackwardWork const& work, uint32_t stage_index) const {
+    if constexpr (Traits::kKeyBias) {
+      return KeyBiasOfStep::load<Element>(arguments.params, shared.stages[stage_index].data,
+                                          work.tile.n_block * kTileN, opaque(thread));
+    } else {
+      return {};
+    }
+  }
+
   // With kModifiesCopies begin() rounds P, and leaves in scores what dP + delta is multiplied with:
   // P times the derivative of a map, neither of them negative. Its sign says that its score is
   // dropped. It does so for these of a step's blocks of 16 queries, and finish() for the others. At
@@ -63,10 +75,11 @@ struct BackwardPointwise {
   //   kFewRegisters  whether the LSE is not loaded far ahead
   //   tSrS           (MMA, MMA_N, MMA_M)
   //   sLse           lse() of the step
+  //   key_bias       load_key_bias() of the step
   //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, with kModifiesCopies
   template <bool kFewRegisters, class Lse>
   CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS, Lse sLse,
-                         Operand& tdVrP) const {
+                         KeyBiasNumbers const& key_bias, Operand& tdVrP) const {
     using namespace cute;
     static_assert(!kFewRegisters || Scores::kMasksFirst,
                   "zero_after() needs P, not modified scores");
@@ -74,6 +87,8 @@ struct BackwardPointwise {
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
     if constexpr (Scores::kModifiesCopies) {
       // take_copies() does it.
+    } else if constexpr (Traits::kKeyBias) {
+      key_bias.add(bias_per_unit(arguments.params, work.sequence, arguments.params.scale), rS);
     } else if constexpr (Traits::kFloatBias) {
       await_float_bias(stage_index);
       CUTE_UNROLL

@@ -17,6 +17,7 @@
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/bias_tiles.h"
 #include "cute_attention/sm90/float_bias.h"
+#include "cute_attention/sm90/key_bias.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
 #include "cute_attention/study.h"
@@ -131,9 +132,10 @@ struct BackwardTraits {
   static_assert(kStages >= 2, "Q and dO of two steps");
 
   // A tile of the bias comes with Q of a step, and is released with it. Those of fp32 have buffers
-  // and barriers of their own.
+  // and barriers of their own. Numbers of keys are in registers.
   static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
   static constexpr bool kFloatBias = kColumnsOfNumber<Row> > 1;
+  static constexpr bool kKeyBias = sm90::kKeyBias<Row>;
   static_assert(!kFloatBias || kStages == 2, "a step of each two has the first stage");
 
   // dQ of a step is cut into one part for each warpgroup: 64 queries of some of the columns.

@@ -25,6 +25,7 @@ struct GradKvTraits {
   static constexpr bool kOneTile = sm90::kOneTile<Row>;
   static constexpr bool kBiasTiles = false;  // shared memory has no room for them
   static constexpr bool kFloatBias = false;
+  static constexpr bool kKeyBias = false;
   using Element = ElementOf<kKey.dtype>;
 
   // One warpgroup loads. Of the others, number kOfV computes dV and number kOfK computes dK.

@@ -1,6 +1,9 @@
 // sm90/key_bias.h: a bias (core/bias.h) with the same numbers for all queries, as a mask of keys
-// has: [batch, heads, 1, seqlen_k]. Beside K lies one number for each of its keys, in fp32,
-// whatever type and layout the bias has: the lanes of the load warp read and convert them.
+// has: [batch, heads, 1, seqlen_k]. It has one number for each key of a tile, and any type and
+// layout.
+//
+// In the forward they lie beside K, in fp32: the lanes of the load warp read and convert them. In
+// the backward, where a thread has the scores of two keys, it reads these two itself.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -12,8 +15,8 @@
 
 namespace cute_attention::sm90 {
 
-// A row whose kernel reads such a bias. Its shared memory has no tiles of the bias, so it has more
-// stages, and two buffers of Q.
+// A row whose kernel reads such a bias. Its shared memory has no tiles of the bias, so the forward
+// has more stages, and two buffers of Q.
 template <class Row>
 struct KeyBias : Row {
   static constexpr int kBytesOfStage =
@@ -23,9 +26,12 @@ struct KeyBias : Row {
   static constexpr int kRoom =
       (max_shared_memory(Row::kKey.arch) - 2 * kBytesOfQueries - kBytesOfBarriers) / kBytesOfStage;
   static constexpr int kMostStages = 4;
-  static constexpr KernelConfig kConfig = {Row::kConfig.tile_m, Row::kConfig.tile_n,
-                                           max_of(Row::kConfig.stages, min_of(kRoom, kMostStages)),
-                                           Row::kConfig.warps};
+  static constexpr KernelConfig kConfig =
+      Row::kKey.direction == Direction::Forward
+          ? KernelConfig{Row::kConfig.tile_m, Row::kConfig.tile_n,
+                         max_of(Row::kConfig.stages, min_of(kRoom, kMostStages)),
+                         Row::kConfig.warps}
+          : Row::kConfig;
 };
 
 // Whether the kernel of a row is that one, and whether a row has it. Those of every combination,
@@ -48,10 +54,23 @@ struct StudyOf<sm90::KeyBias<Row>> : StudyOf<Row> {};
 
 namespace cute_attention::sm90 {
 
-// Whether all rows of a tile of a call have the same bias.
-inline bool is_key_bias(ForwardParams const& params, QueryPacking const& packing) {
+// Whether all rows of a tile of a call have the same bias. `Params` is ForwardParams or
+// BackwardParams.
+template <class Params>
+bool is_key_bias(Params const& params, QueryPacking const& packing) {
   return (params.bias.row_stride == 0 || params.seqlen_q == 1) &&
          (params.bias.head_stride == 0 || packing.shift == 0);
+}
+
+// The number of a key; 0 for keys that the bias does not have.
+//   Element  of a bias that is not in fp32
+//   data     bias_of_head()
+template <class Element, class Params>
+CUTE_DEVICE float key_bias_number(Params const& params, void const* data, int32_t key) {
+  int64_t const index = int64_t(key) * params.bias.col_stride;
+  return key >= params.seqlen_k ? 0.f
+         : params.bias.is_float ? static_cast<float const*>(data)[index]
+                                : float(static_cast<Element const*>(data)[index]);
 }
 
 // The place of a key's number among those of a tile. A thread has the scores of two keys of each 8
@@ -83,18 +102,13 @@ struct KeyBiasNumbers {
   static constexpr int kCount = (kTileN + 31) / 32;
   float numbers[kCount];
 
-  // Starts to load them; 0 for keys that the bias does not have.
+  // Starts to load them.
   template <class Element>
   CUTE_DEVICE void load(ForwardParams const& params, int32_t batch, int32_t head, int32_t n_begin) {
     void const* const data = bias_of_head(params, batch, head);
     CUTE_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      int32_t const key = n_begin + i * 32 + lane_of_warp();
-      int64_t const index = int64_t(key) * params.bias.col_stride;
-      bool const inside = key < params.seqlen_k;
-      numbers[i] = !inside                ? 0.f
-                   : params.bias.is_float ? static_cast<float const*>(data)[index]
-                                          : float(static_cast<Element const*>(data)[index]);
+      numbers[i] = key_bias_number<Element>(params, data, n_begin + i * 32 + lane_of_warp());
     }
   }
 
@@ -134,5 +148,37 @@ CUTE_DEVICE void add_key_bias(float const* numbers, int thread, float per_unit, 
     }
   }
 }
+
+// The numbers of a thread's two keys in a step of the backward, whose scores are S^T.
+struct KeyBiasOfStep {
+  static constexpr int kKeys = 2;  // 8 apart
+  float numbers[kKeys];
+
+  // Starts to load them.
+  //   data    bias_of_head() of the step
+  //   thread  of those whose accumulators make up the tile's keys; opaque()
+  template <class Element>
+  CUTE_DEVICE static KeyBiasOfStep load(BackwardParams const& params, void const* data,
+                                        int32_t n_begin, int thread) {
+    int32_t const key = n_begin + thread / 32 * 16 + thread % 32 / 4;
+    return {{key_bias_number<Element>(params, data, key),
+             key_bias_number<Element>(params, data, key + 8)}};
+  }
+
+  // Adds them to scores (KEYS, QUERIES).
+  template <class Scores>
+  CUTE_DEVICE void add(float per_unit, Scores&& scores) const {
+    CUTE_STATIC_ASSERT_V(cute::size<0>(scores) == cute::Int<kKeys>{});
+    CUTE_UNROLL
+    for (int query = 0; query < cute::size<1>(scores); ++query) {
+      CUTE_UNROLL
+      for (int key = 0; key < kKeys; ++key) {
+        scores(key, query) = fmaf(numbers[key], per_unit, scores(key, query));
+      }
+    }
+  }
+};
+// Of a kernel that has none.
+struct NoKeyBias {};
 
 }  // namespace cute_attention::sm90
