@@ -198,7 +198,7 @@ template <class Row>
 void test_key_bias() {
   using Traits = sm90::ForwardTraits<sm90::KeyBias<Row>>;
   using Place = sm90::KeyBiasPlace;
-  static_assert(Traits::kTileN == Row::kConfig.tile_n && Traits::kStagesQ == 2);
+  static_assert(Traits::kTileN == Row::kConfig.tile_n && Traits::kStages >= Row::kConfig.stages);
   alignas(16) float numbers[Traits::kTileN];
   std::set<int> places;
   for (int key = 0; key < Traits::kTileN; ++key) {
