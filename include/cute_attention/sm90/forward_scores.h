@@ -8,6 +8,7 @@
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/score_mod.h"
 #include "cute_attention/core/straight_softmax.h"
+#include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/forward_store.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
@@ -43,8 +44,11 @@ struct ForwardScores {
       kStraight && !Traits::kBiasBesideK && Modifiers::kHasMap != Modifiers::kHasTerm;
   using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
   using Rows = typename Softmax::Rows;
-  // How many scores share a quotient (softcap.h): fewer where the output leaves few registers.
-  static constexpr int kMapGroup = Traits::kHeadDimV > 128 || Traits::kTileM > 128 ? 1 : 4;
+  // How many scores share a quotient (softcap.h): fewer where the output, or the addresses of a
+  // cache, leave few registers.
+  static constexpr int kMapGroup = Traits::kHeadDimV > 128 || Traits::kTileM > 128 ? 1
+                                   : kReadsCache<Row>                              ? 2
+                                                                                   : 4;
 
   ForwardArguments const& arguments;
   int const warpgroup;  // of the consumers
