@@ -257,7 +257,8 @@ def test_which_kernel_has_a_number_for_each_key(
     row: rows.TableRow, numbers: torch.dtype, kept: str, layout: Callable[[Tensor], Tensor]
 ) -> None:
     """Of sm90, rows with a bias alone, backward up to head dim 128: where all queries share it.
-    Heads that share a tile of the forward must share it too."""
+    Heads that share a tile of the forward must share it too. Of 16 bits, where TMA loads the
+    bias, tiles are faster but in the forward of head dim 64."""
     for queries, heads in ((130, 2), (1, 8)):
         tensors = inputs_of(row, 2, (queries, 300), (heads, 2))
         bias = layout(bias_of((2, queries, 300, heads, 2), kept, numbers))
@@ -268,6 +269,8 @@ def test_which_kernel_has_a_number_for_each_key(
         is_forward = row.direction == "forward"
         has_it = len(row.score_mods) == 1 and (is_forward or row.head_dim <= 128)
         is_shared = ("h" not in kept or not is_forward) if queries == 1 else "q" not in kept
-        expected = row.arch == "sm90" and has_it and is_shared
+        in_tiles = numbers != torch.float32 and layout is aligned and "k" in kept
+        is_faster = not in_tiles or (is_forward and row.head_dim == 64)
+        expected = row.arch == "sm90" and has_it and is_shared and is_faster
         assert names and any("KeyBias" in name for name in names) == expected
         assert_exact(row, tensors, bias, {})

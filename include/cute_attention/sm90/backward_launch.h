@@ -136,7 +136,7 @@ struct BackwardWithSums {
     arguments.sum_states = sum_states<Traits>(p, *context->device);
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
-    bool const of_keys = kHasKeyBias<Row> && is_key_bias(p, unpacked_queries());
+    bool const of_keys = takes_key_bias<Row>(p, unpacked_queries());
     bool const floats =
         kHasFloatTiles && !of_keys && has_bias && p.bias.is_float && tma_describes_bias(p);
     bool const bias_from_global = has_bias && !of_keys && !floats && !tma_loads_bias(p);

@@ -49,7 +49,7 @@ struct ForwardLaunch {
       auto const& call = *static_cast<ForwardParams const*>(params);
       if (call_has<Row::kKey.score_mods, score_mods::Bias>(call)) {
         if constexpr (kHasKeyBias<Row>) {
-          if (is_key_bias(call, packing_of(call))) {
+          if (takes_key_bias<Row>(call, packing_of(call))) {
             return ForwardLaunch<KeyBias<Row>>::launch(params, context);
           }
         }
