@@ -136,6 +136,8 @@ def sink_of(call: Drawn, device: str) -> Tensor:
     sink = torch.randn(call.heads, device=device) * 3
     if call.sink != "normal":
         sink[:: 2 if call.sink == "some" else 1] = -torch.inf
+    if call.sink == "some":
+        sink[1::4] = torch.inf
     return sink
 
 

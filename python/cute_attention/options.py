@@ -29,7 +29,8 @@ class Options(TypedDict, total=False):
             seqlen_q - j)` to the scores. They have no gradient and may require none.
         bias: added to the scores; broadcastable to `[batch, heads, seqlen_q, seqlen_k]`, of q's
             dtype or float32.
-        sink: float32 `[heads]`: a logit that joins the denominator of the softmax only.
+        sink: float32 `[heads]`: a logit that joins the denominator of the softmax only. One of +inf
+            has all the weight: the head's output is 0 and its LSE +inf.
         dropout_p: share of the probabilities to drop, rounded to 256ths, the others scaled up; 0
             draws nothing.
         dropout_seed: an int, or an int64 tensor of one element on q's device: the same seed drops

@@ -195,7 +195,9 @@ def exact(
         found[1]["dbias"] = (many["all"] * added2).sqrt() + found[0]["dbias"].abs()
         units["dbias"] = eps
     if sink is not None:
-        share = (sink.double()[:, None] - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
+        logits = sink.double()[:, None]
+        share = (logits - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
+        share = share.masked_fill(logits == torch.inf, 1.0)  # it has all the weight
         found[0]["dsink"] = -(share * delta[..., 0]).sum((0, 2))
         dsink2 = (share * delta_size[..., 0]).square().sum((0, 2))
         found[1]["dsink"] = (many["all"] * dsink2).sqrt()

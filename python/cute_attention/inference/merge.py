@@ -20,7 +20,8 @@ def merge_attention(
     With `w_p = exp(lse_p - lse)`, where `lse = log(sum over parts of exp(lse_p))`, the output is
     the sum of `w_p * out_p`. Differentiable in all outs and lses. A part that sees no key in a row
     has an LSE of -inf there; its output in that row is not read and may be anything. A row that no
-    part sees has output 0, LSE -inf and gradients 0. A sink belongs to one part only.
+    part sees has output 0, LSE -inf and gradients 0. A sink belongs to one part only. A part whose
+    LSE is +inf, as that of a sink of +inf is, has all the weight; several share it equally.
 
     Args:
         outs: of each part `[batch, seqlen_q, heads, head_dim_v]`, packed `[total_q, heads,
@@ -55,15 +56,17 @@ def merge_attention(
     for log in logs[1:]:
         peak = torch.maximum(peak, log.detach())
     peak = peak.masked_fill(peak == -torch.inf, 0.0)
-    empty = [log == -torch.inf for log in logs]
-    # In an empty row neither the value nor the gradient may come from exp(-inf).
+    infinite = peak == torch.inf
+    # In an empty row neither the value nor the gradient may come from exp(-inf), and where a part
+    # has all the weight none from exp(inf - inf).
+    empty = [(log == -torch.inf) | (infinite & (log != torch.inf)) for log in logs]
     weights = [
-        torch.exp(log.masked_fill(none, 0.0) - peak.masked_fill(none, 0.0)).masked_fill(none, 0.0)
+        torch.exp(
+            log.masked_fill(none | infinite, 0.0) - peak.masked_fill(none | infinite, 0.0)
+        ).masked_fill(none, 0.0)
         for log, none in zip(logs, empty, strict=True)
     ]
-    total = weights[0]
-    for weight in weights[1:]:
-        total = total + weight
+    total = sum(weights[1:], weights[0])
     blind = total == 0
     total = total.masked_fill(blind, 1.0)
     out: Tensor | None = None
@@ -72,7 +75,11 @@ def merge_attention(
         term = _beside(weight / total) * values
         out = term if out is None else out + term
     assert out is not None
-    return out.to(outs[0].dtype), (peak + total.log()).masked_fill(blind, -torch.inf)
+    lse = (peak + total.log()).masked_fill(blind, -torch.inf)
+    if any(log.requires_grad for log in logs):  # nothing above passes on the gradient of +inf
+        shares = [torch.where(log == torch.inf, log / total.detach(), 0.0) for log in logs]
+        lse = torch.where(infinite, sum(shares[1:], shares[0]), lse)
+    return out.to(outs[0].dtype), lse
 
 
 def _beside(rows: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch import Tensor
 from ..arguments import OPTIONAL_GRADIENTS, Arguments
 from .dropout import drop_count, keep_scale
 from .formula import compute_dtype, narrow_bias
+from .online import log_sum, with_sink
 from .tiles import Sequences, Tiles, batch_of_tile, bias_tile, exp_, pack, split_bias_heads, unpack
 
 
@@ -197,9 +198,7 @@ def _forward_piece(sequences: Sequences, out: Tensor, lse: Tensor, sink: Tensor 
     peak = q.new_full((*q.shape[:2], 1), torch.finfo(q.dtype).min)
     total = torch.zeros_like(peak)
     if sink is not None:
-        logits = _sink_rows(sequences, sink)
-        peak = torch.maximum(peak, logits)
-        total = torch.exp(logits - peak)
+        peak, total = with_sink(peak, _sink_rows(sequences, sink))
     buffer = sequences.buffer()
     outs = torch.unflatten(out, 2, (heads_kv, group))
     for i0, i1 in sequences.tiles.row_blocks():
@@ -220,7 +219,7 @@ def _forward_piece(sequences: Sequences, out: Tensor, lse: Tensor, sink: Tensor 
         if sequences.dropout_seed is not None:
             acc.mul_(keep_scale(sequences.dropout_p))
         outs[:, i0:i1].copy_(unpack(acc, sequences.batch, group))
-    log_total = unpack(peak + total.log(), sequences.batch, group).flatten(2)
+    log_total = unpack(log_sum(peak, total), sequences.batch, group).flatten(2)
     lse.copy_(log_total.transpose(1, 2))
 
 
@@ -267,7 +266,8 @@ def _saved(
 
 def _sink_grad(sequences: Sequences, saved: _Saved, sink: Tensor) -> Tensor:
     """Minus the gradient of `sink`, `[heads]`."""
-    share = torch.exp(_sink_rows(sequences, sink) - saved.lse).mul_(saved.delta)
+    logits = _sink_rows(sequences, sink)
+    share = torch.exp(logits - saved.lse).masked_fill_(logits == torch.inf, 1.0).mul_(saved.delta)
     return unpack(share, sequences.batch, sequences.group).sum((0, 1)).flatten()
 
 

@@ -56,7 +56,8 @@ def attention_reference(
                                                                          1 1 1
 
     A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients
-    0. Keys that no query sees, and queries that see no key, are not read: NaN there stays there.
+    0. Beside a sink of +inf keys weigh nothing: output 0, LSE +inf, and of all gradients only that
+    of the LSE, which is the sink's. Keys that no query sees, and queries that see no key, are not read: NaN there stays there.
     Scores and softmax are float32, or float64 where q is. Differentiable in q, k, v, bias and sink,
     through the output and the LSE, to any order.
 
@@ -264,17 +265,20 @@ def _dense(
         scores = scores + bias.to(dtype)
     scores = scores.masked_fill(~sees, -torch.inf)
 
-    # The sink is one more column of the softmax; -inf where there is none.
+    # The sink is one more column of the softmax; -inf where there is none. Of +inf it has all the
+    # weight: exp(inf - inf) would be NaN.
     logit = scores.new_full((heads,), -torch.inf) if sink is None else sink.to(dtype)
     column = logit[:, None, None].expand(batch, heads, seqlen_q, 1)
-    scores = torch.cat([scores, column], dim=-1)
+    whole = column == torch.inf
+    scores = torch.cat([scores.masked_fill(whole, -torch.inf), column.masked_fill(whole, 0.0)], -1)
     peak = scores.detach().amax(-1, keepdim=True)
     peak = peak.masked_fill(peak == -torch.inf, 0.0)
     weights = torch.exp(scores - peak)
     total = weights.sum(-1, keepdim=True)
     empty = total == 0
     total = total.masked_fill(empty, 1.0)
-    lse = (total.log() + peak).masked_fill(empty, -torch.inf).squeeze(-1)
+    lse = (total.log() + peak).masked_fill(empty, -torch.inf)
+    lse = torch.where(whole, column, lse).squeeze(-1)
 
     probabilities = weights[..., :-1] / total
     if seed is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..arguments import Arguments
 from .formula import compute_dtype
+from .online import log_sum, with_sink
 from .tiles import exp_
 
 BLOCK = 256
@@ -82,9 +83,7 @@ def _attend(
     peak = query.new_full((*query.shape[:2], 1), torch.finfo(query.dtype).min)
     total = torch.zeros_like(peak)
     if call.sink is not None:
-        logits = call.sink.to(query.dtype).reshape(peak.shape)
-        peak = torch.maximum(peak, logits)
-        total = torch.exp(logits - peak)
+        peak, total = with_sink(peak, call.sink.to(query.dtype).reshape(peak.shape))
     acc = query.new_zeros(*query.shape[:2], values.shape[-1])
     first, last = sees
     for number in range(first // BLOCK, -(-last // BLOCK) if first < last else 0):
@@ -106,4 +105,4 @@ def _attend(
         acc = acc * shrink + torch.bmm(weights, visible)
         peak = highest
     out = acc / total.masked_fill(total == 0, 1.0)
-    return out, peak + total.log()
+    return out, log_sum(peak, total)
