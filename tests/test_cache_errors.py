@@ -146,6 +146,23 @@ def test_what_the_reference_reads(
     assert torch.equal(given["k_cache"], saved)
 
 
+GRADIENTS = {
+    "q": {}, "k_cache": {}, "v_cache": {}, "k": {"v": NEW, "cache_seqlens": ints(3, 9)},
+    "v": {"k": NEW, "cache_seqlens": ints(3, 9)}, "sink": {"sink": torch.ones(HEADS)},
+    "qv": {"qv": torch.ones(BATCH, 1, HEADS, DIM)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", GRADIENTS)
+def test_no_tensor_waits_for_a_gradient_in_vain(label: str) -> None:
+    given = right(**{label: NEW, **GRADIENTS[label]} if label in "kv" else GRADIENTS[label])
+    given[label] = given[label].clone().requires_grad_()
+    words = f"{label} requires a gradient, expected none, since a cache has none"
+    assert_says(ValueError, words, "attention_with_cache", lambda: attention_with_cache(**given))
+    with torch.no_grad():
+        attention_with_cache(**given)
+
+
 def test_a_device_is_named() -> None:
     """Each tensor is on q's device."""
     names = ("k_cache", "v_cache", "cache_seqlens", "block_table", "leftpad", "sink")

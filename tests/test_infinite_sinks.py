@@ -162,7 +162,9 @@ def test_kernels_of_packed_sequences(row: Any) -> None:
     options = options_for(row, {"backend": backend_of(row), "causal": True}, HEADS)
     queries, keys, padding = [130, 5, 64], [20, 0, 64], 40
     where = DTYPES[row.dtype], row.head_dim, row.head_dim_v, "cuda"
-    q, k, v = (t[0].detach() for t in inputs(sum(queries) + padding, sum(keys) + padding, where)[:3])
+    q, k, v = (
+        t[0].detach() for t in inputs(sum(queries) + padding, sum(keys) + padding, where)[:3]
+    )
     leaves = [t.requires_grad_() for t in (q, k, v)]
     leaves.append(torch.tensor(SINKS, device="cuda").requires_grad_())
     ends = offsets(queries), offsets(keys)

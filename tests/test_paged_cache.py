@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -167,11 +168,25 @@ def test_errors() -> None:
         cache.append([one], [1, 2])
     with pytest.raises(ValueError, match="width is 1, expected at least 2"):
         cache.append([one], 1, width=1)
+    with pytest.raises(ValueError, match=r"width is 4\.0, expected an int >= 0"):
+        cache.append([one], 1, width=4.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"PagedCache.append: sequences is an int, expected a list"):
+        cache.append(one, 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"PagedCache.append: tokens is a float, expected a list"):
+        cache.append([one], 1.5)  # type: ignore[arg-type]
     assert cache.length(one) == 5
     cache.free(one)
     for method in (cache.free, cache.fork, cache.length, cache.pages):
         with pytest.raises(KeyError, match="there is no sequence 0, expected one that allocate"):
             method(one)
+
+
+def test_numbers_of_numpy() -> None:
+    cache = PagedCache(9, **SIZES)
+    one, other = cache.allocate(), cache.allocate()
+    cache.append(iter([one, other]), np.int64(3), width=np.int32(2))  # type: ignore[arg-type]
+    cache.append(np.array([one, other]), np.array([1, 2]))  # type: ignore[arg-type]
+    assert (cache.length(one), cache.length(other)) == (4, 5)
 
 
 def test_attention_to_a_shared_prefix() -> None:

@@ -67,8 +67,10 @@ def attention(
                                                                          1 1 1
 
     A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients
-    0. Zero heads are legal. The full formula is in `cute_attention.attention_reference`. Second
-    derivatives are not implemented. Under `torch.autocast` q, k, v and bias are cast as
+    0. What a mask hides in a sequence has to be finite, and then changes nothing: kernels multiply
+    it by an exact 0, so NaN there may reach other rows of the sequence, but of no other one. Zero
+    heads are legal. The full formula is in `cute_attention.attention_reference`. Second derivatives
+    are not implemented. Under `torch.autocast` q, k, v and bias are cast as
     `torch.nn.functional.scaled_dot_product_attention` casts them. A number may be a NumPy scalar,
     or a symbolic number, as under `torch.export`.
 

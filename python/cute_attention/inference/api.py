@@ -73,9 +73,12 @@ def attention_with_cache(
         1 1 1 1 1
 
     The cache is contiguous, with room for as many tokens in each row, or of pages. What lies in it
-    beyond the tokens of a sequence is not read, and may be anything, NaN included. Nothing is read
-    on the host but where the reference backend runs, so a CUDA graph that a kernel serves can be
-    replayed with other lengths. There is no gradient.
+    beyond the tokens of a sequence is not read, and may be anything, NaN included; so may pages in
+    which a window or a chunk shows the queries no key, and table entries for them. The sequence's
+    own tokens have to be finite, also where a mask hides them. Nothing is read on the host but
+    where the reference backend runs, so a CUDA graph that a kernel serves can be replayed with
+    other lengths. Where two sequences append to one place, either one's token is there afterwards.
+    There is no gradient.
 
     Lengths and tables are checked where they are read: by the reference backend on every device. A
     kernel cannot raise: new tokens for which there is no room, or no page, are not written, and

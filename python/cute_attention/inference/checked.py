@@ -105,11 +105,13 @@ def _check_tensors(q: Tensor, k_cache: Tensor, v_cache: Tensor, given: dict[str,
                 f"{_PACKED if rank == 3 else _DENSE}"
             )
         checks.on_device(NAME, label, tensor, q.device)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{NAME}: {label} requires a gradient, expected none, since a cache has none (call "
-                "it under torch.no_grad() or torch.inference_mode())"
-            )
+    if torch.is_grad_enabled():
+        for label, value in {"q": q, "k_cache": k_cache, "v_cache": v_cache, **given}.items():
+            if getattr(value, "requires_grad", False):
+                raise ValueError(
+                    f"{NAME}: {label} requires a gradient, expected none, since a cache has none "
+                    "(call it under torch.no_grad() or torch.inference_mode())"
+                )
     heads, head_dim = q.shape[-2:]
     heads_kv = k_cache.shape[2]
     if k_cache.shape[3] != head_dim:

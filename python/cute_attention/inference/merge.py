@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def merge_attention(
         >>> torch.allclose(out, attention(q, k, v), atol=1e-6)
         True
     """
-    outs, lses = list(outs), list(lses)
+    outs, lses = _parts("outs", outs), _parts("lses", lses)
     _check(outs, lses)
     dtype = torch.promote_types(torch.promote_types(lses[0].dtype, outs[0].dtype), torch.float32)
     logs = [lse.to(dtype) for lse in lses]
@@ -85,6 +85,14 @@ def merge_attention(
 def _beside(rows: Tensor) -> Tensor:
     """`[..., heads, seqlen]` as `[..., seqlen, heads, 1]`."""
     return rows.transpose(-1, -2)[..., None]
+
+
+def _parts(label: str, values: object) -> list[Tensor]:
+    if not isinstance(values, Iterable):
+        raise TypeError(
+            f"{_NAME}: {label} is {type_name(values)}, expected a list of tensors, or one tensor"
+        )
+    return list(values)
 
 
 def _check(outs: list[Tensor], lses: list[Tensor]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..checks import plain, type_name
 from ..errors import OutOfPagesError
 
 UNUSED = -1  # in a block table: no page
@@ -151,11 +152,13 @@ class PagedCache:
             KeyError: there is no such sequence.
             ValueError: a sequence comes twice, a number is negative, or `width` is too small.
         """
+        sequences = _listed("sequences", sequences)
         found = [self._of("append", sequence) for sequence in sequences]
-        counts = [tokens] * len(found) if isinstance(tokens, int) else list(tokens)
+        tokens = plain(tokens)
+        counts = [tokens] * len(found) if isinstance(tokens, int) else _listed("tokens", tokens)
         if len(set(sequences)) != len(found):
             raise ValueError(
-                f"PagedCache.append: sequences is {list(sequences)}, expected each sequence once"
+                f"PagedCache.append: sequences is {sequences}, expected each sequence once"
             )
         if len(counts) != len(found):
             raise ValueError(
@@ -164,6 +167,9 @@ class PagedCache:
             )
         for count in counts:
             _check_count("PagedCache.append", "tokens", count, least=0)
+        if width is not None:
+            width = plain(width)
+            _check_count("PagedCache.append", "width", width, least=0)
         before = [each.length for each in found]
         after = [length + count for length, count in zip(before, counts, strict=True)]
         longest = max((-(-length // self.page_size) for length in after), default=0)
@@ -235,6 +241,16 @@ class PagedCache:
                 "allocate or fork returned and that was not freed"
             )
         return self._sequences[sequence]
+
+
+def _listed(label: str, values: Any) -> list[Any]:
+    """A list of Python numbers where NumPy's or an array of them are given."""
+    try:
+        return [plain(value) for value in values]
+    except TypeError:
+        raise TypeError(
+            f"PagedCache.append: {label} is {type_name(values)}, expected a list of ints"
+        ) from None
 
 
 def _check_count(name: str, label: str, value: object, least: int) -> None:

@@ -3,7 +3,8 @@
 Forward is the online softmax over blocks of keys; backward recomputes each tile's probabilities
 from the LSE. Both are plain functions over tensors, with no autograd inside, on any device. Tiles
 that the mask hides are skipped, and what no tile covers (keys that no query sees, packed rows
-outside every sequence) is not read. Results are bitwise repeatable.
+outside every sequence) is not read. Kernels promise less: "NaN and infinities" in docs/design.md.
+Results are bitwise repeatable.
 
 P comes from the LSE, and an LSE of 40 is known to 2e-6 in float32: that much of every P.
 A dense call never waits for the device, so a CUDA graph can capture it. A varlen call reads

@@ -57,7 +57,10 @@ def attention_reference(
 
     A row that sees no key has output 0, an LSE of -inf (of `sink` where there is one) and gradients
     0. Beside a sink of +inf keys weigh nothing: output 0, LSE +inf, and of all gradients only that
-    of the LSE, which is the sink's. Keys that no query sees, and queries that see no key, are not read: NaN there stays there.
+    of the LSE, which is the sink's. Keys that no query sees, and queries that see no key, are not
+    read here. Kernels may multiply them by an exact 0, so that NaN there may reach other rows of
+    the sequence: "NaN and infinities" in docs/design.md says what every backend promises.
+
     Scores and softmax are float32, or float64 where q is. Differentiable in q, k, v, bias and sink,
     through the output and the LSE, to any order.
 
