@@ -65,6 +65,43 @@ def test_errors_of_copies_of_a_head_add_up() -> None:
         assert others[name].mean() < 0.7 * copies[name].mean()
 
 
+def test_errors_of_copies_of_a_query_add_up() -> None:
+    """64 equal queries of two heads whose gradients cancel, as they nearly do in some columns of a
+    sum over heads: what is left of dK and dV is the rounding of P and dS, 64 times the same."""
+    torch.manual_seed(0)
+    k, v = (torch.randn(1, 40, 1, 16).bfloat16() for _ in range(2))
+    q, grad = (torch.randn(1, 1, 2, 16).expand(1, 64, 2, 16).bfloat16() for _ in range(2))
+    q[:, :, 1] = q[:, :, 0] + 0.01 * torch.randn(16).bfloat16()
+    grad[:, :, 1] = -grad[:, :, 0]
+    right = exact(q, k, v, grad)
+    wide_q, wide_k, wide_v, wide_grad = (t.double().transpose(1, 2) for t in (q, k, v, grad))
+    p = (wide_q @ wide_k.mT / 4).softmax(-1)
+    out = (p.bfloat16().double() @ wide_v).bfloat16().double()
+    delta = (wide_grad * out).sum(-1, keepdim=True)
+    ds = (p * (wide_grad @ wide_v.mT - delta)).bfloat16().double()
+    found = {"dv": p.bfloat16().double().mT @ wide_grad, "dk": ds.mT @ wide_q / 4}
+    for name, value in found.items():
+        sums = value.sum(1)[:, :, None].bfloat16()
+        judge(name, sums, right.values[name], right.sizes[name], right.eps[name])
+        with pytest.raises(Wrong, match=name):  # without that a query comes more than once
+            judge(name, sums, right.values[name], right.sizes[name] / 8, right.eps[name])
+
+
+def test_copies_of_a_key_share_the_error_of_the_derivative_of_softcap() -> None:
+    """Where the cap is reached, 1 - tanh^2 is a few ulps of 1 or 0: of the LSE's gradient, which all
+    keys share, nothing may be left. A gradient of ten times as much may not be missing."""
+    q, k, v, grad = (torch.ones(1, n, 1, 16).bfloat16() for n in (4, 200, 200, 4))
+    zero, grad_lse = 0 * grad, torch.ones(1, 1, 4)
+    for scale, is_noticed in ((0.5, False), (0.3, True)):  # tanh of 8 and of 4.8
+        right = exact(q, k, v, zero, softcap=1.0, scale=scale, grad_lse=grad_lse)
+        args = (0 * q, right.values["dq"], right.sizes["dq"], right.eps["dq"])
+        if not is_noticed:
+            judge("dq", *args)
+            continue
+        with pytest.raises(Wrong, match="dq"):
+            judge("dq", *args)
+
+
 def test_a_probability_that_is_flushed_may_be_missing_in_a_gradient() -> None:
     """And one that is not may not."""
     torch.manual_seed(0)

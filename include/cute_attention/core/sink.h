@@ -7,6 +7,8 @@
 // of it: they only read the LSE. With delta as backward_prepare.h writes it,
 //
 //   dsink = keep_scale() * sum over the rows i of its head of exp(sink - LSE(i)) * delta(i)
+//
+// A sink of +infinity has all the weight: output 0, LSE +infinity, and every share is 1.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -104,6 +106,7 @@ CUTE_DEVICE void write_sink_gradient(BackwardParams const& params, int32_t head,
   int const thread = int(threadIdx.x);
   bool const packed = params.cu_seqlens_q != nullptr;
   float const sink_log2 = params.sink[head] * float(M_LOG2E);
+  bool const whole = sink_log2 == INFINITY;  // all shares are 1: exp2(inf - inf) would be NaN
   int64_t const rows_of_a_head = packed ? params.total_q : params.seqlen_q;
   float const* const delta = params.delta + head * rows_of_a_head;
   float const* const lse_log2 = delta + lse_size(params);
@@ -125,7 +128,7 @@ CUTE_DEVICE void write_sink_gradient(BackwardParams const& params, int32_t head,
     }
     CUTE_UNROLL
     for (int i = 0; i < kAhead; ++i) {
-      sum += exp2f(sink_log2 - lses[i]) * deltas[i];
+      sum += (whole ? 1.f : exp2f(sink_log2 - lses[i])) * deltas[i];
     }
   }
   CUTE_UNROLL

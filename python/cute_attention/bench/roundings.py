@@ -155,16 +155,15 @@ def exact(
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
     p2 = ((p * factor + floor) * counts * kept).square()
-    # Errors of different heads and sequences are independent: their squares add up. Copies have the
-    # same errors, which add up themselves.
-    many = {"group": 1, "all": 1}
+    # Errors of different heads, sequences and queries are independent: their squares add up. Copies
+    # have the same errors, which add up themselves.
+    many = {"rows": 1, "group": 1, "all": 1}
     if q.numel() and k.numel():
+        many["rows"] = q.shape[2] if alike(2, q, grad_out) else 1
         many["group"] = group if alike(1, q, grad_out) else 1
         many["all"] = heads if alike(1, q, k, v, grad_out) else many["group"]
         many["all"] *= q.shape[0] if alike(0, q, k, v, grad_out) else 1
-    # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1.
-    ds_size = ds.abs() * factor + unbent.abs() * (SCORE_ULPS * eps32 / eps if softcap else 0.0)
-    ds2 = ((ds_size + floor * slope.clamp_min(1.0)) * counts).square()
+    of_group = many["rows"] * many["group"]
     # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
     terms = scale * (q.square() @ k.square().mT).sqrt()
     lse_size = lse.abs().clamp_min(1.0) + (p * (bend * terms + biases.abs())).nan_to_num(0.0).sum(
@@ -175,16 +174,22 @@ def exact(
     out_size = (p2 @ v.square()).sqrt() + largest * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
     slipped = p * bend  # the factor by which an error of delta goes into dS
+    # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1. What is rounded is dS
+    # with the error of delta: it is not small where dP and delta cancel.
+    bend_error = SCORE_ULPS * eps32 / eps if softcap else 0.0
+    ds_size = ds.abs() * factor + unbent.abs() * bend_error + eps * slipped * delta_size
+    ds2 = ((ds_size + floor * slope.clamp_min(1.0)) * counts).square()
     dq_size = scale * (ds2 @ k.square()).sqrt() + dq.abs()
-    dq_size = dq_size + scale * delta_size * (slipped @ k).abs()
+    # One error that all keys of a row have: that of delta, and, of copies of a key, of 1 - tanh^2.
+    dq_size += scale * (delta_size * (slipped @ k).abs() + bend_error * (unbent @ k).abs())
     dk2 = scale**2 * (ds2 + (slipped * delta_size).square()).mT @ q.square()
     dv2 = p2.mT @ grad_out.square()
     sizes = (
         turned(out_size),
         lse_size,
         turned(dq_size),
-        (many["group"] * grouped(dk2)).sqrt() + values[3].abs(),
-        (many["group"] * grouped(dv2)).sqrt() + values[4].abs(),
+        (of_group * grouped(dk2)).sqrt() + values[3].abs(),
+        (of_group * grouped(dv2)).sqrt() + values[4].abs(),
     )
     units = {name: eps32 if name == "lse" else eps for name in NAMES}
     found = dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units
@@ -192,7 +197,8 @@ def exact(
         lost = unbent.abs() * (FLUSHED / p).clamp_max(1.0) / eps
         added2 = (unbent.abs() * factor + p * delta_size + lost).square().sum_to_size(bias.shape)
         found[0]["dbias"] = unbent.sum_to_size(bias.shape)
-        found[1]["dbias"] = (many["all"] * added2).sqrt() + found[0]["dbias"].abs()
+        rows = many["rows"] if bias.shape[-2:-1] in ((), (1,)) else 1
+        found[1]["dbias"] = (rows * many["all"] * added2).sqrt() + found[0]["dbias"].abs()
         units["dbias"] = eps
     if sink is not None:
         logits = sink.double()[:, None]
@@ -200,6 +206,6 @@ def exact(
         share = share.masked_fill(logits == torch.inf, 1.0)  # it has all the weight
         found[0]["dsink"] = -(share * delta[..., 0]).sum((0, 2))
         dsink2 = (share * delta_size[..., 0]).square().sum((0, 2))
-        found[1]["dsink"] = (many["all"] * dsink2).sqrt()
+        found[1]["dsink"] = (many["rows"] * many["all"] * dsink2).sqrt()
         units["dsink"] = eps
     return Exact(*found)
