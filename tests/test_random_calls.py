@@ -88,8 +88,8 @@ def test_errors_of_copies_of_a_query_add_up() -> None:
 
 
 def test_copies_of_a_key_share_the_error_of_the_derivative_of_softcap() -> None:
-    """Where the cap is reached, 1 - tanh^2 is a few ulps of 1 or 0: of the LSE's gradient, which all
-    keys share, nothing may be left. A gradient of ten times as much may not be missing."""
+    """Where the cap is reached, 1 - tanh^2 is a few ulps of 1 or 0: of the LSE's gradient, which
+    all keys share, nothing may be left. A gradient of ten times as much may not be missing."""
     q, k, v, grad = (torch.ones(1, n, 1, 16).bfloat16() for n in (4, 200, 200, 4))
     zero, grad_lse = 0 * grad, torch.ones(1, 1, 4)
     for scale, is_noticed in ((0.5, False), (0.3, True)):  # tanh of 8 and of 4.8
