@@ -90,7 +90,9 @@ def make(call: Drawn, device: str) -> Made:
     if unread is not None:
         finite = [t.nan_to_num(0, 0, 0) for t in tensors]
         # An infinite bias stays where the poison is -inf: what is hidden adds nothing.
-        given = {n: t.nan_to_num(0, 0, -torch.inf) for n, t in learnt.items()}
+        given = dict(learnt)
+        if "bias" in given:
+            given["bias"] = given["bias"].nan_to_num(0, 0, -torch.inf)
         clean = Clean(finite, given, grad_lse)
         if not call.sink:  # the gradient of a blind row's LSE is that of its sink
             rows = unread[0] if packed else unread[0][:, None]
