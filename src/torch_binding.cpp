@@ -233,8 +233,9 @@ void forward(StableIValue* values, uint64_t /* arguments */, uint64_t /* results
   }
 }
 
-// The number of 32-bit elements that has room for `count` and ends at a multiple of 16 bytes.
-int64_t whole_vectors(int64_t count) { return (count + 3) / 4 * 4; }
+// The number of 32-bit elements that has room for `count` and ends at a multiple of 128 bytes. Sums
+// that begin elsewhere are right, but each addition of 128 bytes then touches five sectors of L2.
+int64_t whole_lines(int64_t count) { return (count + 31) / 32 * 32; }
 
 // Launches the backward pass. The workspaces lie in one tensor, since each allocation takes a
 // microsecond; it lives until the stream is done with it.
@@ -244,10 +245,10 @@ void launch_backward(Inputs const& in, BackwardParams& params, bool deterministi
   int32_t error =
       cute_attention_backward_workspace(&params, in.kernel_dtype(), arch, device, &sizes);
   STD_TORCH_CHECK(error == 0, cute_attention_last_error());
-  int64_t const sum = whole_vectors(sizes.delta);  // where grad_q_sum begins
-  int64_t const parts = sum + whole_vectors(sizes.grad_q_sum);
-  int64_t const bias_parts = parts + whole_vectors(sizes.grad_kv_parts);
-  int64_t const turn = bias_parts + whole_vectors(sizes.grad_bias_parts);
+  int64_t const sum = whole_lines(sizes.delta);  // where grad_q_sum begins
+  int64_t const parts = sum + whole_lines(sizes.grad_q_sum);
+  int64_t const bias_parts = parts + whole_lines(sizes.grad_kv_parts);
+  int64_t const turn = bias_parts + whole_lines(sizes.grad_bias_parts);
   int64_t const end = turn + (deterministic ? sizes.grad_q_turn : 0);
   Tensor const workspaces = empty({end}, aoti_torch_dtype_float32(), device);
   auto* const begin = static_cast<float*>(data_of(workspaces));
