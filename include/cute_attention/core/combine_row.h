@@ -17,6 +17,7 @@ struct RowSplits {
   float base;
   float sum;
 
+  RowSplits() = default;
   CUTE_DEVICE RowSplits(ForwardParams const& params, int64_t row) {
     SplitSum sums[kOfThread];
     base = -INFINITY;
@@ -70,13 +71,15 @@ struct SplitParts {
   // Starts to read them. Of splits that saw no key this reads whatever is there.
   CUTE_DEVICE void load(ForwardParams const& params, int64_t row, int32_t col, int first,
                         int step) {
+    float const* from = split_output(params, first, row) + col;
+    int64_t const apart = step * lse_size(params) * params.head_dim_v;
     CUTE_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      int const split = first + i * step;
       values[i] = float4{0.f, 0.f, 0.f, 0.f};
-      if (split < params.num_splits && col < params.head_dim_v) {
-        values[i] = __ldcg(reinterpret_cast<float4 const*>(split_output(params, split, row) + col));
+      if (first + i * step < params.num_splits && col < params.head_dim_v) {
+        values[i] = __ldcg(reinterpret_cast<float4 const*>(from));
       }
+      from += apart;
     }
   }
 

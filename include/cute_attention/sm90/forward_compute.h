@@ -68,6 +68,11 @@ struct ForwardCompute {
       } else {
         compute();
       }
+      if constexpr (kCombinesSplits<Row>) {
+        if (has_splits(arguments.params)) {
+          end_split<Row>(arguments, sync.tiles.tile(), m_offset(), thread);
+        }
+      }
       sync.tiles.release(sync.arrives());
     }
   }
@@ -86,12 +91,18 @@ struct ForwardCompute {
     while (true) {
       walk_kv_tiles();
       ForwardTile const& next = sync.tiles.wait_for_next();
-      if (next.is_end() || !next.sees_keys() || is_idle(next)) {
+      if (next.is_end() || !next.sees_keys() || is_idle(next) || ends_split()) {
         break;
       }
       change_tile(next);
     }
     last_output();
+  }
+
+  // Whether a split of a tile has to be ended before the next tile begins: where it may have to
+  // combine others, it does so in one place of the code, run().
+  CUTE_DEVICE bool ends_split() const {
+    return kCombinesSplits<Row> && has_splits(arguments.params);
   }
 
   // Whether the sequence ends before this warpgroup's queries of the tile.
@@ -240,7 +251,7 @@ struct ForwardCompute {
     sync.wait_for_keys();
     start_scores();
     sync.pass_turn();
-    auto const end = end_softmax();
+    auto const end = end_softmax(!kCombinesSplits<Row> && has_splits(arguments.params));
     cute::warpgroup_wait<1>();
     release_output(v);
     store(end);
@@ -256,7 +267,7 @@ struct ForwardCompute {
     sync.take_turn();
     start_output(v);
     sync.pass_turn();
-    auto const end = end_softmax();
+    auto const end = end_softmax(has_splits(arguments.params));
     cute::warpgroup_wait<0>();
     release_output(v);
     store(end);
@@ -264,8 +275,9 @@ struct ForwardCompute {
 
   CUTE_DEVICE auto output() { return rows_of_output<typename Scores::Softmax>(tOrO); }
 
-  CUTE_DEVICE auto end_softmax() const {
-    return sm90::end_softmax<Row>(arguments, sync.tiles.tile(), m_offset(), thread, scores.softmax);
+  CUTE_DEVICE auto end_softmax(bool is_split) const {
+    return sm90::end_softmax<Row>(arguments, sync.tiles.tile(), m_offset(), thread, scores.softmax,
+                                  is_split);
   }
 
   template <class End>

@@ -48,7 +48,7 @@ CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const
 //   rO              (2, DV columns of a thread)
 //   rSums, rBases   (2)
 //   first_col       as in store_tile()
-template <class Row, class Output, class Rows>
+template <class Output, class Rows>
 CUTE_DEVICE void store_split(ForwardArguments const& arguments, ForwardTile const& tile,
                              int32_t m_offset, int thread, Output const& rO, Rows const& rSums,
                              Rows const& rBases, int32_t first_col = 0) {
@@ -76,7 +76,6 @@ CUTE_DEVICE void store_split(ForwardArguments const& arguments, ForwardTile cons
       *split_sum(params, tile.split, index) = {rBases(row), rSums(row)};
     }
   }
-  end_split<Row>(arguments, tile, m_offset, thread);
 }
 
 // Stores a warpgroup's 64 rows of a tile whose queries see no key: zeros, and the LSE of
@@ -103,9 +102,6 @@ CUTE_DEVICE void store_empty(ForwardArguments const& arguments, ForwardTile cons
     if (target.lse != nullptr && t == 0) {
       *target.lse = empty_lse(arguments.params, target.head);
     }
-  }
-  if (has_splits(arguments.params)) {
-    end_split<Row>(arguments, tile, m_offset, thread);
   }
 }
 

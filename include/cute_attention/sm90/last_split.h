@@ -61,40 +61,57 @@ CUTE_DEVICE bool is_last_split(ForwardArguments const& arguments, ForwardTile co
   return last != 0;
 }
 
+// The weighted sum of this thread's columns, from col on, of the splits of a row, and the weights,
+// which are read behind the first of the columns. Each part stands here once: this code comes from
+// memory in each decode step, and takes longer than what it does.
+CUTE_DEVICE float4 sum_of_members(ForwardParams const& params, RowSplits<kMostOfLast>& splits,
+                                  int64_t row, int32_t col, int team) {
+  static_assert(kMostOfLast <= kMostMembers * kSplitsOfStep, "a member reads its splits at once");
+  float4 total{0.f, 0.f, 0.f, 0.f};
+#pragma unroll 1
+  for (int member = 0; member < team; ++member) {
+    SplitParts parts;
+    parts.load(params, row, col, member, team);
+    if (member == 0) {
+      splits = RowSplits<kMostOfLast>(params, row);
+    }
+    float4 own{0.f, 0.f, 0.f, 0.f};
+    parts.add_to(own, splits, member, team);
+    total = member == 0 ? own : sum_of(total, own);
+  }
+  return total;
+}
+
+// Whether the last split of a tile may combine them all in the kernel of a row.
+template <class Row>
+constexpr bool kCombinesSplits = kReadsCache<Row> && !has_qv(Row::kKey.score_mods);
+
 // Called by all threads of a warpgroup once they have written what a split has of its rows.
 template <class Row>
 CUTE_DEVICE void end_split(ForwardArguments const& arguments, ForwardTile const& tile,
                            int32_t m_offset, int thread) {
-  if constexpr (kReadsCache<Row> && !has_qv(Row::kKey.score_mods)) {
-    using Element = ElementOf<Row::kKey.dtype>;
-    ForwardParams const& params = arguments.params;
-    QueryPacking const& packing = arguments.packing;
-    int32_t const queries = tile.sequence.seqlen_q - tile.m_begin - packing.query(m_offset);
-    // A warpgroup without queries arrives in no split.
-    if (arguments.split_arrivals == nullptr || queries <= 0 ||
-        !is_last_split<Row>(arguments, tile, m_offset / kWarpgroupM, thread)) {
-      return;
+  using Element = ElementOf<Row::kKey.dtype>;
+  ForwardParams const& params = arguments.params;
+  QueryPacking const& packing = arguments.packing;
+  int32_t const queries = tile.sequence.seqlen_q - tile.m_begin - packing.query(m_offset);
+  // A warpgroup without queries arrives in no split.
+  if (arguments.split_arrivals == nullptr || queries <= 0 ||
+      !is_last_split<Row>(arguments, tile, m_offset / kWarpgroupM, thread)) {
+    return;
+  }
+  int32_t const rows = min_of(min_of(queries, kWarpgroupM) << packing.shift, kWarpgroupM);
+  int const team = team_size(params.num_splits);
+  for (int32_t row = thread / 32; row < rows; row += kWarpgroupWarps) {
+    StoreRow<Element> const target(arguments, tile, m_offset + row);
+    if (!target.inside) {
+      continue;
     }
-    int32_t const rows = min_of(min_of(queries, kWarpgroupM) << packing.shift, kWarpgroupM);
-    int const team = team_size(params.num_splits);
-    for (int32_t row = thread / 32; row < rows; row += kWarpgroupWarps) {
-      StoreRow<Element> const target(arguments, tile, m_offset + row);
-      if (!target.inside) {
-        continue;
-      }
-      int64_t const index = target.index(params, tile);
-      for (int32_t begin = 0; begin < params.head_dim_v; begin += kCombinedCols) {
-        int32_t const col = begin + 4 * lane_of_warp();
-        SplitParts parts;
-        parts.load(params, index, col, 0, team);  // on its way while the weights are computed
-        RowSplits<kMostOfLast> const splits(params, index);
-        float4 total = weighted_sum(params, splits, parts, index, col, 0, team);
-        for (int member = 1; member < team; ++member) {
-          parts.load(params, index, col, member, team);
-          total = sum_of(total, weighted_sum(params, splits, parts, index, col, member, team));
-        }
-        store_combined<Element>(params, splits, {target.head, target.o, target.lse}, total, col);
-      }
+    int64_t const index = target.index(params, tile);
+    for (int32_t begin = 0; begin < params.head_dim_v; begin += kCombinedCols) {
+      int32_t const col = begin + 4 * lane_of_warp();
+      RowSplits<kMostOfLast> splits;
+      float4 const total = sum_of_members(params, splits, index, col, team);
+      store_combined<Element>(params, splits, {target.head, target.o, target.lse}, total, col);
     }
   }
 }

@@ -84,7 +84,8 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
 
   CUTE_DEVICE void last_output(ForwardTile const& tile) {
     this->start_output();
-    auto const end = end_softmax<Row>(arguments, tile, 0, thread, softmax);
+    auto const end =
+        end_softmax<Row>(arguments, tile, 0, thread, softmax, has_splits(arguments.params));
     channel.send(end.factors);
     cute::warpgroup_wait<0>();
     this->release_output(ring);

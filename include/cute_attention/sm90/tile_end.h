@@ -14,6 +14,7 @@ template <class Rows>
 struct SoftmaxEnd {
   Rows factors;  // (ROWS) normalise O; of a split, the sums of its rows
   Rows lse;      // (ROWS) of a split, the bases of its rows
+  bool is_split;
 };
 
 // O of a thread, (ROWS, COLS), of its accumulator (MMA, MMA_M, MMA_DV).
@@ -26,17 +27,18 @@ CUTE_DEVICE auto rows_of_output(Accumulator& tOrO) {
 }
 
 // Ends the softmax of a warpgroup's 64 rows, from row `m_offset` of the tile on, and joins their
-// sinks. It needs no O: called while the tensor cores compute the last one, it takes no time of its
-// own.
+// sinks; of a split, that is left to whoever combines it. It needs no O: called while the tensor
+// cores compute the last one, it takes no time of its own.
 template <class Row, class Softmax>
 CUTE_DEVICE SoftmaxEnd<typename Softmax::Rows> end_softmax(ForwardArguments const& arguments,
                                                            ForwardTile const& tile,
                                                            int32_t m_offset, int thread,
-                                                           Softmax const& softmax) {
-  if (has_splits(arguments.params)) {
-    return {softmax.sums(), softmax.bases()};
+                                                           Softmax const& softmax, bool is_split) {
+  if (is_split) {
+    return {softmax.sums(), softmax.bases(), true};
   }
   SoftmaxEnd<typename Softmax::Rows> end;
+  end.is_split = false;
   end.factors = softmax.finish(end.lse);
   join_sinks(arguments.params, heads_of_thread(arguments, tile, m_offset, thread), end.factors,
              end.lse);
@@ -57,8 +59,8 @@ template <class Row, class Output, class Rows>
 CUTE_DEVICE void end_tile(ForwardArguments const& arguments, ForwardTile const& tile,
                           int32_t m_offset, int thread, Output& rO, SoftmaxEnd<Rows> const& end,
                           int32_t first_col = 0) {
-  if (has_splits(arguments.params)) {
-    store_split<Row>(arguments, tile, m_offset, thread, rO, end.factors, end.lse, first_col);
+  if (end.is_split) {
+    store_split(arguments, tile, m_offset, thread, rO, end.factors, end.lse, first_col);
     return;
   }
   scale_rows(rO, end.factors);
