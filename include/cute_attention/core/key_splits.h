@@ -25,12 +25,16 @@ CUTE_HOST_DEVICE constexpr bool has_splits(ForwardParams const& params) {
 // The KV tiles of one split, of all those that a tile of queries needs: an equal share of them, one
 // more in the first splits where they do not divide evenly. It may be none. Which tiles need no
 // mask stays as it was: some of them may lie outside.
+//   share  num_splits into the number of tiles
 CUTE_HOST_DEVICE constexpr KvTiles split_tiles(KvTiles const& all, int32_t split,
-                                               int32_t num_splits) {
-  int32_t const tiles = all.end - all.begin;
-  int32_t const share = tiles / num_splits, longer = tiles % num_splits;
+                                               int32_t num_splits, int32_t share) {
+  int32_t const longer = all.end - all.begin - share * num_splits;
   int32_t const begin = all.begin + split * share + min_of(split, longer);
   return {begin, all.full_begin, all.full_end, begin + share + int32_t(split < longer)};
+}
+CUTE_HOST_DEVICE constexpr KvTiles split_tiles(KvTiles const& all, int32_t split,
+                                               int32_t num_splits) {
+  return split_tiles(all, split, num_splits, (all.end - all.begin) / num_splits);
 }
 
 // What a row of a split weighs.

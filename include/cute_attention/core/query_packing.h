@@ -30,13 +30,14 @@ struct QueryPacking {
   // which head is the first in the tile number `index`, the number of the tile with that first
   // head, and how many heads a tile holds.
   CUTE_HOST_DEVICE constexpr int32_t first_head(int32_t index) const {
-    return index / parts * group + (index % parts << shift);
+    return parts == 1 ? index * group  // a division takes long
+                      : index / parts * group + (index % parts << shift);
   }
   CUTE_HOST_DEVICE constexpr int32_t index(int32_t first_head) const {
     return first_head / group * parts + (first_head % group >> shift);
   }
   CUTE_HOST_DEVICE constexpr int32_t heads(int32_t index) const {
-    return min_of(group - (index % parts << shift), 1 << shift);
+    return parts == 1 ? group : min_of(group - (index % parts << shift), 1 << shift);
   }
 };
 

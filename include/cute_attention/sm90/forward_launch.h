@@ -84,6 +84,8 @@ struct ForwardLaunch {
     }
     int32_t const ctas = kOneTile ? int32_t(kMostTiles) : context->device->multiprocessors;
     arguments.schedule = make_packed_schedule(arguments, ctas, context->device->l2_bytes / 2);
+    arguments.by_heads = cutlass::FastDivmod(arguments.schedule.heads);
+    arguments.by_splits = cutlass::FastDivmod(arguments.params.num_splits);
     if (arguments.schedule.tiles <= ctas) {  // nobody takes a second tile, as in decoding
       arguments.params.next_tile = nullptr;
     }

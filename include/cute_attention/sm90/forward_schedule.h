@@ -21,6 +21,8 @@ struct TileWalk {
   ForwardParams const& params;
   Schedule const& schedule;
   QueryPacking const& packing;
+  cutlass::FastDivmod const& by_heads;
+  cutlass::FastDivmod const& by_splits;
   int32_t const& box_rows_k;
   PackedBlocks blocks;  // of packed sequences
   int32_t round = 0;
@@ -29,6 +31,8 @@ struct TileWalk {
       : params(arguments.params),
         schedule(arguments.schedule),
         packing(arguments.packing),
+        by_heads(arguments.by_heads),
+        by_splits(arguments.by_splits),
         box_rows_k(arguments.box_rows_k),
         blocks{params.cu_seqlens_q, params.batch, packing.queries(kTileM)} {}
 
@@ -44,10 +48,10 @@ struct TileWalk {
       return false;
     }
     int32_t index = work.head, split = 0;
-    if (has_splits(params)) {  // divisions take long
-      index = work.head / params.num_splits;
-      split = work.head - index * params.num_splits;
+    if (has_splits(params)) {
+      by_splits(index, split, work.head);
     }
+    tile.index = index;
     work.head = packing.first_head(index);
     int32_t const queries = packing.queries(kTileM);
     int32_t const m_begin = work.m_block * queries;
@@ -64,11 +68,17 @@ struct TileWalk {
                               : 0;
     }
     written();
-    KvTiles kv = kv_tiles(sequence, m_begin, queries, kTileN);
+    KvTiles const all = kv_tiles(sequence, m_begin, queries, kTileN);
+    KvTiles kv = all;
     if (has_splits(params)) {
-      kv = split_tiles(kv, split, params.num_splits);
+      kv = split_tiles(all, split, params.num_splits, by_splits.div(all.end - all.begin));
     }
     tile.kv = kv;
+    // The first warpgroup may have all queries, as in decoding: the others are idle then.
+    if (kCached && m_begin + packing.queries(kWarpgroupM) >= sequence.seqlen_q) {
+      tile.walks[0] = visited_tiles(kv, all);
+      return true;
+    }
     CUTE_UNROLL
     for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
       written();
@@ -89,6 +99,11 @@ struct TileWalk {
   CUTE_DEVICE bool locate(WorkTile& work, bool& more) {
     int32_t const cta = int32_t(blockIdx.x), ctas = int32_t(gridDim.x);
     if (params.cu_seqlens_q == nullptr) {
+      if (kReadsCache<Row> && schedule.tiles == ctas) {
+        more = round++ == 0;
+        work = only_tile(cta);
+        return more;
+      }
       return schedule.tile(cta, ctas, round++, work, more);
     }
     int32_t const index = next_index(cta, ctas);
@@ -97,6 +112,18 @@ struct TileWalk {
     work = {block.after, index % schedule.heads, block.batch};
     more = block.batch < params.batch;
     return more;
+  }
+
+  // Tile `index` where each CTA has one, as in most steps of decoding: their order says nothing.
+  CUTE_DEVICE WorkTile only_tile(int32_t index) const {
+    int32_t head = index, from_last = 0;
+    if (schedule.m_blocks > 1) {
+      head = index / schedule.m_blocks;
+      from_last = index - head * schedule.m_blocks;
+    }
+    WorkTile work{schedule.m_blocks - 1 - from_last, 0, 0};
+    by_heads(work.batch, work.head, head);
+    return work;
   }
 
   // Sequences differ in length, so that equal shares of tiles are unequal work: after the first,

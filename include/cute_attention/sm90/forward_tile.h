@@ -1,6 +1,8 @@
 // sm90/forward_tile.h: a tile of queries, and what the kernel is given.
 #pragma once
 
+#include <cutlass/fast_math.h>
+
 #include <cute/arch/copy_sm90_desc.hpp>
 
 #include "cute_attention/core/kv_tiles.h"
@@ -21,6 +23,10 @@ constexpr int kTileSlots = 3;
 struct ForwardArguments {
   ForwardParams params;
   Schedule schedule;  // its heads are the splits of those of the packing
+  // Divide by the heads of the schedule and by the number of splits: a step of decoding waits for
+  // these divisions before it can read.
+  cutlass::FastDivmod by_heads;
+  cutlass::FastDivmod by_splits;
   QueryPacking packing;
   int32_t box_rows_k;  // of a tile of keys so many rows are loaded at once: all, unless from pages
   CUtensorMap map_q;   // boxes of 64 rows of the packing
@@ -40,6 +46,7 @@ constexpr int kMostConsumers = 3;
 // (forward_schedule.h), the load warp and the consumers read it.
 struct ForwardTile {
   WorkTile work;  // its head is the first of the tile's
+  int32_t index;  // of these heads among the tiles of a sequence's (QueryPacking)
   int32_t heads;  // of the tile
   int32_t split;  // of its keys
   // The first key that is loaded; 0 unless keys lie in pages. Kernels that read a cache have it.

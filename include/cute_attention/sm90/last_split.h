@@ -21,7 +21,7 @@ CUTE_DEVICE int32_t* arrivals_of(ForwardArguments const& arguments, ForwardTile 
                                  int warpgroup) {
   QueryPacking const& packing = arguments.packing;
   int32_t const heads = arguments.params.heads_kv * packing.parts;
-  int32_t const head = tile.work.batch * heads + packing.index(tile.work.head);
+  int32_t const head = tile.work.batch * heads + tile.index;
   int32_t const index = head * arguments.schedule.m_blocks + tile.work.m_block;
   return arguments.split_arrivals + index * (Row::kConfig.tile_m / kWarpgroupM) + warpgroup;
 }

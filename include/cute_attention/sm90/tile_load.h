@@ -51,8 +51,9 @@ struct TileLoad {
     ForwardParams const& params = arguments.params;
     bool const packed_q = params.cu_seqlens_q != nullptr;
     bool const packed_k = params.cu_seqlens_k != nullptr;
-    int32_t const head_kv = tile.work.head / arguments.packing.group;
-    int32_t const head_of_group = tile.work.head - head_kv * arguments.packing.group;
+    QueryPacking const& packing = arguments.packing;
+    int32_t const head_kv = packing.parts == 1 ? tile.index : tile.index / packing.parts;
+    int32_t const head_of_group = tile.work.head - head_kv * packing.group;
     return {{packed_q ? 0 : tile.work.batch, head_kv, head_of_group,
              int32_t(tile.sequence.row_q) + tile.m_begin},
             {packed_k      ? 0
