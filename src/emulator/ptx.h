@@ -16,8 +16,6 @@ constexpr uint32_t kAllLanes = ~0u;
 // The first address of shared memory: none is null. Variables of a fixed size lie behind the memory
 // whose size a launch gives.
 constexpr uint32_t kSharedBegin = 1024;
-// A kernel's own address, which it may prefetch from: there is no memory behind it.
-constexpr uint64_t kCodeBegin = 4096;
 constexpr uint32_t kStaticSharedBegin = 232448;
 
 // Prints what is wrong and ends the process: a kernel cannot go on.

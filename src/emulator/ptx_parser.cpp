@@ -114,7 +114,6 @@ class Parser {
       kernel->parameter_bytes = offset + parameter.bytes();
     }
     kernel_ = kernel.get();
-    module_symbols_[kernel_->name] = kCodeBegin;
     module_.kernels[kernel_->name] = std::move(kernel);
   }
 

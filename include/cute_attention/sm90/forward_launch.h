@@ -12,7 +12,6 @@
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/cached_keys.h"
-#include "cute_attention/sm90/fetched_code.h"
 #include "cute_attention/sm90/forward_kernel.h"
 #include "cute_attention/sm90/key_bias.h"
 #include "cute_attention/sm90/mla_kernel.h"
@@ -30,11 +29,6 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
     forward(CUTE_GRID_CONSTANT ForwardArguments const arguments) {
   using Kernel = KernelOf<Row>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  if constexpr (kCombinesSplits<Row>) {          // reads a cache, as in decoding
-    if (threadIdx.x == kWarpgroupThreads - 1) {  // of a warp that is idle afterwards
-      fetch_code(reinterpret_cast<void const*>(&forward<Row>), arguments.code_share);
-    }
-  }
   Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
 }
 
@@ -104,7 +98,6 @@ struct ForwardLaunch {
     }
     arguments.split_arrivals = arrivals_for(arguments, *context);
     int32_t const grid = min_of(arguments.schedule.tiles, ctas);
-    arguments.code_share = code_share(grid);
     // A kernel that reads a cache begins while the kernel before it, which may be the one that
     // appends to the cache, still runs: its CTAs set themselves up meanwhile.
     error =

@@ -37,7 +37,6 @@ struct ForwardArguments {
   // Counts the splits of each warpgroup of each tile that have ended; null: a kernel after this one
   // combines them (last_split.h).
   int32_t* split_arrivals;
-  int32_t code_share;  // bytes of the kernel's code that each CTA fetches (fetched_code.h)
 };
 
 // The most warpgroups that compute.
