@@ -68,7 +68,8 @@ bool is_key_bias(Params const& params, QueryPacking const& packing) {
 //   forward, d64      1.27 to 1.45 times faster 1.04 to 1.10
 //   forward, d128     1.27 to 1.45              0.94 to 0.95
 //   backward          1.08 to 1.17              0.89 to 1.01
-// 16 bits that TMA cannot load gain 1.26 to 1.76 in the forward, 1.19 to 1.31 in the backward. Head dim 256 was not measured.
+// 16 bits that TMA cannot load gain 1.26 to 1.76 in the forward, 1.19 to 1.31 in the backward. Head
+// dim 256 was not measured.
 template <class Row, class Params>
 bool takes_key_bias(Params const& params, QueryPacking const& packing) {
   constexpr bool kAlways = Row::kKey.direction == Direction::Forward && Row::kKey.head_dim <= 64;
