@@ -28,6 +28,16 @@ constexpr double kLeastTileClocks = 1500;
 constexpr double kCombineUs = 4;
 constexpr double kLastSplitUs = 1.2;
 constexpr double kCombineStepUs = 0.6;
+// What the second kernel of sm90 takes longer where CTAs of the forward are on nearly all SMs,
+// presumably since it cannot begin beside them. Of 64 heads over 8 it combines 12 and 16 splits, of
+// 32 over 8 the last split does, which was faster by 1.7 us with 96 CTAs and by 3.4 with 128, in
+// the mean of three lengths with L2 clean and dirty (H200, 132 SMs). Nothing was measured between.
+constexpr double kLateCombineUs = 1.7;
+constexpr double kFewestLate = 0.75;  // CTAs, of the SMs
+// A further step of the second kernel, which has 64 splits in each: 128 splits of one tile took 3
+// us longer than 64 at 32k and at 128k keys, though each had half of the keys.
+constexpr double kSplitsOfKernelStep = 64;
+constexpr double kKernelStepUs = 3;
 // What splits write, and the second kernel reads, is mostly in L2. Bytes a microsecond.
 constexpr double kSplitBytesPerUs = 3e6;
 // What an SM gets of the memory's bandwidth, in bytes a clock, where all of them read: an H200
@@ -77,7 +87,10 @@ struct SplitModel {
       return kLastSplitUs + kCombineStepUs * double(combine_steps(rows, splits, head_dim_v));
     }
     // Up to eight warps share the splits of a row (combine_splits.cu).
-    return kCombineUs + kCombineStepUs * std::ceil(splits / 64.);
+    bool const late =
+        row.key.arch == Arch::Sm90 && double(tiles * splits) > kFewestLate * device.multiprocessors;
+    return kCombineUs + (late ? kLateCombineUs : 0) +
+           kKernelStepUs * (std::ceil(splits / kSplitsOfKernelStep) - 1);
   }
 };
 
@@ -129,10 +142,12 @@ int32_t best_splits(KernelRow const& row, ForwardParams const& params, DeviceInf
   if (model.tiles < 1 || model.tiles >= kMostRounds * slots) return 1;
   int64_t best = 1;
   double least = kGain * model.us(1);
-  // Half a round, one round, and so on: half of the SMs read nearly as fast as all of them.
-  for (int64_t half_rounds : {1, 2, 4, 6, 8}) {
-    int64_t splits = std::min({half_rounds * slots / (2 * model.tiles), int64_t(model.longest_keys),
-                               int64_t(kMostSplits)});
+  // Half a round, three quarters, one round, and so on: half of the SMs read nearly as fast as all
+  // of them. At 24 points of decoding on an H200 the chosen number took 1.007 of the time of the
+  // best of eleven numbers in the mean, 1.05 at worst; where L2 was dirty, 1.002 and 1.03.
+  for (int64_t quarters : {2, 3, 4, 8, 12, 16}) {
+    int64_t splits = std::min(
+        {quarters * slots / (4 * model.tiles), int64_t(model.longest_keys), int64_t(kMostSplits)});
     if (splits < 2) continue;
     // No more than it takes to make the longest split as short.
     int64_t const longest = ceil_div(int64_t(model.longest_keys), splits);
