@@ -4,7 +4,7 @@ FAKE_NVCC is one of
 
     text       write a few bytes in place of a library (also where the variable is not set)
     library    compile the generated files with the C++ compiler, for a launch class without CUDA
-    slow       the same as text, after FAKE_NVCC_SECONDS
+    slow       the same as text, after a program that takes FAKE_NVCC_SECONDS
     fail       an error of the compiler
     kill       end by a signal, as where memory runs out
     nothing    report success and write no file
@@ -19,7 +19,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 CPP = Path(__file__).resolve().parent / "cpp"
@@ -66,7 +65,7 @@ def main(words: list[str]) -> int:
         Path(output).unlink()
         return 0
     if mode == "slow":
-        time.sleep(float(os.environ["FAKE_NVCC_SECONDS"]))
+        subprocess.run(["sleep", os.environ["FAKE_NVCC_SECONDS"]])
     Path(output).write_bytes(b"\0" * BYTES)
     return 0
 

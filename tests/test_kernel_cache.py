@@ -51,6 +51,17 @@ def until(condition: Callable[[], object]) -> None:
     pytest.fail("it did not happen")
 
 
+def running(group: int) -> list[int]:
+    """The processes of a group but those that have ended and that nobody has asked for yet."""
+    found = []
+    for stat_file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, _, own_group = stat_file.read_text().rpartition(")")[2].split()[:3]
+            if int(own_group) == group and state != "Z":
+                found.append(int(stat_file.parent.name))
+    return found
+
+
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -131,7 +142,6 @@ def test_when_the_builder_fails_those_who_wait_build(fake, tmp_path):
     waiting = start(fake)
     assert "waiting for another process" in (waiting.stderr.readline())
     slow.kill()
-    os.kill(int(calls(tmp_path)[0][0]), signal.SIGKILL)
     out, _ = waiting.communicate()
     assert waiting.returncode == 0
     slow.communicate()
@@ -148,6 +158,32 @@ def test_an_interrupted_build_ends_its_compiler(fake, tmp_path):
     with pytest.raises(ProcessLookupError):
         os.kill(int(calls(tmp_path)[0][0]), 0)
     assert contents(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_builder_that_is_killed_takes_its_compiler_along(fake, tmp_path, number):
+    """And what that has started, as nvcc starts others. Only another process can see to it."""
+    process = start(fake, FAKE_NVCC="slow", FAKE_NVCC_SECONDS="60")
+    until(lambda: calls(tmp_path))
+    group = int(calls(tmp_path)[0][0])
+    until(lambda: len(running(group)) == 2)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    until(lambda: not running(group))
+
+
+def test_nothing_watches_when_the_compiler_has_ended(fake, monkeypatch):
+    begun: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def recording(*args, **options):
+        begun.append(popen(*args, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", recording)
+    built()
+    assert [process.args[0] for process in begun][-2:] == [fake["CUDACXX"], "/bin/sh"]
+    assert all(process.returncode is not None for process in begun)
 
 
 def test_a_lock_that_nobody_holds_does_not_matter(fake, tmp_path):

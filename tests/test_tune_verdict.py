@@ -214,19 +214,31 @@ def test_verdicts_fill_the_page(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("wheels"))
     page = tmp_path / "docs" / "tuning.md"
     page.parent.mkdir()
-    page.write_text("<!-- verdicts: x -->\n<!-- end -->\n")
+    columns = ("row of the tables", "points", "rows within the ranges", "candidates", "the fastest")
+    line = "| `{}` | {} | 9 | of another time | z |"
+    other = [line.format("sm80_fwd_bf16_d64", 12), line.format("sm80_bwd_bf16_d64", 2)]
+    same = line.format("sm80_fwd_bf16_d64", 2)
+    head = f"On Some GPU:\n\n| {' | '.join(columns)} |\n|---|---|---|---|---|\n"
+    table = head + "\n".join([*other, same])
+    page.write_text(f"<!-- verdicts: x -->\n{table}\n<!-- end -->\n")
     tool = [sys.executable, str(tmp_path / "tools" / "tuned_table.py"), str(kept), str(taken)]
     subprocess.run(tool, check=True)
-    first, second = [line for line in page.read_text().splitlines() if "sm80_fwd" in line]
-    tried = "128 x 96, 1 stages, O1: {}; 128 x 112, 1 stages, O1: out is wrong; "
-    tried += "128 x 128, 1 stages, O1: it spills: 8 bytes |"
+    written = page.read_text()
+    backward, first, second, longer = [x for x in written.splitlines() if x.startswith("| `")]
+    assert [longer, backward] == other and written.startswith(f"<!-- verdicts: x -->\n{head}")
+    tried = "128 x 96, 1 stage, 4 warps, O1: {}; 128 x 112, 1 stage, 4 warps, O1: out is wrong; "
+    tried += "128 x 128, 1 stage, 4 warps, O1: it spills: 8 bytes |"
     start = "| `sm80_fwd_bf16_d64` | 2 | 0 | "
     assert first.startswith(start + tried.format("0.849, 0.800 at worst"))
     assert first.endswith("| the row itself, of 2 |")
     assert second.startswith(start + tried.format("1.049, 1.000 at worst"))
-    assert second.endswith("| 128 x 96, 1 stages, O1: it takes the row's place |")
-    assert "On Some GPU:" in page.read_text()
+    assert second.endswith("| 128 x 96, 1 stage, 4 warps, O1 is ahead |")
+    subprocess.run(tool, check=True)
+    assert page.read_text() == written
 
+    page.write_text(written.replace("On Some GPU", "On Another"))
+    refused = subprocess.run(tool, capture_output=True, text=True)
+    assert refused.returncode == 1 and "a table of another GPU: On Another:" in refused.stderr
     kept.joinpath("results_Some_GPU.json").unlink()
     refused = subprocess.run(tool, capture_output=True, text=True)
     assert refused.returncode == 1 and "has results of 0 GPUs, expected 1" in refused.stderr

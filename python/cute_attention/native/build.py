@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,8 +174,8 @@ def _failure(name: str, status: int, output: str, words: list[str]) -> str:
 
 
 def _run(words: list[str], name: str, start: float) -> tuple[int, str]:
-    """Runs the compiler and shows that time passes. If this process is interrupted, the compiler
-    and all that it has started end too."""
+    """Runs the compiler and shows that time passes. If this process ends or is interrupted, the
+    compiler and all that it has started end too."""
     try:
         process = subprocess.Popen(
             words,
@@ -188,16 +189,35 @@ def _run(words: list[str], name: str, start: float) -> tuple[int, str]:
     except OSError as error:
         raise BuildError(f"{words[0]} does not run: {error}") from error
     try:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                output, _ = process.communicate(timeout=_TICK)
-                return process.returncode, output
-            say(f"building {name}: {time.monotonic() - start:.0f} s", passing=True)
+        with _ended_with_this_process(process.pid):
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    output, _ = process.communicate(timeout=_TICK)
+                    return process.returncode, output
+                say(f"building {name}: {time.monotonic() - start:.0f} s", passing=True)
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+@contextlib.contextmanager
+def _ended_with_this_process(group: int) -> Iterator[None]:
+    """Inside, a process group is killed if this process ends, however it ends: a shell waits for
+    the end of a pipe whose other end only this process has."""
+    watcher = subprocess.Popen(
+        ["/bin/sh", "-c", f"read _; kill -KILL -{group}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        watcher.kill()
+        watcher.communicate()
 
 
 def say(text: str, passing: bool = False) -> None:

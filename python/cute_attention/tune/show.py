@@ -119,7 +119,8 @@ def markdown(verdicts: Sequence[Verdict], machine: str) -> str:
 
 def _tile(entry: Entry) -> str:
     row = entry.columns
-    return f"{row.tile_m} x {row.tile_n}, {row.stages} stages, {row.ptxas}"
+    stages = "1 stage" if row.stages == 1 else f"{row.stages} stages"
+    return f"{row.tile_m} x {row.tile_n}, {stages}, {row.warps} warps, {row.ptxas}"
 
 
 def _tried(verdict: Verdict) -> str:
@@ -137,7 +138,7 @@ def _tried(verdict: Verdict) -> str:
 
 def _fastest(verdict: Verdict) -> str:
     if verdict.winner:
-        return f"{_tile(verdict.winner.entry)}: it takes the row's place"
+        return f"{_tile(verdict.winner.entry)} is ahead"
     return f"the row itself, of {len(verdict.standings) + 1}"
 
 
