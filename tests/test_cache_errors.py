@@ -148,7 +148,7 @@ def test_what_the_reference_reads(
 
 GRADIENTS = {
     "q": {}, "k_cache": {}, "v_cache": {}, "k": {"v": NEW, "cache_seqlens": ints(3, 9)},
-    "v": {"k": NEW, "cache_seqlens": ints(3, 9)}, "sink": {"sink": torch.ones(HEADS)},
+    "v": {"k": NEW, "cache_seqlens": ints(3, 9)},
     "qv": {"qv": torch.ones(BATCH, 1, HEADS, DIM)},
 }  # fmt: skip
 

@@ -107,7 +107,8 @@ def _check_tensors(q: Tensor, k_cache: Tensor, v_cache: Tensor, given: dict[str,
         checks.on_device(NAME, label, tensor, q.device)
     if torch.is_grad_enabled():
         for label, value in {"q": q, "k_cache": k_cache, "v_cache": v_cache, **given}.items():
-            if getattr(value, "requires_grad", False):
+            # A model's sink is a parameter: that does not say that this call wants a gradient.
+            if label != "sink" and getattr(value, "requires_grad", False):
                 raise ValueError(
                     f"{NAME}: {label} requires a gradient, expected none, since a cache has none "
                     "(call it under torch.no_grad() or torch.inference_mode())"
