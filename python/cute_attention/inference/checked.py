@@ -108,7 +108,7 @@ def _check_tensors(q: Tensor, k_cache: Tensor, v_cache: Tensor, given: dict[str,
     if torch.is_grad_enabled():
         for label, value in {"q": q, "k_cache": k_cache, "v_cache": v_cache, **given}.items():
             # A model's sink is a parameter: that does not say that this call wants a gradient.
-            if label != "sink" and getattr(value, "requires_grad", False):
+            if label != "sink" and isinstance(value, Tensor) and value.requires_grad:
                 raise ValueError(
                     f"{NAME}: {label} requires a gradient, expected none, since a cache has none "
                     "(call it under torch.no_grad() or torch.inference_mode())"
