@@ -84,8 +84,8 @@ function(cute_attention_add_kernel_library arch forward_flags backward_flags tab
   set(kernels cute_attention_${arch}_kernels)
   add_library(${kernels} OBJECT ${sources})
   set(library cute_attention_${arch})
-  add_library(${library} MODULE "${generated}/table.cpp" src/append_tokens.cu src/combine_splits.cu src/device.cu
-    src/split_arrivals.cu)
+  add_library(${library} MODULE "${generated}/table.cpp" src/append_tokens.cu src/call_counters.cu
+    src/combine_splits.cu src/device.cu)
   target_link_libraries(${library} PRIVATE ${kernels})
   foreach(target ${kernels} ${library})
     target_link_libraries(${target} PRIVATE cutlass)

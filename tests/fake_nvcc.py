@@ -35,7 +35,7 @@ def compile_library(words: list[str], output: str) -> int:
     include = [word for word in words if word.startswith(("-I", "-D"))]
     files = [word for word in words if word.endswith((".cu", ".cpp"))]
     ours = [str(CPP / "fake_device.cpp") if file.endswith("device.cu") else file for file in files]
-    kernels = ("append_tokens.cu", "combine_splits.cu", "split_arrivals.cu")
+    kernels = ("append_tokens.cu", "call_counters.cu", "combine_splits.cu")
     ours = [file for file in ours if not file.endswith(kernels)]
     flags = ("-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden")
     command = ["c++", *flags, f"-I{CPP}/fake_launch", *include, "-x", "c++", *ours, "-o", output]

@@ -128,10 +128,23 @@ void wait(Warp& warp, Instruction const& instruction, uint32_t mask) {
   warp.has_moved = true;
 }
 
+// mbarrier.test_wait.parity p, [address], parity: asks, and waits for nothing.
+void test(Warp& warp, Instruction const& instruction, uint32_t mask) {
+  auto const& operands = instruction.operands;
+  uint32_t complete = 0;
+  for_lanes(mask, [&](int lane) {
+    Mbarrier const& barrier = warp.cta->mbarrier(mbarrier_address(warp, operands[1], lane));
+    uint32_t const parity = static_cast<uint32_t>(value_of(warp, operands[2], lane));
+    complete |= uint32_t(barrier.has_completed(parity)) << lane;
+  });
+  set_bits(warp, operands[0], mask, complete);
+}
+
 Execute decode_mbarrier(Instruction& instruction) {
   if (instruction.has("init")) return init;
   if (instruction.has("inval")) return invalidate;
   if (instruction.has("try_wait")) return instruction.has("parity") ? wait : nullptr;
+  if (instruction.has("test_wait")) return instruction.has("parity") ? test : nullptr;
   bool const arrives = instruction.has("arrive"), expects = instruction.has("expect_tx");
   if (!arrives && !expects) return nullptr;
   instruction.mode = !expects ? kArriveOnly : arrives ? kArriveAndExpect : kExpectOnly;

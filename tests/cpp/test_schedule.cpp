@@ -66,9 +66,54 @@ void test_balance() {
   }
 }
 
+// Tiles from a counter: every tile once, and within a group of heads none that is longer than the
+// one before it.
+void test_counter(int32_t m_blocks, int32_t heads, int32_t batch, int32_t group) {
+  int32_t const all = heads * batch, tiles = m_blocks * all;
+  Schedule const schedule{Order::Longest, tiles, m_blocks, heads, all, 0, group};
+  std::vector<int> taken(tiles, 0);
+  int32_t last_block = 0, last_group = -1;
+  for (int32_t index = 0; index < tiles; ++index) {
+    WorkTile const work = schedule.taken(index);
+    int32_t const head = work.batch * heads + work.head;
+    check(work.m_block >= 0 && work.m_block < m_blocks && work.head >= 0 && work.head < heads &&
+              head < all,
+          "a tile of the call");
+    ++taken[head * m_blocks + work.m_block];
+    check(head / group > last_group || (head / group == last_group && work.m_block <= last_block),
+          "groups in their order, the longest first");
+    last_group = head / group, last_block = work.m_block;
+  }
+  check(std::all_of(taken.begin(), taken.end(), [](int count) { return count == 1; }),
+        "every tile once from the counter");
+}
+
+// Heads whose K and V take 32 MB together are a group, with all queries' heads that share them.
+void test_groups() {
+  ForwardParams params{};
+  params.batch = 2;
+  params.heads = 32;
+  params.heads_kv = 8;
+  params.seqlen_q = params.seqlen_k = 16384;  // 8.4 MB a head
+  params.head_dim = params.head_dim_v = 128;
+  params.window_left = kUnbounded;
+  check_equal(make_schedule(params, 128, 132, 25 << 20).group, 8, "two heads of K and V");
+  params.seqlen_k = 1 << 20;
+  check_equal(make_schedule(params, 128, 132, 25 << 20).group, 4, "one at least");
+  params.seqlen_k = 16;
+  check_equal(make_schedule(params, 128, 132, 25 << 20).group, 64, "no more than there are");
+}
+
 }  // namespace
 
 int main() {
+  test_groups();
+  for (int32_t m_blocks : {1, 2, 5, 16}) {
+    for (int32_t group : {1, 2, 3, 8, 64}) {
+      test_counter(m_blocks, 3, 5, group);
+      test_counter(m_blocks, 16, 1, group);
+    }
+  }
   for (int32_t m_blocks : {1, 2, 3, 4, 7, 16, 33}) {
     for (int32_t heads : {1, 3, 16}) {
       for (int32_t batch : {1, 2, 5}) {

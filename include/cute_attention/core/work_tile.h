@@ -62,6 +62,9 @@ CUTE_HOST_DEVICE constexpr GridWarp grid_warp(uint32_t cta, uint32_t ctas, uint3
 //   leave most CTAs idle in their last round.
 enum class Order : int32_t { Heads, Longest };
 
+// Of a group of heads whose tiles are taken from a counter, K and V take no more bytes than this.
+constexpr double kGroupBytes = 32e6;
+
 struct Schedule {
   Order order;
   int32_t tiles;
@@ -69,6 +72,16 @@ struct Schedule {
   int32_t heads;            // heads of one sequence
   int32_t all_heads;        // heads of all sequences together
   int32_t pair_rounds = 0;  // in which each CTA takes a pair; 0 in the order Heads
+  int32_t group = 1;        // heads whose K and V L2 holds together
+
+  // Tile `index` of the order in which CTAs take tiles from a counter: the longest of a group of
+  // heads first, and one group after the other. So the tiles that run at the same time read the
+  // same K and V, and the last ones are the shortest.
+  CUTE_HOST_DEVICE constexpr WorkTile taken(int32_t index) const {
+    int32_t const of_group = group * m_blocks, first = index / of_group * group;
+    int32_t const i = index % of_group, count = min_of(group, all_heads - first);
+    return tile_of(first + i % count, i / count);
+  }
 
   // Finds the tile that CTA `cta` of `ctas` takes in round `round`, and writes it to `work`.
   // Returns whether there is one. A round of pairs counts as two, of which the second has no tile
@@ -148,12 +161,19 @@ constexpr Schedule make_schedule(Params const& params, int32_t tile_m, int32_t c
   int64_t const of_few = 10 * pairs > 9 * begun * ctas ? rounds : 0;
   int64_t const first_rounds = rounds < kFewRounds ? of_few : rounds - 1;
   int32_t const pair_rounds = uneven && kv_bytes > double(l2_bytes) ? int32_t(first_rounds) : 0;
+  // Heads that share K and V follow each other.
+  double const head_bytes = kv_bytes / params.batch / params.heads_kv;
+  int64_t group = params.heads / params.heads_kv;
+  for (double bytes = 2 * head_bytes; bytes <= kGroupBytes && group < all_heads; bytes *= 2) {
+    group *= 2;
+  }
   return {uneven ? Order::Longest : Order::Heads,
           tiles,
           m_blocks,
           params.heads,
           int32_t(all_heads),
-          pair_rounds};
+          pair_rounds,
+          int32_t(group < all_heads ? group : all_heads)};
 }
 
 }  // namespace cute_attention

@@ -87,9 +87,8 @@ struct ForwardCompute {
     sync.wait_for_keys();
     start_scores();
     cute::warpgroup_wait<0>();
-    first_probabilities();
     while (true) {
-      walk_kv_tiles();
+      walk_kv_tiles(first_probabilities());
       ForwardTile const& next = sync.tiles.wait_for_next();
       if (next.is_end() || !next.sees_keys() || is_idle(next) || ends_split()) {
         break;
@@ -113,18 +112,36 @@ struct ForwardCompute {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return scores.m_offset(); }
 
-  // Visits all KV tiles but the first, whose P there is already.
-  CUTE_DEVICE void walk_kv_tiles() {
+  // Visits all KV tiles but the first, whose P there is already, if it is `usable`.
+  CUTE_DEVICE void walk_kv_tiles(bool usable) {
     ForwardTile const& tile = sync.tiles.tile();
     KvTiles const walk = tile.walks[warpgroup];
     if (walk.end < tile.kv.end) {
       sync.skip_hidden_values();
     }
-    for (int32_t n_block = walk.end - 2; n_block >= walk.begin; --n_block) {
+    // A split may begin behind the first KV tile without a mask.
+    int32_t const first_full = max_of(walk.begin, walk.full_begin);
+    int32_t n_block = walk.end - 1;
+    while (true) {
+      if (__builtin_expect(!usable, false)) {
+        scores.exponentiate_unusual(tOrP);
+        scores.drop(tile, n_block, tOrP);
+      }
+      if (--n_block < walk.begin) {
+        return;
+      }
       if (walk.masked(n_block)) {
-        step<true>(n_block, n_block == walk.begin);
-      } else {
-        step<false>(n_block, n_block == walk.begin);
+        usable = step<true>(n_block, n_block == walk.begin);
+        continue;
+      }
+      // A loop of its own for KV tiles without a mask: from the last exponential of one to the
+      // first product of the next there is no jump but the loop's.
+      while (true) {
+        usable = step<false>(n_block, n_block == walk.begin);
+        if (!usable || n_block <= first_full) {
+          break;
+        }
+        --n_block;
       }
     }
   }
@@ -201,23 +218,27 @@ struct ForwardCompute {
     release_output(ring_v);
   }
 
-  // Computes P of a tile's first KV tile. S must be there.
-  CUTE_DEVICE void first_probabilities() {
+  // Computes P of a tile's first KV tile. S must be there. Returns whether P is usable, as step().
+  CUTE_DEVICE bool first_probabilities() {
     ForwardTile const& tile = sync.tiles.tile();
     KvTiles const walk = tile.walks[warpgroup];
     int32_t const n_block = walk.end - 1;
     add_bias(tile);
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
-    scores.template exponentiate<true>(  // there is no output yet
+    bool const usable = scores.template exponentiate<true>(  // there is no output yet
         tOrP, [] {}, [](auto const&) {});
-    scores.drop(tile, n_block, tOrP);
+    if (usable) {
+      scores.drop(tile, n_block, tOrP);
+    }
+    return usable;
   }
 
   // Visits one KV tile: starts S(n_block) and O(n_block + 1), for which P is there, and turns S
-  // into the next P. kMasked: not every query sees every key of the KV tile.
+  // into the next P. Returns whether P is usable: else scores.exponentiate_unusual() computes it.
+  // kMasked: not every query sees every key of the KV tile.
   template <bool kMasked>
-  CUTE_DEVICE void step(int32_t n_block, bool last) {
+  CUTE_DEVICE bool step(int32_t n_block, bool last) {
     Ring const v = sync.ring_v();
     sync.wait_for_keys();
     sync.take_turn();
@@ -230,13 +251,20 @@ struct ForwardCompute {
     add_bias(tile);
     release_scores(last);
     scores.template next<kMasked>(tile, n_block);
-    scores.template exponentiate<kMasked>(
-        tOrP, [&] { end_output(v); },
+    bool const usable = scores.template exponentiate<kMasked>(
+        tOrP,
+        [&] {
+          end_output(v);
+          sync.ask_for_keys();
+        },
         [&](auto const& factors) {
           auto rO = output();
           scale_rows(rO, factors);
         });
-    scores.drop(tile, n_block, tOrP);
+    if (usable) {
+      scores.drop(tile, n_block, tOrP);
+    }
+    return usable;
   }
 
   // Starts the last O of one tile and the first S of the next, and stores O while the tensor cores
@@ -258,7 +286,6 @@ struct ForwardCompute {
     sync.tiles.release(sync.arrives());
     cute::clear(tOrO);
     cute::warpgroup_wait<0>();
-    first_probabilities();
   }
 
   CUTE_DEVICE void last_output() {

@@ -30,6 +30,7 @@ struct ForwardKernel {
     init_barriers(shared.key_full, 1, shared.key_empty, kReaders);
     init_barriers(shared.value_full, 1, shared.value_empty, kReaders);
     init_barriers(shared.tile_full, 1, shared.tile_empty, kReaders + 1);
+    Barrier::init(&shared.next_wanted, 1);
     Barrier::init(&shared.value_landed, 1);
   }
 

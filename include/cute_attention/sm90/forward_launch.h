@@ -3,10 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include "cute_attention/core/call_counters.h"
 #include "cute_attention/core/call_features.h"
 #include "cute_attention/core/combine_splits.h"
 #include "cute_attention/core/dependent_launch.h"
-#include "cute_attention/core/split_arrivals.h"
 #include "cute_attention/core/split_steps.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
@@ -97,6 +97,7 @@ struct ForwardLaunch {
       }
     }
     arguments.split_arrivals = arrivals_for(arguments, *context);
+    arguments.taken_tiles = counter_for(arguments, ctas, *context);
     int32_t const grid = min_of(arguments.schedule.tiles, ctas);
     // A kernel that reads a cache begins while the kernel before it, which may be the one that
     // appends to the cache, still runs: its CTAs set themselves up meanwhile.
@@ -142,8 +143,21 @@ struct ForwardLaunch {
                         last_split_combines(rows, params.num_splits, params.head_dim_v);
     int64_t const tiles = arguments.schedule.tiles / params.num_splits;
     return counts
-               ? split_arrivals(tiles * Traits::kConsumers, context.device->ordinal, context.stream)
+               ? call_counters(tiles * Traits::kConsumers, context.device->ordinal, context.stream)
                : nullptr;
+  }
+
+  // The counter of a dense call whose tiles take different times, as under a causal mask, where
+  // CTAs have several; else null.
+  static uint32_t* counter_for(ForwardArguments const& arguments, int32_t ctas,
+                               LaunchContext const& context) {
+    ForwardParams const& params = arguments.params;
+    bool const takes = arguments.schedule.order == Order::Longest && !kReadsCache<Row> &&
+                       params.cu_seqlens_q == nullptr && !has_splits(params) &&
+                       arguments.schedule.tiles > ctas;
+    return takes ? reinterpret_cast<uint32_t*>(
+                       call_counters(1, context.device->ordinal, context.stream))
+                 : nullptr;
   }
 
   static cudaError_t make_maps(ForwardArguments& arguments) {

@@ -56,6 +56,9 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
       if (n_block >= tile.kv.begin) {
         load_k(tile, from, n_block, page);
       }
+      if (n_block == tile.kv.begin) {
+        this->want_next();
+      }
       if (n_block != last) {
         load_v(tile, from.kv, n_block + 1, page_v);
       }

@@ -19,6 +19,7 @@ struct TileWalk {
   static constexpr int kTileM = Row::kConfig.tile_m, kTileN = Row::kConfig.tile_n;
 
   ForwardParams const& params;
+  uint32_t* const& taken_tiles;
   Schedule const& schedule;
   QueryPacking const& packing;
   cutlass::FastDivmod const& by_heads;
@@ -29,6 +30,7 @@ struct TileWalk {
 
   CUTE_DEVICE explicit TileWalk(ForwardArguments const& arguments)
       : params(arguments.params),
+        taken_tiles(arguments.taken_tiles),
         schedule(arguments.schedule),
         packing(arguments.packing),
         by_heads(arguments.by_heads),
@@ -89,6 +91,9 @@ struct TileWalk {
     return true;
   }
 
+  // Whether CTAs take their tiles from the counter of dense calls.
+  CUTE_DEVICE bool takes_tiles() const { return !kReadsCache<Row> && taken_tiles != nullptr; }
+
  private:
   // Has the compiler write what there is of a tile: it would hold all of it in registers, to write
   // it at once, and the warp has few.
@@ -98,6 +103,12 @@ struct TileWalk {
   // not have are not counted.
   CUTE_DEVICE bool locate(WorkTile& work, bool& more) {
     int32_t const cta = int32_t(blockIdx.x), ctas = int32_t(gridDim.x);
+    if (takes_tiles()) {
+      int32_t const index = next_taken(cta, ctas);
+      more = index < schedule.tiles;
+      work = more ? schedule.taken(index) : WorkTile{};
+      return more;
+    }
     if (params.cu_seqlens_q == nullptr) {
       if (kReadsCache<Row> && schedule.tiles == ctas) {
         more = round++ == 0;
@@ -126,6 +137,19 @@ struct TileWalk {
     return work;
   }
 
+  // Every launch counts `tiles` times: each CTA once for each tile after its first, and once more
+  // to see that there are no more. So the counter, which wraps, ends at zero, where it begins.
+  CUTE_DEVICE int32_t next_taken(int32_t cta, int32_t ctas) {
+    if (round++ == 0) {
+      return cta;
+    }
+    uint32_t taken = 0;
+    if (threadIdx.x % 32 == 0) {
+      taken = atomicInc(taken_tiles, uint32_t(schedule.tiles - 1));
+    }
+    return ctas + warp_uniform(int32_t(taken));
+  }
+
   // Sequences differ in length, so that equal shares of tiles are unequal work: after the first,
   // whoever is free takes the next.
   CUTE_DEVICE int32_t next_index(int32_t cta, int32_t ctas) {
@@ -149,9 +173,18 @@ template <class Row, class SharedMemory>
 CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments, SharedMemory& shared) {
   TileWalk<Row> walk(arguments);
   Ring<kTileSlots> ring{};
+  [[maybe_unused]] Ring<1> wanted{};
+  [[maybe_unused]] bool is_first = true;
   bool more = true;
   while (more) {
     Barrier::wait(&shared.tile_empty[ring.stage], ring.parity ^ 1);
+    if constexpr (!kReadsCache<Row>) {
+      if (walk.takes_tiles() && !is_first) {
+        Barrier::wait(&shared.next_wanted, wanted.parity);
+        wanted.advance();
+      }
+      is_first = false;
+    }
     more = walk.next(shared.tiles[ring.stage]);
     __syncwarp();  // all lanes have written it
     if (threadIdx.x % 32 == 0) {

@@ -118,12 +118,14 @@ struct ForwardScores {
     modify_and_mask(tile, n_block, kMasked);
   }
 
-  // Turns S of a KV tile, modified and masked, into P.
+  // Turns S of a KV tile, modified and masked, into P. Returns whether P is usable: where a row of
+  // the warp has a base that is no number to compute with, exponentiate_unusual() computes P. That
+  // is rare, and so has its place outside of the loop over KV tiles.
   //   kMasked                without it every query sees every key of the tile
   //   end_output()           waits for the O that reads the P before this one
   //   scale_output(factors)  multiplies the rows of O so far by factors (ROWS)
   template <bool kMasked, class FragmentP, class EndOutput, class ScaleOutput>
-  CUTE_DEVICE void exponentiate(FragmentP& tOrP, EndOutput const& end_output,
+  CUTE_DEVICE bool exponentiate(FragmentP& tOrP, EndOutput const& end_output,
                                 ScaleOutput const& scale_output) {
     Rows factors;
     if constexpr (kStraight) {
@@ -137,8 +139,7 @@ struct ForwardScores {
       scale_output(factors);
       compute_p(bases, tOrP, sums);
       if (__builtin_expect(softmax.any_unusual(bases), false)) {
-        softmax.lower(view(), bases);
-        compute_p(bases, tOrP, sums);
+        return false;
       }
       softmax.add(sums);
     } else {
@@ -148,6 +149,18 @@ struct ForwardScores {
       if (__builtin_expect(rescale, false)) {
         scale_output(factors);
       }
+    }
+    return true;
+  }
+
+  // Computes P of a KV tile whose P is not usable.
+  template <class FragmentP>
+  CUTE_DEVICE void exponentiate_unusual(FragmentP& tOrP) {
+    if constexpr (kStraight) {
+      Rows bases = softmax.bases(), sums;
+      softmax.lower(view(), bases);
+      compute_p(bases, tOrP, sums);
+      softmax.add(sums);
     }
   }
 

@@ -18,6 +18,7 @@ struct ForwardSync {
   int const thread;     // of the warpgroup
 
   Ring ring_k{};
+  bool keys_there = false;  // the next K, for sure
   sm90::Ring<Traits::kStagesQ> ring_q{};
   TileReader<SharedMemory> tiles;
 
@@ -45,7 +46,16 @@ struct ForwardSync {
   CUTE_DEVICE void wait_for_query() {
     Barrier::wait(&shared.query_full[ring_q.stage][warpgroup], ring_q.parity);
   }
-  CUTE_DEVICE void wait_for_keys() { Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity); }
+  CUTE_DEVICE void wait_for_keys() {
+    if (!keys_there) {
+      Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity);
+    }
+    keys_there = false;
+  }
+  // Asks whether the next K is there, so that the wait for it need not ask.
+  CUTE_DEVICE void ask_for_keys() {
+    keys_there = Barrier::test_wait(&shared.key_full[ring_k.stage], ring_k.parity, 1);
+  }
   // Waits for the V of the KV tile whose P was computed last. Its K must have been released.
   CUTE_DEVICE void wait_for_values() { wait_for_values(ring_v()); }
 

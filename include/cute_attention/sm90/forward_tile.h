@@ -37,6 +37,9 @@ struct ForwardArguments {
   // Counts the splits of each warpgroup of each tile that have ended; null: a kernel after this one
   // combines them (last_split.h).
   int32_t* split_arrivals;
+  // Counts the tiles that CTAs have taken beside their first; null: each CTA computes which tiles
+  // are its own, or they are of packed sequences.
+  uint32_t* taken_tiles;
 };
 
 // The most warpgroups that compute.

@@ -35,12 +35,25 @@ struct TileLoad {
       }
       if (tile.sees_keys()) {
         static_cast<Load*>(this)->load_tile(tile);
+      } else {
+        want_next();
       }
       tiles.release(leader);
     }
   }
 
  protected:
+  // Lets the scheduler warp take the next tile from the counter, where tiles are taken from one:
+  // the last K of this tile has a buffer now. Had the CTA taken it earlier, it could still be busy
+  // with this one while others have nothing left; taken later, the tile would be waited for.
+  CUTE_DEVICE void want_next() {
+    if constexpr (!kReadsCache) {
+      if (arguments.taken_tiles != nullptr && leader) {
+        Barrier::arrive(&shared.next_wanted);
+      }
+    }
+  }
+
   // Where the tiles of Q, and those of K and V come from.
   struct Origins {
     TileOrigin q, kv;

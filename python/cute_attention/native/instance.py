@@ -25,6 +25,7 @@ LINK = (
 SOURCES = (
     "append_tokens.cu",
     "append_tokens.h",
+    "call_counters.cu",
     "combine_splits.cu",
     "device.cu",
     "device.h",
@@ -32,7 +33,6 @@ SOURCES = (
     "kernels/nvcc.flags",
     "kernels/row.h",
     "kernels/table.cpp.in",
-    "split_arrivals.cu",
 )
 
 

@@ -1,5 +1,5 @@
-// split_arrivals.cu: whose the counters of core/split_arrivals.h are.
-#include "cute_attention/core/split_arrivals.h"
+// call_counters.cu: whose the counters of core/call_counters.h are.
+#include "cute_attention/core/call_counters.h"
 
 #include <cuda_runtime.h>
 
@@ -55,7 +55,7 @@ class Owners {
 
 }  // namespace
 
-int32_t* split_arrivals(int64_t count, int32_t device, void* stream) {
+int32_t* call_counters(int64_t count, int32_t device, void* stream) {
   static std::mutex mutex;
   static Owners owners;
   auto const cuda_stream = static_cast<cudaStream_t>(stream);
