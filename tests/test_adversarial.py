@@ -109,7 +109,8 @@ def test_row(row: rows.TableRow, shape: tuple[int, int, int, int], options: dict
     check(entries, inputs, grad_out, backend_of(row), options, names)
 
 
-FILES = [__file__, str(Path(__file__).with_name("test_neighbours.py"))]
+OTHERS = "test_neighbours.py", "test_tile_counter.py"
+FILES = [__file__, *(str(Path(__file__).with_name(name)) for name in OTHERS)]
 
 
 @pytest.mark.gpu
@@ -117,8 +118,8 @@ FILES = [__file__, str(Path(__file__).with_name("test_neighbours.py"))]
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
 @pytest.mark.parametrize("alone", sharing(), ids=lambda row: row.name)
 def test_a_row_that_shares_its_key_with_another(alone: rows.TableRow) -> None:
-    """Runs this file and test_neighbours.py for a row that dispatch does not choose for every
-    shape, in a process where it is the only forward row."""
+    """Runs this file and others for a row that dispatch does not choose for every shape, in a
+    process where it is the only forward row."""
     if not is_built(alone):
         pytest.skip(f"{alone.name} is not built")
     run_alone(FILES, alone.name, {ONLY: f"^{alone.name}$|_bwd_"})
@@ -128,5 +129,5 @@ def test_a_row_that_shares_its_key_with_another(alone: rows.TableRow) -> None:
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
 @pytest.mark.skipif(LIMIT in os.environ, reason="runs the others in a process of their own")
 def test_rows_for_chips_of_99_kb() -> None:
-    """Runs both files in a process that takes this GPU for a smaller one."""
+    """Runs the files in a process that takes this GPU for a smaller one."""
     run_on_small_chip(ALL, FILES)

@@ -1,0 +1,164 @@
+"""Causal calls of more tiles of queries than the GPU has SMs: sm90 CTAs take them from a counter.
+Each tile is computed once, whoever takes it, and each call finds the counter at zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_attention import attention
+from cute_attention.inference import attention_with_cache
+from cute_attention.native import rows
+from every_row import (
+    ALL,
+    DTYPES,
+    fixture_of,
+    options_of,
+    skip_if_places_matter,
+    skip_unless_it_is_chosen,
+)
+from kernel_calls import poison_free_memory
+from paged_calls import Form, served
+from tolerances import assert_same_bits
+
+pytestmark = pytest.mark.gpu
+row = fixture_of(
+    [row for row in ALL if row.arch == "sm90" and row.direction == "forward"],
+    skip_unless_it_is_chosen,
+)
+
+SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {  # queries, keys, options
+    "square": (385, 385, {"causal": True}),
+    "more keys": (260, 700, {"causal": True}),
+    "queries without keys": (700, 260, {"causal": True}),
+    "window": (520, 520, {"window": (100, 0)}),
+}
+PER_HEAD = {"alibi_slopes": 0, "bias": 1, "sink": 0}  # the dimension of heads
+
+
+def draw(
+    dims: tuple[int, int], dtype: torch.dtype, seqlens: tuple[int, int], group: int = 1
+) -> list[Tensor]:
+    """q, k and v of two sequences, of more than twice as many tiles as there are SMs."""
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    heads_kv = sms // (-(-seqlens[0] // 192) * group) + 2
+    shapes = (seqlens[0], heads_kv * group), (seqlens[1], heads_kv), (seqlens[1], heads_kv)
+    sizes = dims[0], *dims
+    return [
+        torch.randn(2, *shape, size, device="cuda", dtype=dtype)
+        for shape, size in zip(shapes, sizes, strict=True)
+    ]
+
+
+def run(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
+    poison_free_memory()
+    return list(attention(*tensors, **options, return_lse=True, backend="sm90"))
+
+
+def one_by_one(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
+    """The same by calls of one KV head and one sequence, too small to need the counter."""
+    q, k, v = tensors
+    group = q.shape[2] // k.shape[2]
+    found = []
+    for entry in range(q.shape[0]):
+        outs, lses = [], []
+        for head in range(k.shape[2]):
+            own, one = slice(head * group, (head + 1) * group), slice(head, head + 1)
+            part = [x[entry : entry + 1, :, h] for x, h in ((q, own), (k, one), (v, one))]
+            given = {
+                name: value.narrow(PER_HEAD[name], own.start, group) if name in PER_HEAD else value
+                for name, value in options.items()
+            }
+            out, lse = run(part, given)
+            outs.append(out)
+            lses.append(lse)
+        found.append((torch.cat(outs, 2), torch.cat(lses, 1)))
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_tile_is_computed(
+    row: rows.TableRow, shape: tuple[int, int, dict[str, Any]], group: int
+) -> None:
+    skip_if_places_matter(row)
+    *seqlens, given = shape
+    tensors = draw((row.head_dim, row.head_dim_v), DTYPES[row.dtype], (*seqlens,), group)
+    options = options_of(row, given, tensors[0].shape[2])
+    wanted = one_by_one(tensors, options)
+    for time in ("first", "second", "third"):  # the counter is at zero again
+        for found, want, name in zip(run(tensors, options), wanted, ("out", "lse"), strict=True):
+            assert_same_bits(found, want, f"{name} of the {time} call")
+
+
+CAUSAL = {"causal": True}
+
+
+def of_lengths(seqlens: tuple[int, ...]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Inputs of calls of different numbers of tiles, and what each gives alone."""
+    calls = [draw((64, 64), torch.bfloat16, (seqlen, seqlen)) for seqlen in seqlens]
+    return calls, [one_by_one(call, CAUSAL) for call in calls]
+
+
+def skip_unless_there_is_sm90() -> None:
+    served(Form(lengths=(300,), queries=(1,)), "sm90")  # skips where it is not
+
+
+def test_streams_have_counters_of_their_own() -> None:
+    skip_unless_there_is_sm90()
+    calls, wanted = of_lengths((385, 700, 520, 2000))
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in calls]
+    found = []
+    for turn in range(10):
+        for index, stream in enumerate(streams):
+            which = (index + turn) % len(calls)
+            with torch.cuda.stream(stream):
+                found.append((which, run(calls[which], CAUSAL)))
+    torch.cuda.synchronize()
+    for which, results in found:
+        for one, other in zip(results, wanted[which], strict=True):
+            assert_same_bits(one, other, f"call {which}")
+
+
+def test_graphs_at_the_same_time() -> None:
+    """Graphs that were captured in one stream, replayed in two, beside calls without a graph."""
+    skip_unless_there_is_sm90()
+    calls, wanted = of_lengths((700, 2000))
+    run(calls[0], CAUSAL)  # loads the counters
+    graphs, captured = [], []
+    for call in calls:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured.append(attention(*call, **CAUSAL, backend="sm90"))
+        graphs.append(graph)
+    streams = [torch.cuda.Stream() for _ in graphs]
+    for _ in range(10):
+        for out in captured:
+            out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    graph.replay()
+        eager = run(calls[0], CAUSAL)
+        torch.cuda.synchronize()
+        assert_same_bits(eager[0], wanted[0][0], "beside the graphs")
+        for out, want in zip(captured, wanted, strict=True):
+            assert_same_bits(out, want[0], "replayed")
+
+
+def test_splits_of_the_same_stream_count_in_the_same_memory() -> None:
+    """A causal call, a step of decoding whose last splits combine them, and the other way round."""
+    form = Form(lengths=(2000,) * 8, queries=(1,) * 8, options={"num_splits": 8, "causal": True})
+    step = served(form, "sm90")
+    calls, wanted = of_lengths((700,))
+    wanted_step = attention_with_cache(**step.given, backend="sm90")
+    for _ in range(10):
+        first = run(calls[0], CAUSAL)
+        decoded = attention_with_cache(**step.given, backend="sm90")
+        assert_same_bits(first[0], wanted[0][0], "the causal call")
+        assert_same_bits(decoded, wanted_step, "the step")
