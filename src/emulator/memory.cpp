@@ -7,6 +7,7 @@ namespace cute_attention::emulator {
 namespace {
 
 constexpr uint64_t kLowestAddress = 4096;
+constexpr uint64_t kOutside = ~uint64_t(0);  // of shared memory
 
 uint64_t extended(uint64_t value, uint32_t bytes, bool is_signed) {
   if (bytes == 8) return value;
@@ -23,14 +24,23 @@ uint32_t parts_of(Operand const& operand) {
   return operand.kind == OperandKind::kVector ? static_cast<uint32_t>(operand.parts.size()) : 1;
 }
 
+// Where a place is in the CTA's shared memory, which generic addresses reach, too; else kOutside.
+uint64_t in_shared(Warp const& warp, uint8_t const* place, uint64_t bytes) {
+  uint64_t const address = uint64_t(place - warp.cta->shared);
+  bool const fits = address <= UINT32_MAX && warp.cta->contains(uint32_t(address), bytes);
+  return fits ? address : kOutside;
+}
+
 void load(Warp& warp, Instruction const& instruction, uint32_t mask) {
   Operand const& target = instruction.operands[0];
   uint32_t const parts = parts_of(target), size = instruction.size;
   uint8_t const* places[kLanes];
+  bool is_shared = false;
   for_lanes(mask, [&](int lane) {
     uint64_t const address = address_of(warp, instruction.operands[1], lane);
-    places[lane] =
-        bytes_at(warp, instruction, instruction.space, address, uint64_t(size) * parts, lane);
+    uint64_t const bytes = uint64_t(size) * parts;
+    places[lane] = bytes_at(warp, instruction, instruction.space, address, bytes, lane);
+    is_shared |= in_shared(warp, places[lane], bytes) != kOutside;
   });
   Warp* const self = &warp;
   Instruction const* const what = &instruction;
@@ -44,7 +54,7 @@ void load(Warp& warp, Instruction const& instruction, uint32_t mask) {
       }
     });
   };
-  if (instruction.space == kShared) {
+  if (is_shared) {
     load_shared(warp, instruction, read);
   } else {
     read();
@@ -63,9 +73,10 @@ void store(Warp& warp, Instruction const& instruction, uint32_t mask) {
   uint32_t const parts = parts_of(values), size = instruction.size;
   for_lanes(mask, [&](int lane) {
     uint64_t const address = address_of(warp, instruction.operands[0], lane);
-    uint8_t* const place =
-        bytes_at(warp, instruction, instruction.space, address, uint64_t(size) * parts, lane);
-    if (instruction.space == kShared) store_shared(warp, address, size * parts);
+    uint64_t const bytes = uint64_t(size) * parts;
+    uint8_t* const place = bytes_at(warp, instruction, instruction.space, address, bytes, lane);
+    uint64_t const shared = in_shared(warp, place, bytes);
+    if (shared != kOutside) store_shared(warp, shared, size * parts);
     for (uint32_t i = 0; i < parts; ++i) {
       uint64_t const value = value_of(warp, part_of(values, i), lane);
       std::memcpy(place + i * size, &value, size);

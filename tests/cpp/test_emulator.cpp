@@ -271,21 +271,25 @@ void test_tma() {
 
 // One warp stores 16 bytes by TMA to the tensor's first ones.
 void test_proxy_fence() {
-  auto const first = [](char const* fence, Timing timing) {
+  char const* const shared = "st.shared.u32 [%r3], 5;\n";
+  char const* const generic =
+      "cvt.u64.u32 %rd4, %r3; cvta.shared.u64 %rd4, %rd4; st.u32 [%rd4], 5;\n";
+  auto const first = [](char const* store, char const* fence, Timing timing) {
     std::vector<uint32_t> data(256, 0);
-    run_kernel(
-        std::string("shl.b32 %r3, %r1, 2; add.s32 %r3, %r3, %r2; st.shared.u32 [%r3], 5;\n") +
-            fence + R"(
+    run_kernel(std::string("shl.b32 %r3, %r1, 2; add.s32 %r3, %r3, %r2;\n") + store + fence + R"(
       bar.warp.sync -1; setp.ne.s32 %p1, %r1, 0; @%p1 bra $L_done;
       cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 16;
       cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
     $L_done:)",
-        data, 32, timing);
+               data, 32, timing);
     return data[3];
   };
-  check_equal(first("fence.proxy.async.shared::cta;", Timing::kLate), 5u, "a store behind a fence");
-  check_equal(first("", Timing::kPrompt), 5u, "a store without one, unnoticed");
-  check_equal(first("", Timing::kLate), ~0u, "a store without a fence");
+  for (char const* store : {shared, generic}) {
+    check_equal(first(store, "fence.proxy.async.shared::cta;", Timing::kLate), 5u,
+                "a store behind a fence");
+    check_equal(first(store, "", Timing::kPrompt), 5u, "a store without one, unnoticed");
+    check_equal(first(store, "", Timing::kLate), ~0u, "a store without a fence");
+  }
 }
 
 // A warp reads a buffer, tells that it may be refilled, and uses what it read; another refills it.
