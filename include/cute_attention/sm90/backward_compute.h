@@ -346,7 +346,7 @@ struct BackwardCompute : BackwardPointwise<Row> {
     Tensor source = thread_copy.retile_S(rdS);                          // (COPY, COPY_N, COPY_M)
     Tensor target = thread_copy.partition_D(sdSt(_, _, ring_s.stage));  // (COPY, COPY_N, COPY_M)
     copy(typename Traits::SmemCopyS{}, source, target);
-    cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
+    fence_shared_memory();  // before WGMMAs read what these lanes wrote
     __syncwarp();
     arrive(shared.grad_s_full[ring_s.stage]);
   }
@@ -377,7 +377,7 @@ struct BackwardCompute : BackwardPointwise<Row> {
       staged[vector_in_block<kWarpgroupThreads>(v, lane)] =
           make_float4(tdQrdQ(4 * v), tdQrdQ(4 * v + 1), tdQrdQ(4 * v + 2), tdQrdQ(4 * v + 3));
     }
-    cutlass::arch::fence_view_async_shared();  // before the bulk add reads what these lanes wrote
+    fence_shared_memory();  // before the bulk add reads what these lanes wrote
     __syncwarp();
     arrive(shared.grad_q_full[warpgroup]);
   }

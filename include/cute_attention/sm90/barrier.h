@@ -44,6 +44,14 @@ CUTE_DEVICE void arrive_by_warp(uint64_t& barrier) {
   }
 }
 
+// What this thread has written to shared memory comes before what WGMMA and TMA read there once it
+// has arrived at a barrier (PTX ISA, "Async proxy"), and what it has read before what they write.
+// CUTLASS's function does not tell the compiler that it concerns memory, so that nvcc may move
+// plain stores behind it.
+CUTE_DEVICE void fence_shared_memory() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Call it when the lanes of a warp have read a buffer by loads, ldmatrix or others, before one of
 // them arrives for the warp and TMA writes the next data there. An arrival waits for no load: while
 // the tensor cores read shared memory as fast as they can, a load may take longer than the arrival,
@@ -51,7 +59,7 @@ CUTE_DEVICE void arrive_by_warp(uint64_t& barrier) {
 // the last 8 columns of some tiles of the bias when those of a later tile were there (seen on an
 // H200).
 CUTE_DEVICE void end_reads() {
-  cutlass::arch::fence_view_async_shared();
+  fence_shared_memory();
   __syncwarp();
 }
 

@@ -52,7 +52,7 @@ CUTE_DEVICE void clear_rows(Element* buffer, int32_t begin, int32_t end = kRows)
 // Tells the consumers of a tile that it is there, once the lanes of a warp have overwritten rows of
 // it. They call it together; one of them, which `arrives`, has the barrier.
 CUTE_DEVICE void tell_mended(uint64_t& full, bool arrives) {
-  cutlass::arch::fence_view_async_shared();  // before WGMMAs read what these lanes wrote
+  fence_shared_memory();  // before WGMMAs read what these lanes wrote
   __syncwarp();
   if (arrives) {
     Barrier::arrive(&full);
