@@ -5,6 +5,7 @@ FAKE_NVCC is one of
     text       write a few bytes in place of a library (also where the variable is not set)
     library    compile the generated files with the C++ compiler, for a launch class without CUDA
     slow       the same as text, after a program that takes FAKE_NVCC_SECONDS
+    two        the same as text, once two of them run at the same time; an error after a minute
     fail       an error of the compiler
     kill       end by a signal, as where memory runs out
     nothing    report success and write no file
@@ -19,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 CPP = Path(__file__).resolve().parent / "cpp"
@@ -66,8 +68,20 @@ def main(words: list[str]) -> int:
         return 0
     if mode == "slow":
         subprocess.run(["sleep", os.environ["FAKE_NVCC_SECONDS"]])
+    if mode == "two" and not another_runs():
+        print("no other compiler runs")
+        return 3
     Path(output).write_bytes(b"\0" * BYTES)
     return 0
+
+
+def another_runs() -> bool:
+    """Whether another call is logged within a minute: it waits for this one, too."""
+    for _ in range(600):
+        if len(Path(os.environ["FAKE_NVCC_LOG"]).read_text().splitlines()) > 1:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 if __name__ == "__main__":

@@ -101,22 +101,19 @@ def test_processes_build_once(fake, tmp_path, count):
 
 
 def test_threads_build_once_and_different_rows_at_the_same_time(fake, tmp_path, monkeypatch):
-    monkeypatch.setenv("FAKE_NVCC", "slow")
-    monkeypatch.setenv("FAKE_NVCC_SECONDS", str(SECONDS))
+    monkeypatch.setenv("FAKE_NVCC", "two")  # ends once two compilers run
     built_paths: list[Path] = []
     sources = [SOURCE, SOURCE, dataclasses.replace(SOURCE, chips=(86,))]
     threads = [
         threading.Thread(target=lambda source=source: built_paths.append(built(source)))
         for source in sources
     ]
-    begin = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert (len(built_paths), len(set(built_paths))) == (3, 2)
     assert len(calls(tmp_path)) == 2
-    assert SECONDS <= time.monotonic() - begin < 2 * SECONDS + 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import attention
+from cute_attention import attention, attention_varlen
 from cute_attention.inference import attention_with_cache
 from cute_attention.native import rows
 from every_row import (
@@ -17,7 +17,6 @@ from every_row import (
     DTYPES,
     fixture_of,
     options_of,
-    skip_if_places_matter,
     skip_unless_it_is_chosen,
 )
 from kernel_calls import poison_free_memory
@@ -36,7 +35,6 @@ SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {  # queries, keys, options
     "queries without keys": (700, 260, {"causal": True}),
     "window": (520, 520, {"window": (100, 0)}),
 }
-PER_HEAD = {"alibi_slopes": 0, "bias": 1, "sink": 0}  # the dimension of heads
 
 
 def draw(
@@ -58,25 +56,16 @@ def run(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
     return list(attention(*tensors, **options, return_lse=True, backend="sm90"))
 
 
-def one_by_one(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
-    """The same by calls of one KV head and one sequence, too small to need the counter."""
-    q, k, v = tensors
-    group = q.shape[2] // k.shape[2]
-    found = []
-    for entry in range(q.shape[0]):
-        outs, lses = [], []
-        for head in range(k.shape[2]):
-            own, one = slice(head * group, (head + 1) * group), slice(head, head + 1)
-            part = [x[entry : entry + 1, :, h] for x, h in ((q, own), (k, one), (v, one))]
-            given = {
-                name: value.narrow(PER_HEAD[name], own.start, group) if name in PER_HEAD else value
-                for name, value in options.items()
-            }
-            out, lse = run(part, given)
-            outs.append(out)
-            lses.append(lse)
-        found.append((torch.cat(outs, 2), torch.cat(lses, 1)))
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+def packed(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
+    """The same as packed sequences, whose tiles come in another order and from another counter."""
+    batch, seqlen_q, heads = tensors[0].shape[:3]
+    seqlen_k = tensors[1].shape[1]
+    starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+    lengths = starts * seqlen_q, starts * seqlen_k, seqlen_q, seqlen_k
+    rows = (tensor.flatten(0, 1) for tensor in tensors)
+    poison_free_memory()
+    out, lse = attention_varlen(*rows, *lengths, **options, return_lse=True, backend="sm90")
+    return [out.view(batch, seqlen_q, heads, -1), lse.view(heads, batch, seqlen_q).transpose(0, 1)]
 
 
 @pytest.mark.parametrize("group", [1, 3])
@@ -84,11 +73,10 @@ def one_by_one(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
 def test_every_tile_is_computed(
     row: rows.TableRow, shape: tuple[int, int, dict[str, Any]], group: int
 ) -> None:
-    skip_if_places_matter(row)
     *seqlens, given = shape
     tensors = draw((row.head_dim, row.head_dim_v), DTYPES[row.dtype], (*seqlens,), group)
     options = options_of(row, given, tensors[0].shape[2])
-    wanted = one_by_one(tensors, options)
+    wanted = packed(tensors, options)
     for time in ("first", "second", "third"):  # the counter is at zero again
         for found, want, name in zip(run(tensors, options), wanted, ("out", "lse"), strict=True):
             assert_same_bits(found, want, f"{name} of the {time} call")
@@ -98,9 +86,9 @@ CAUSAL = {"causal": True}
 
 
 def of_lengths(seqlens: tuple[int, ...]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Inputs of calls of different numbers of tiles, and what each gives alone."""
+    """Inputs of calls of different numbers of tiles, and what each gives when packed."""
     calls = [draw((64, 64), torch.bfloat16, (seqlen, seqlen)) for seqlen in seqlens]
-    return calls, [one_by_one(call, CAUSAL) for call in calls]
+    return calls, [packed(call, CAUSAL) for call in calls]
 
 
 def skip_unless_there_is_sm90() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,8 @@ def run(rank: int, world: int, folder: str) -> None:
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()  # the other process may still want answers of this one's threads
     dist.destroy_process_group()
+    # Threads of PyTorch may still ask for Python, which would end meanwhile and abort the process.
+    os._exit(0)
 
 
 def placements_of_dtensors(device: torch.device) -> dict[str, Any]:
