@@ -13,6 +13,7 @@
 int __dp4a(int, int, int);
 unsigned __byte_perm(unsigned, unsigned, unsigned);
 int __vimax3_s32(int, int, int);
+unsigned __vimax3_u32(unsigned, unsigned, unsigned);
 int __vimin3_s32(int, int, int);
 template <class T>
 T __hfma2(T, T, T);

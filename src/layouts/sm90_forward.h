@@ -39,12 +39,22 @@ struct Sm90Forward {
         .set("phases", json_array({"all tiles"}))
         .set("bytes", int(sizeof(SharedMemory)))
         .set("buffers",
-             with_bias_buffer<Traits>(Json::array()
-                                          .add(buffer_json("q", plan, plan.q, kAlignmentQK, 0, 0))
-                                          .add(buffer_json("k", plan, plan.k, kAlignmentQK, 0, 0))
-                                          .add(buffer_json("v", plan, plan.v, kAlignmentV, 0, 0))
-                                          .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)),
-                                      plan));
+             with_places_buffer(with_bias_buffer<Traits>(
+                                    Json::array()
+                                        .add(buffer_json("q", plan, plan.q, kAlignmentQK, 0, 0))
+                                        .add(buffer_json("k", plan, plan.k, kAlignmentQK, 0, 0))
+                                        .add(buffer_json("v", plan, plan.v, kAlignmentV, 0, 0))
+                                        .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)),
+                                    plan),
+                                plan));
+  }
+  // The places of keys that the tensor cores multiply slopes with, if the kernel has them.
+  static Json with_places_buffer(Json buffers, SharedMemory const& plan) {
+    if constexpr (Traits::kAlibiProduct) {
+      constexpr int kAlignment = swizzle_alignment<typename SharedMemory::SmemLayoutPlaces>();
+      buffers.add(buffer_json("places", plan, plan.places, kAlignment, 0, 0));
+    }
+    return buffers;
   }
 
   static Json copies() {

@@ -174,22 +174,40 @@ struct RowSoftmax {
     return Warp::any(unusual);
   }
 
+  // The bases (ROWS) of the exponents of scores to which `offsets` (ROWS) are still to be added.
+  CUTE_HOST_DEVICE Rows shifted(Rows const& bases, Rows const& offsets) const {
+    Rows shifted;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      shifted(row) = fmaf(-offsets(row), scale_log2, bases(row));
+    }
+    return shifted;
+  }
+
   // For rows whose base in base 2 is no number to compute with. exp2(-inf - base) must be 0 where
   // all scores are -infinity, not NaN. And a large reference is subtracted from the scores
   // themselves, so that the largest become exactly 0.
+  //   shifted, offsets  (ROWS)  the bases as shifted() makes them, and what the scores lack
   template <class Scores>
-  CUTE_HOST_DEVICE void lower(Scores&& scores, Rows& base) const {
+  CUTE_HOST_DEVICE void lower(Scores&& scores, Rows& base, Rows const& shifted,
+                              Rows const& offsets) const {
     using namespace cute;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       bool const usual = is_usual(base(row));
-      float const seen = usual || reference(row) == -INFINITY ? 0.f : reference(row);
-      base(row) = usual ? base(row) : 0.f;
+      float const seen = usual || reference(row) == -INFINITY ? 0.f : reference(row) - offsets(row);
+      base(row) = usual ? shifted(row) : 0.f;
       CUTE_UNROLL
       for (int col = 0; col < size<1>(scores); ++col) {
         scores(row, col) -= seen;
       }
     }
+  }
+  template <class Scores>
+  CUTE_HOST_DEVICE void lower(Scores&& scores, Rows& base) const {
+    Rows none;
+    cute::clear(none);
+    lower(scores, base, base, none);
   }
 };
 

@@ -29,6 +29,9 @@ struct DeviceWarp {
   CUTE_DEVICE static int lane(int) { return lane_of_warp(); }
   // The largest and the smallest of three, by one instruction from compute capability 9.0 on.
   CUTE_DEVICE static int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
+  CUTE_DEVICE static uint32_t max3_unsigned(uint32_t a, uint32_t b, uint32_t c) {
+    return __vimax3_u32(a, b, c);
+  }
   CUTE_DEVICE static int min3(int a, int b, int c) { return __vimin3_s32(a, b, c); }
 };
 

@@ -82,9 +82,12 @@ struct ForwardCompute {
   // compute: between those the tensor cores do not wait for it.
   CUTE_DEVICE void compute() {
     cute::clear(tOrO);
-    sync.skip_hidden_keys(sync.tiles.tile());
+    ForwardTile const& tile = sync.tiles.tile();
+    scores.begin(tile);
+    sync.skip_hidden_keys(tile);
     sync.wait_for_query();
     sync.wait_for_keys();
+    scores.place(tile, tile.walks[warpgroup].end - 1);
     start_scores();
     cute::warpgroup_wait<0>();
     while (true) {
@@ -138,7 +141,7 @@ struct ForwardCompute {
       // first product of the next there is no jump but the loop's.
       while (true) {
         usable = step<false>(n_block, n_block == walk.begin);
-        if (!usable || n_block <= first_full) {
+        if (!Traits::kUnmaskedLoop || !usable || n_block <= first_full) {
           break;
         }
         --n_block;
@@ -160,9 +163,18 @@ struct ForwardCompute {
     auto const thread_mma = mma.get_slice(0);
     Tensor tSrQ = thread_mma.partition_fragment_A(sQ);  // (MMA, MMA_M, MMA_D, WARPGROUP)
     Tensor tSrK = thread_mma.partition_fragment_B(sK);  // (MMA, MMA_N, MMA_D, STAGE)
-    start_gemm<GMMA::ScaleOut::Zero>(
-        mma, tSrQ(_, _, _, sync.ring_q.stage * Traits::kConsumers + warpgroup),
-        tSrK(_, _, _, sync.ring_k.stage), scores.accumulator);
+    auto const tSrQ_stage = tSrQ(_, _, _, sync.ring_q.stage * Traits::kConsumers + warpgroup);
+    auto const tSrK_stage = tSrK(_, _, _, sync.ring_k.stage);
+    if constexpr (Traits::kAlibiProduct) {
+      typename Traits::MmaPlaces mma_places;
+      auto const sPlaces =  // (N, COLS, 1)
+          in_shared<typename SharedMemory::SmemLayoutPlaces>(shared.places);
+      Tensor tSrPlaces = mma_places.get_slice(0).partition_fragment_B(sPlaces);
+      start_gemms(mma_places, scores.alibi.fragment, tSrPlaces(_, _, _, 0), mma, tSrQ_stage,
+                  tSrK_stage, scores.accumulator);
+    } else {
+      start_gemm<GMMA::ScaleOut::Zero>(mma, tSrQ_stage, tSrK_stage, scores.accumulator);
+    }
   }
 
   // Starts O += P V. V must be there.
@@ -240,14 +252,15 @@ struct ForwardCompute {
   template <bool kMasked>
   CUTE_DEVICE bool step(int32_t n_block, bool last) {
     Ring const v = sync.ring_v();
+    scores.place(sync.tiles.tile(), n_block);
     sync.wait_for_keys();
     sync.take_turn();
     start_scores();
     sync.wait_for_values();
     start_output(v);
     sync.pass_turn();
-    cute::warpgroup_wait<1>();
     ForwardTile const& tile = sync.tiles.tile();
+    cute::warpgroup_wait<1>();
     add_bias(tile);
     release_scores(last);
     scores.template next<kMasked>(tile, n_block);
@@ -255,7 +268,9 @@ struct ForwardCompute {
         tOrP,
         [&] {
           end_output(v);
-          sync.ask_for_keys();
+          if constexpr (Traits::kUnmaskedLoop) {
+            sync.ask_for_keys();
+          }
         },
         [&](auto const& factors) {
           auto rO = output();
@@ -271,12 +286,14 @@ struct ForwardCompute {
   // compute S.
   CUTE_DEVICE void change_tile(ForwardTile const& next) {
     Ring const v = sync.ring_v();
+    scores.begin(next);
     sync.wait_for_values();
     sync.skip_hidden_keys(next);
     sync.take_turn();
     start_output(v);
     sync.wait_for_query();
     sync.wait_for_keys();
+    scores.place(next, next.walks[warpgroup].end - 1);
     start_scores();
     sync.pass_turn();
     auto const end = end_softmax(!kCombinesSplits<Row> && has_splits(arguments.params));

@@ -63,7 +63,11 @@ struct ForwardKernel {
   }
 
   CUTE_DEVICE static void run(ForwardArguments const& arguments, SharedMemory& shared) {
-    play_roles<ForwardKernel>(arguments, shared);
+    if constexpr (Traits::kAlibiProduct) {
+      shared.write_places();
+    }
+    // With every feature consumers have no register for the number of their warp.
+    play_roles<ForwardKernel, serves_subsets(Row::kKey.score_mods)>(arguments, shared);
   }
 };
 

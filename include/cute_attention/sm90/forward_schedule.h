@@ -144,7 +144,7 @@ struct TileWalk {
       return cta;
     }
     uint32_t taken = 0;
-    if (threadIdx.x % 32 == 0) {
+    if (lane_of_warp() == 0) {
       taken = atomicInc(taken_tiles, uint32_t(schedule.tiles - 1));
     }
     return ctas + warp_uniform(int32_t(taken));
@@ -160,7 +160,7 @@ struct TileWalk {
       return (round - 1) * ctas + cta;
     }
     int32_t taken = 0;
-    if (threadIdx.x % 32 == 0) {
+    if (lane_of_warp() == 0) {
       taken = atomicAdd(params.next_tile, 1);
     }
     return ctas + warp_uniform(taken);
@@ -187,7 +187,7 @@ CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments, SharedMemory&
     }
     more = walk.next(shared.tiles[ring.stage]);
     __syncwarp();  // all lanes have written it
-    if (threadIdx.x % 32 == 0) {
+    if (lane_of_warp() == 0) {
       Barrier::arrive(&shared.tile_full[ring.stage]);
     }
     ring.advance();

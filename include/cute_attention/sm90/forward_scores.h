@@ -1,6 +1,7 @@
 // sm90/forward_scores.h: the scores of a consumer warpgroup's 64 queries, and their softmax.
 #pragma once
 
+#include "cute_attention/core/capped_softmax.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/mask.h"
@@ -30,25 +31,24 @@ struct ForwardScores {
 
   using TileS = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>>;
   using FragmentS = decltype(cute::partition_fragment_C(typename Traits::MmaQK{}, TileS{}));
-  // Where warpgroups take turns, O has ended when a warpgroup begins its softmax, which is what the
-  // other one waits for: it is as short as can be. Where they do not, O is long, and the softmax
-  // runs beside it in place.
-  static constexpr Reference kReference = Traits::Study::kReference;
-  static constexpr bool kStraight = kReference == Reference::Exact ||
-                                    (kReference == Reference::WhereItPays && Traits::kTakeTurns);
+  static constexpr bool kStraight = Traits::kStraight;
   // Whether scores are modified, and their maxima taken, before the wait for O, which this work
   // runs beside. ptxas waits as soon as it can: in rows without modifiers that is after most
   // maxima. A bias beside K is added before that wait anyhow, and rows with a map and a term
   // have no registers for it.
   static constexpr bool kModifiesFirst =
       kStraight && !Traits::kBiasBesideK && Modifiers::kHasMap != Modifiers::kHasTerm;
-  using Softmax = std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>;
+  // Whether the softmax applies softcap by itself.
+  static constexpr bool kCapped = kStraight && kScoreMods == score_mods::Softcap;
+  using Softmax =
+      std::conditional_t<kCapped, CappedSoftmax<2>,
+                         std::conditional_t<kStraight, StraightSoftmax<2>, OnlineSoftmax<2>>>;
   using Rows = typename Softmax::Rows;
   // How many scores share a quotient (softcap.h): fewer where the output, or the addresses of a
   // cache, leave few registers.
   static constexpr int kMapGroup = Traits::kHeadDimV > 128 || Traits::kTileM > 128 ? 1
-                                   : kReadsCache<Row>                              ? 2
-                                                                                   : 4;
+                                   : kReadsCache<Row> ? (kCapped ? 1 : 2)
+                                                      : 4;
 
   ForwardArguments const& arguments;
   int const warpgroup;  // of the consumers
@@ -56,6 +56,9 @@ struct ForwardScores {
 
   FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() modify and mask
   Softmax softmax;
+  // ALiBi of rows in which the tensor cores compute it.
+  std::conditional_t<Traits::kAlibiProduct, AlibiOperand<Element>, NoAlibiOperand> alibi;
+  bool all_near = true;  // of the scores of a tile with a mask, in rows with kCapped
   typename LaterModifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
 
@@ -63,7 +66,7 @@ struct ForwardScores {
       : arguments(arguments),
         warpgroup(warpgroup),
         thread(thread),
-        softmax(Modifiers::exponent_scale(arguments.params)) {}
+        softmax(new_softmax(arguments.params)) {}
 
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return warpgroup * kWarpgroupM; }
@@ -95,10 +98,8 @@ struct ForwardScores {
   // Modifies and masks S of the first KV tile of a walk, and begins its softmax. `full`: every
   // query sees every key of it.
   CUTE_DEVICE void first(ForwardTile const& tile, int32_t n_block, bool full) {
-    if constexpr (LaterModifiers::kHasTerm) {
-      terms.load(arguments.params, tile.work.batch,
-                 heads_of_thread(arguments, tile, m_offset(), thread),
-                 Modifiers::exponent_scale(arguments.params));
+    if constexpr (LaterModifiers::kHasTerm && !Traits::kAlibiProduct) {
+      load_terms(tile);
     }
     if constexpr (kDrops) {
       ForwardParams const& params = arguments.params;
@@ -108,19 +109,42 @@ struct ForwardScores {
             uint32_t(tile.m_begin + m_offset() + row_of_thread(thread)));
       }
     }
-    modify_and_mask(tile, n_block, !full);
-    softmax = Softmax(Modifiers::exponent_scale(arguments.params));
+    modify_and_mask<true>(tile, n_block, !full);
+    softmax = new_softmax(arguments.params);
+  }
+
+  // Reads what a new tile of queries needs for place().
+  CUTE_DEVICE void begin(ForwardTile const& tile) {
+    if constexpr (Traits::kAlibiProduct) {
+      load_terms(tile);
+      alibi.load(terms.slopes);
+    }
+  }
+
+  // Has the product with places (alibi_product.h) ready before S of a KV tile is started.
+  CUTE_DEVICE void place(ForwardTile const& tile, int32_t n_block) {
+    if constexpr (Traits::kAlibiProduct) {
+      QueryPacking const& packing = arguments.packing;
+      int const to_diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+      int const row = m_offset() + row_of_thread(opaque(thread));
+      int const query = tile.m_begin + packing.query(m_offset());
+      alibi.place(n_block * kTileN, kTileN, query / kWarpgroupM * kWarpgroupM + to_diagonal,
+                  {tile.m_begin + packing.query(row) + to_diagonal,
+                   tile.m_begin + packing.query(row + 8) + to_diagonal},
+                  terms.slopes);
+    }
   }
 
   // Modifies and masks S of a later KV tile. Without kMasked every query sees every key of it.
   template <bool kMasked>
   CUTE_DEVICE void next(ForwardTile const& tile, int32_t n_block) {
-    modify_and_mask(tile, n_block, kMasked);
+    modify_and_mask<kMasked>(tile, n_block, kMasked);
   }
 
   // Turns S of a KV tile, modified and masked, into P. Returns whether P is usable: where a row of
   // the warp has a base that is no number to compute with, exponentiate_unusual() computes P. That
-  // is rare, and so has its place outside of the loop over KV tiles.
+  // is rare, and so has its place outside of the loop over KV tiles without a mask, in rows with
+  // such a loop. In others P is usable.
   //   kMasked                without it every query sees every key of the tile
   //   end_output()           waits for the O that reads the P before this one
   //   scale_output(factors)  multiplies the rows of O so far by factors (ROWS)
@@ -128,18 +152,35 @@ struct ForwardScores {
   CUTE_DEVICE bool exponentiate(FragmentP& tOrP, EndOutput const& end_output,
                                 ScaleOutput const& scale_output) {
     Rows factors;
-    if constexpr (kStraight) {
+    if constexpr (kCapped) {
+      exponentiate_capped<kMasked>(tOrP, end_output, scale_output);
+    } else if constexpr (kStraight) {
       Rows maxima = softmax.maxima(view());
       if constexpr (kModifiesFirst) {
         hold(maxima);
       }
       end_output();
       Rows bases, sums;
-      softmax.raise(maxima, bases, factors);
-      scale_output(factors);
-      compute_p(bases, tOrP, sums);
+      if constexpr (Traits::kAlibiProduct) {
+        Rows const offsets = this->offsets();
+        CUTE_UNROLL
+        for (int row = 0; row < cute::size(maxima); ++row) {
+          maxima(row) += offsets(row);
+        }
+        softmax.raise(maxima, bases, factors);
+        scale_output(factors);
+        compute_p(softmax.shifted(bases, offsets), tOrP, sums);
+      } else {
+        softmax.raise(maxima, bases, factors);
+        scale_output(factors);
+        compute_p(bases, tOrP, sums);
+      }
       if (__builtin_expect(softmax.any_unusual(bases), false)) {
-        return false;
+        if constexpr (Traits::kUnmaskedLoop) {
+          return false;
+        }
+        exponentiate_unusual(tOrP);
+        return true;
       }
       softmax.add(sums);
     } else {
@@ -156,9 +197,14 @@ struct ForwardScores {
   // Computes P of a KV tile whose P is not usable.
   template <class FragmentP>
   CUTE_DEVICE void exponentiate_unusual(FragmentP& tOrP) {
-    if constexpr (kStraight) {
+    if constexpr (kStraight && !kCapped) {
       Rows bases = softmax.bases(), sums;
-      softmax.lower(view(), bases);
+      if constexpr (Traits::kAlibiProduct) {
+        Rows const offsets = this->offsets();
+        softmax.lower(view(), bases, softmax.shifted(bases, offsets), offsets);
+      } else {
+        softmax.lower(view(), bases);
+      }
       compute_p(bases, tOrP, sums);
       softmax.add(sums);
     }
@@ -176,6 +222,12 @@ struct ForwardScores {
   }
 
  private:
+  CUTE_DEVICE void load_terms(ForwardTile const& tile) {
+    terms.load(arguments.params, tile.work.batch,
+               heads_of_thread(arguments, tile, m_offset(), thread),
+               Modifiers::exponent_scale(arguments.params));
+  }
+
   // Computes P relative to the bases (ROWS), and this thread's sums (ROWS) of it before it is
   // rounded. S stays as it is.
   template <class FragmentP>
@@ -183,6 +235,56 @@ struct ForwardScores {
     FragmentS probabilities;
     softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
     convert_into(probabilities, tOrP);
+  }
+
+  // exponentiate() of rows with kCapped.
+  template <bool kMasked, class FragmentP, class EndOutput, class ScaleOutput>
+  CUTE_DEVICE void exponentiate_capped(FragmentP& tOrP, EndOutput const& end_output,
+                                       ScaleOutput const& scale_output) {
+    auto rS = view();
+    CappedCurve const curve = softmax.curve();
+    Rows maxima;
+    bool near = all_near;
+    if constexpr (kMasked) {
+      maxima = softmax.maxima(rS);
+    } else {
+      near = softmax.look(curve, rS, maxima);
+    }
+    maxima = softmax.row_maxima(maxima);
+    hold(maxima);
+    end_output();
+    FragmentS probabilities;
+    auto rP = rows_of(probabilities);
+    Rows bases, factors, sums;
+    if (__builtin_expect(near, true)) {
+      softmax.template raise<true>(curve, maxima, bases, factors);
+      scale_output(factors);
+      softmax.exponentiate_near(curve, rS, bases, rP, sums);
+    } else {
+      softmax.template raise<false>(curve, maxima, bases, factors);
+      scale_output(factors);
+      softmax.template exponentiate_far<kMapGroup, kMasked>(curve, rS, bases, rP, sums);
+    }
+    convert_into(probabilities, tOrP);
+    softmax.add(sums);
+  }
+
+  CUTE_DEVICE static Softmax new_softmax(ForwardParams const& params) {
+    if constexpr (kCapped) {
+      return Softmax(params.scale, params.softcap);
+    } else {
+      return Softmax(Modifiers::exponent_scale(params));
+    }
+  }
+
+  // What the scores of the thread's rows lack, in rows with kAlibiProduct.
+  CUTE_DEVICE Rows offsets() const {
+    Rows offsets;
+    CUTE_UNROLL
+    for (int row = 0; row < cute::size(offsets); ++row) {
+      offsets(row) = alibi.offsets[row];
+    }
+    return offsets;
   }
 
   // Has the compiler compute numbers (ROWS) here, and not where they are used.
@@ -198,12 +300,31 @@ struct ForwardScores {
   }
   CUTE_DEVICE auto view() { return rows_of(accumulator); }  // (ROWS, COLS)
 
+  //   kMasked  whether the tile may be masked
+  template <bool kMasked>
   CUTE_DEVICE void modify_and_mask(ForwardTile const& tile, int32_t n_block, bool masked) {
     auto rS = view();
+    if constexpr (kCapped) {
+      if constexpr (kMasked) {
+        all_near = softmax.all_near(softmax.curve(), rS);
+        if (!all_near) {
+          softmax.bound_far(rS);
+        }
+        if (masked) {
+          mask_scores_by_side(score_tile(tile, n_block));
+        }
+      }
+      return;
+    }
     cute_attention::modify_and_mask<kMapGroup>(
         LaterModifiers(arguments.params), rS, masked,
         [&] { mask_scores_by_side(score_tile(tile, n_block)); },
         [&] {
+          if constexpr (Traits::kAlibiProduct) {
+            if (alibi.side != 0) {
+              return;
+            }
+          }
           LaterModifiers::Terms::template add<Element>(arguments.params, score_tile(tile, n_block),
                                                        terms);
         });

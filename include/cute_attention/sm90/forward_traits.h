@@ -9,7 +9,9 @@
 #include <cute/tensor.hpp>
 
 #include "cute_attention/element.h"
+#include "cute_attention/sm90/alibi_product.h"
 #include "cute_attention/sm90/barrier.h"
+#include "cute_attention/sm90/cached_keys.h"
 #include "cute_attention/sm90/float_bias.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/key_bias.h"
@@ -62,6 +64,28 @@ struct ForwardTraits {
           cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDimV>, cute::Int<kTileN>>,
           cute::GMMA::Major::K, cute::GMMA::Major::MN>()));
 
+  // Where warpgroups take turns, O has ended when a warpgroup begins its softmax, which is what the
+  // other one waits for: it is as short as can be. Where they do not, O is long, and the softmax
+  // runs beside it in place.
+  static constexpr bool kStraight = Study::kReference == Reference::Exact ||
+                                    (Study::kReference == Reference::WhereItPays && kTakeTurns);
+  // Whether the tensor cores compute ALiBi (alibi_product.h): at head dim 64 it is 1.03 to 1.09
+  // times faster, at 128 as fast as without (H200). The kernel for caches would spill.
+  static constexpr bool kAlibiProduct =
+      kStraight && kKey.score_mods == score_mods::Alibi && kHeadDim <= 64 && !kReadsCache<Row>;
+  // Whether KV tiles without a mask have a loop of their own (forward_compute.h): with a bias or
+  // dropout alone it gained nothing, and with softcap and ALiBi together, and at head dims 192 and
+  // 128, it would spill.
+  static constexpr bool kUnmaskedLoop =
+      kStraight && kHeadDim == kHeadDimV && kKey.score_mods != score_mods::Bias &&
+      kKey.score_mods != score_mods::Dropout &&
+      kKey.score_mods != (score_mods::Softcap | score_mods::Alibi);
+  using MmaPlaces = decltype(cute::make_tiled_mma(
+      cute::GMMA::rs_op_selector<
+          Element, Element, float,
+          cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>, cute::Int<kPlaceCols>>,
+          cute::GMMA::Major::K, cute::GMMA::Major::K>()));
+
   static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of one warpgroup
   static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
@@ -77,11 +101,12 @@ struct ForwardTraits {
 
   // Two buffers of Q where they fit, so that the next tile's Q need not wait for the last S of this
   // one.
-  static constexpr int kStagesQ =
-      2 * kConsumers * kBytesQ + kStages * (kBytesK + kBytesV + kBytesBias) + 2048 <=
-              max_shared_memory(kKey.arch)
-          ? 2
-          : 1;
+  static constexpr int kStagesQ = 2 * kConsumers * kBytesQ +
+                                              kStages * (kBytesK + kBytesV + kBytesBias) + 2048 +
+                                              (kAlibiProduct ? 2 * kTileN * kPlaceCols : 0) <=
+                                          max_shared_memory(kKey.arch)
+                                      ? 2
+                                      : 1;
 
   // Columns of a box of Q and K, and of V.
   static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);
@@ -93,7 +118,8 @@ struct ForwardTraits {
   using SmemLayoutVt =
       SmemTilesTransposed<Element, kTileN, kHeadDimV, kStages, kBoxV>;  // (DV, N, STAGE)
 
-  struct SharedMemory : BiasBuffer<kBiasTiles, Element, kTileM, kBiasCols, kStages>,
+  struct SharedMemory : KeyPlaces<kAlibiProduct, Element, kTileN>,
+                        BiasBuffer<kBiasTiles, Element, kTileM, kBiasCols, kStages>,
                         KeyBiasBuffer<kKeyBias, kTileN, kStages> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
