@@ -10,9 +10,10 @@
 namespace cute_attention {
 namespace {
 
-constexpr int32_t kVector = 8;           // kernels load 16 bytes at once: so many elements
-constexpr int64_t kMaxSpan = 1LL << 39;  // elements; a stride of TMA must be below 2^40 bytes
-constexpr float kMaxFactor = 0x1p127f;   // largest scale or softcap: times log2(e) it is finite
+constexpr int32_t kVector = 8;             // kernels load 16 bytes at once: so many elements
+constexpr int64_t kMaxSpan = 1LL << 39;    // elements; a stride of TMA must be below 2^40 bytes
+constexpr float kMaxFactor = 0x1p127f;     // largest scale or softcap: times log2(e) it is finite
+constexpr float kMinQuotient = 0x1p-100f;  // of scale and softcap: a score times it is not 0
 
 template <class... Parts>
 void require(bool condition, Parts const&... parts) {
@@ -61,6 +62,9 @@ void check_any_shape(Params const& p) {
           ", expected 0 (none) or a finite number of at most 2^127");
   require(p.softcap == 0 || std::abs(p.scale) / p.softcap <= kMaxFactor / 4, "softcap is ",
           p.softcap, ", too small for scale ", p.scale, ": their quotient overflows");
+  require(p.softcap == 0 || p.scale == 0 || std::abs(p.scale) / p.softcap >= kMinQuotient,
+          "softcap is ", p.softcap, ", too large for scale ", p.scale,
+          ": their quotient is below 2^-100 (0 for no cap)");
   check_packing(p);
 }
 

@@ -158,6 +158,9 @@ OPTIONS = [
           "softcap is too large, expected a number of at most 2^127"),
     Wrong("softcap-too-small", ValueError, lambda: {"softcap": 1e-40},
           "softcap is 1e-40, expected a larger one for scale 0.25: their quotient overflows"),
+    Wrong("softcap-too-large-for-scale", ValueError, lambda: {"softcap": 1e31},
+          "softcap is 1e+31, expected a smaller one for scale 0.25, or None for no cap: their "
+          "quotient is below 2^-100"),
     Wrong("scale-nan", ValueError, lambda: {"scale": float("nan")},
           "scale is nan, expected a finite number"),
     Wrong("scale-tensor", TypeError, lambda: {"scale": torch.tensor(0.5)},

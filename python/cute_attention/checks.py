@@ -17,6 +17,7 @@ _INTEGERS = (int, torch.SymInt)  # the second while torch.export or make_fx trac
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 LARGEST_SIZE = 2**31 - 1  # of the sizes that cu_seqlens and the kernels can tell
 LARGEST_FACTOR = 2.0**127  # kMaxFactor of check_params.cpp: of a scale or a softcap
+LEAST_QUOTIENT = 2.0**-100  # kMinQuotient of check_params.cpp: of a scale and a softcap
 _LARGEST_WINDOW = 2**63 - 1  # of what an op takes
 
 
@@ -83,11 +84,17 @@ def softcap(name: str, label: str, value: object, _: object = None) -> None:
 
 
 def softcap_of_scale(name: str, scale: Any, softcap: Any) -> None:
-    """Their quotient, by which kernels and the reference backend multiply, is finite."""
+    """Their quotient, by which kernels and the reference backend multiply, is finite, and not so
+    small that a product with a score is 0 in fp32."""
     if softcap and abs(scale) > softcap * (LARGEST_FACTOR / 4):
         raise ValueError(
             f"{name}: softcap is {softcap}, expected a larger one for scale {scale}: their "
             "quotient overflows"
+        )
+    if softcap and scale and abs(scale) < softcap * LEAST_QUOTIENT:
+        raise ValueError(
+            f"{name}: softcap is {softcap}, expected a smaller one for scale {scale}, or None for "
+            "no cap: their quotient is below 2^-100"
         )
 
 

@@ -61,6 +61,8 @@ std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
       {"softcap is inf, expected 0 (none)", [](Call& call) { call.params.softcap = INFINITY; }},
       {"softcap is 1e-39, too small for scale 0.125",
        [](Call& call) { call.params.softcap = 1e-39f; }},
+      {"softcap is 1e+30, too large for scale 0.125",
+       [](Call& call) { call.params.softcap = 1e30f; }},
       {"cu_seqlens_k is null, expected it beside cu_seqlens_q",
        [pack](Call& call) {
          pack(call.params);

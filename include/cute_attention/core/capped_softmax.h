@@ -36,11 +36,14 @@ struct CappedCurve {
   // 2.3e-5, which shows in the LSE of a row with few keys.
   static constexpr float kNear = 0.4f;
   static constexpr float k1 = 0.99999375f, k3 = -0.3326258f, k5 = 0.12127787f;
-  // Beyond these, powers of slope would be 0 or infinite in fp32, and less is near.
-  static constexpr float kLeastSlope = 0x1p-24f, kLargestSlope = 0x1p24f;
+  // Beyond it powers of slope could be infinite in fp32, and less is near.
+  static constexpr float kLargestSlope = 0x1p24f;
 
   float coefficients[3];  // of 1, s^2 and s^4
   float nearest;          // the largest magnitude of a score for which f serves
+  // The same of a tile that may have hidden scores. Negative, so that no tile is, where slope is so
+  // small that the last coefficient is 0: then f of a hidden score is no number.
+  float nearest_of_tile;
 
   //   slope  scale / softcap
   //   cap    softcap * log2(e)
@@ -50,8 +53,11 @@ struct CappedCurve {
     coefficients[0] = unit * k1;
     coefficients[1] = unit * square * k3;
     coefficients[2] = unit * square * square * k5;
-    bool const is_usual = slope >= kLeastSlope && slope <= kLargestSlope;
-    nearest = (is_usual ? kNear : kNear / 64) / slope;
+    // Without the last coefficients, which are 0 where slope is small, less is near.
+    bool const has_last = coefficients[2] >= FLT_MIN, has_cubic = coefficients[1] <= -FLT_MIN;
+    bool const is_line = slope > kLargestSlope || !has_cubic;
+    nearest = (is_line ? kNear / 128 : has_last ? kNear : kNear / 5) / slope;
+    nearest_of_tile = has_last ? nearest : -1.f;
   }
 
   // f(score^2). The last coefficient is positive, so a hidden score, -infinity, stays that when it
@@ -208,6 +214,9 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
           if (kMasked) {
             exponent = group[i] == -INFINITY ? -INFINITY : exponent;
           }
+          // The base is the exponent of the largest score, computed alone. That of the same score
+          // in a group may exceed it by 4e-6 of the cap: by far, if the cap is 1e8. A NaN stays.
+          exponent = exponent > 1.f ? 1.f : exponent;
           float const value = exp2f(exponent);
           sums(row) = first + i == 0 ? value : sums(row) + value;
           probabilities(row, first + i) = value;
@@ -259,7 +268,7 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
     for (int row = 0; row < kRows; ++row) {
       farthest = farthest > peaks.largest[row] ? farthest : peaks.largest[row];
     }
-    return farthest <= bits(curve.nearest);
+    return farthest <= bits(curve.nearest_of_tile);
   }
 
   // The exponents of scores far from 0, to an absolute error of 2e-6 of the cap: softcap *
