@@ -94,7 +94,7 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
     check(row, inputs, grad_out, case.options)
 
 
-@pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5])
+@pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5, 1e28])
 def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
     """Three caps: one that all scores reach, an ordinary one, and one far above all scores."""
     if "softcap" not in row.score_mods:
