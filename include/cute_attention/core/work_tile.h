@@ -47,7 +47,8 @@ CUTE_HOST_DEVICE constexpr GridWarp grid_warp(uint32_t cta, uint32_t ctas, uint3
 }
 
 // The order in which a persistent grid of CTAs takes the tiles of all heads and sequences. Each CTA
-// computes which tile is its next one; this needs no counter in memory.
+// computes which tile is its next one; this needs no counter in memory. On sm90, CTAs take the
+// tiles of the order Longest from a counter instead where they have one (Schedule::taken()).
 //
 // Heads: the tiles of a head follow each other, so that CTAs that run at the same time read the
 //   same K and V, which L2 holds. Each round begins with another CTA than the round before, so that
