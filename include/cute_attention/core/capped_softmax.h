@@ -25,6 +25,7 @@
 
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/core/row_softmax.h"
+#include "cute_attention/core/softcap.h"
 
 namespace cute_attention {
 
@@ -73,7 +74,7 @@ struct CappedCurve {
 template <int kRows, class Warp = DeviceWarp>
 struct CappedSoftmax : RowSoftmax<kRows, Warp> {
   using Base = RowSoftmax<kRows, Warp>;
-  using Base::add, Base::reference, Base::row_sum;
+  using Base::add, Base::maxima, Base::reference, Base::row_sum;
   using typename Base::Rows;
 
   float slope;  // scale / softcap
@@ -107,7 +108,7 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
       return true;
     }
     // Of negative numbers the peak is the least.
-    maxima = CappedSoftmax::maxima(scores);
+    maxima = Base::maxima(scores);
     return !Warp::any(!near);
   }
 
@@ -118,17 +119,6 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
     for (int i = 0; i < cute::size(scores); ++i) {
       scores(i) = scores(i) < -FLT_MAX ? -FLT_MAX : scores(i);
     }
-  }
-
-  // The maxima (ROWS) of this thread's scores (ROWS, COLS) of a tile.
-  template <class Scores>
-  CUTE_DEVICE static Rows maxima(Scores const& scores) {
-    Rows maxima;
-    CUTE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      maxima(row) = column_maximum<2>(scores, row);
-    }
-    return maxima;
   }
 
   // Those of all threads of a row.
@@ -271,25 +261,11 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
     return farthest <= bits(curve.nearest_of_tile);
   }
 
-  // The exponents of scores far from 0, to an absolute error of 2e-6 of the cap: softcap *
-  // (1 - 2 / (1 + exp(2 x))). A quotient takes as long as an exponential: a group shares one, of
-  // the product of its denominators, which are held below 2^31 so that it is finite.
+  // The exponents of scores far from 0, to an absolute error of 2e-6 of the cap.
   template <int kGroup>
   CUTE_DEVICE void capped_far(float const (&scores)[kGroup], float (&capped)[kGroup]) const {
-    float const exponent = slope * float(2 * M_LOG2E);
-    float denominators[kGroup], products[kGroup];
-    CUTE_UNROLL
-    for (int i = 0; i < kGroup; ++i) {
-      denominators[i] = 1.f + exp2f(fminf(scores[i] * exponent, 30.f));
-      products[i] = i == 0 ? denominators[0] : products[i - 1] * denominators[i];
-    }
-    float inverse = __fdividef(1.f, products[kGroup - 1]);
-    CUTE_UNROLL
-    for (int i = kGroup - 1; i >= 0; --i) {
-      float const quotient = i == 0 ? inverse : inverse * products[i - 1];
-      inverse *= denominators[i];
-      capped[i] = fmaf(-2.f * cap, quotient, cap);
-    }
+    for_far_quotients(scores, slope,
+                      [&](int i, float quotient) { capped[i] = fmaf(-2.f * cap, quotient, cap); });
   }
 
   CUTE_DEVICE static int bits(float value) { return cutlass::platform::bit_cast<int>(value); }

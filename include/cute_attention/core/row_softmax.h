@@ -174,6 +174,17 @@ struct RowSoftmax {
     return Warp::any(unusual);
   }
 
+  // The maxima (ROWS) of this thread's scores (ROWS, COLS) of a tile.
+  template <class Scores>
+  CUTE_HOST_DEVICE static Rows maxima(Scores const& scores) {
+    Rows maxima;
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      maxima(row) = column_maximum<2>(scores, row);
+    }
+    return maxima;
+  }
+
   // The bases (ROWS) of the exponents of scores to which `offsets` (ROWS) are still to be added.
   CUTE_HOST_DEVICE Rows shifted(Rows const& bases, Rows const& offsets) const {
     Rows shifted;

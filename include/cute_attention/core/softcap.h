@@ -81,6 +81,28 @@ struct PlainPolynomial {
   }
 };
 
+// Calls use(i, 1 / (1 + exp(2 x))) for each score of a group, from the last to the first, where x
+// is slope * score. Twice that, from 1, is tanh(x), to an absolute error of 2e-6: it cancels near
+// 0. A quotient takes as long as an exponential: the group shares one, of the product of its
+// denominators, which are held below 2^31 so that it is finite.
+template <int kGroup, class Use>
+CUTE_DEVICE void for_far_quotients(float const (&scores)[kGroup], float slope, Use const& use) {
+  float const exponent = slope * float(2 * M_LOG2E);
+  float denominators[kGroup], products[kGroup];
+  CUTE_UNROLL
+  for (int i = 0; i < kGroup; ++i) {
+    denominators[i] = 1.f + exp2f(fminf(scores[i] * exponent, 30.f));
+    products[i] = i == 0 ? denominators[0] : products[i - 1] * denominators[i];
+  }
+  float inverse = __fdividef(1.f, products[kGroup - 1]);
+  CUTE_UNROLL
+  for (int i = kGroup - 1; i >= 0; --i) {
+    float const quotient = i == 0 ? inverse : inverse * products[i - 1];
+    inverse *= denominators[i];
+    use(i, quotient);
+  }
+}
+
 // A modifier of scores (score_mod.h). It leaves y = tanh(x), where x = s / softcap, so that softcap
 // is the unit of the scores after it.
 //
@@ -163,26 +185,13 @@ struct SoftcapMapBy {
  private:
   // Scores become their tanh(x), to an absolute error of 2e-6 and, near 0, the relative one of the
   // polynomial; tanh.approx, with 5e-4, costs a bfloat16's precision where scores come near the
-  // cap. Far from 0 it is 1 - 2 / (1 + exp(2 x)), which cancels near 0. A quotient takes as long as
-  // an exponential: a group shares one, of the product of its denominators, which are held below
-  // 2^31 so that it is finite.
+  // cap.
   template <int kGroup>
   CUTE_DEVICE void map_group(float (&scores)[kGroup], Polynomial const& tanh_near) const {
-    float const exponent = slope * float(2 * M_LOG2E);
-    float denominators[kGroup], products[kGroup];
-    CUTE_UNROLL
-    for (int i = 0; i < kGroup; ++i) {
-      denominators[i] = 1.f + exp2f(fminf(scores[i] * exponent, 30.f));
-      products[i] = i == 0 ? denominators[0] : products[i - 1] * denominators[i];
-    }
-    float inverse = __fdividef(1.f, products[kGroup - 1]);
-    CUTE_UNROLL
-    for (int i = kGroup - 1; i >= 0; --i) {
-      float const quotient = i == 0 ? inverse : inverse * products[i - 1];
-      inverse *= denominators[i];
+    for_far_quotients(scores, slope, [&](int i, float quotient) {
       float const far = fmaf(-2.f, quotient, 1.f);
       scores[i] = tanh_near.is_far(scores[i]) ? far : tanh_near(scores[i]);
-    }
+    });
   }
 };
 

@@ -20,20 +20,10 @@ namespace cute_attention {
 template <int kRows, class Warp = DeviceWarp>
 struct StraightSoftmax : RowSoftmax<kRows, Warp> {
   using Base = RowSoftmax<kRows, Warp>;
-  using Base::add, Base::any_unusual, Base::Base, Base::exponentiate, Base::lower, Base::shifted;
+  using Base::add, Base::any_unusual, Base::Base, Base::exponentiate, Base::lower, Base::maxima,
+      Base::shifted;
   using Base::reference, Base::row_sum, Base::scale_log2;
   using typename Base::Rows;
-
-  // The maxima (ROWS) of this thread's scores (ROWS, COLS) of a tile.
-  template <class Scores>
-  CUTE_HOST_DEVICE static Rows maxima(Scores const& scores) {
-    Rows maxima;
-    CUTE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      maxima(row) = column_maximum<2>(scores, row);
-    }
-    return maxima;
-  }
 
   // Raises the references to the maxima of a tile, of which each thread of a row has its part
   // (ROWS), and scales the sums so far. Gives the bases (ROWS) of the tile's exponents, and the
