@@ -45,7 +45,7 @@ ROW = [
     Mutation("large references kept", "fabsf(base) <= kLargest", "fabsf(base) < INFINITY"),
     Mutation("large references not looked for", "unusual |= !is_usual(bases(row));", ";"),
     Mutation("large references not subtracted", "scores(row, col) -= seen;", ";"),
-    Mutation("base kept", "usual ? base(row) : 0.f", "base(row)"),
+    Mutation("base kept", "usual ? shifted(row) : 0.f", "shifted(row)"),
     Mutation("sum of one column", SUM, "value"),
     Mutation("sums of the first attempt kept", SUM, "sums(row) + value"),
     Mutation("sums not added", "row_sum(row) += sums(row);", ";"),
