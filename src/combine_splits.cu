@@ -36,7 +36,7 @@ struct OutputRow : RowTarget<Element> {
 // A team of warps for each row of the output, of which there are at most kMostSplitRows, and for
 // kCombinedCols of its columns, those of blockIdx.y. Its first warp adds up what the members have.
 template <class Element>
-__global__ void __launch_bounds__(kWarps* kWarp)
+__global__ void __launch_bounds__(kWarps* kWarp, 1)
     combine(CUTE_GRID_CONSTANT ForwardParams const params, int const team) {
   __shared__ float4 partial[kWarps][kWarp];
   int const lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
