@@ -246,7 +246,7 @@ def test_modes_see_the_ops_with_all_their_arguments(kernels: Kernels) -> None:
 def test_options_reach_the_brief_op(kernels: Kernels) -> None:
     """Exactly, whatever their decimals."""
     tensors = qkv()
-    for scale, softcap, window in ((1 / 3, None, (2, 0)), (1e-30, 1e20, None), (7, 2, (0, None))):
+    for scale, softcap, window in ((1 / 3, None, (2, 0)), (1e-30, 1e-5, None), (7, 2, (0, None))):
         options = {"scale": scale, "softcap": softcap, "window": window}
         first, second = (attention(*tensors, return_lse=True, **options) for _ in range(2))
         for one, other in zip(first, second, strict=True):
