@@ -11,8 +11,8 @@
 // the bases of the exponents. A score takes no instruction.
 //
 // A slope stands in A as the sum of three 16-bit numbers, which has the precision of fp32; places
-// below 256 have 8 bits. In the tiles of the diagonal, and in the first of each walk, A is 0 and
-// the scores get their terms as anywhere else.
+// below 256 have 8 bits. In the tiles of the diagonal, and where a slope of the warp is too large
+// for A, A is 0 and the scores get their terms as anywhere else.
 #pragma once
 
 #include <cute/atom/mma_atom.hpp>

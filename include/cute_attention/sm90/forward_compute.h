@@ -169,7 +169,8 @@ struct ForwardCompute {
       typename Traits::MmaPlaces mma_places;
       auto const sPlaces =  // (N, COLS, 1)
           in_shared<typename SharedMemory::SmemLayoutPlaces>(shared.places);
-      Tensor tSrPlaces = mma_places.get_slice(0).partition_fragment_B(sPlaces);
+      Tensor tSrPlaces =  // (MMA, MMA_N, MMA_COLS, 1)
+          mma_places.get_slice(0).partition_fragment_B(sPlaces);
       start_gemms(mma_places, scores.alibi.fragment, tSrPlaces(_, _, _, 0), mma, tSrQ_stage,
                   tSrK_stage, scores.accumulator);
     } else {
