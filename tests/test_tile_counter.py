@@ -20,7 +20,8 @@ from every_row import (
     skip_unless_it_is_chosen,
 )
 from kernel_calls import poison_free_memory
-from paged_calls import Form, served
+from paged_calls import Form, check, served
+from paged_calls import run as run_cached
 from tolerances import assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -150,3 +151,26 @@ def test_splits_of_the_same_stream_count_in_the_same_memory() -> None:
         decoded = attention_with_cache(**step.given, backend="sm90")
         assert_same_bits(first[0], wanted[0][0], "the causal call")
         assert_same_bits(decoded, wanted_step, "the step")
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("queries", [1, 150])
+def test_sequences_of_a_cache(page_size: int, queries: int) -> None:
+    """Lengths of 0 to 400 tokens, of which some sequences have no tile with keys; three calls, of
+    which each finds the counter at zero. The bits are those of a sequence of the batch alone, which
+    has too few tiles for the counter."""
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    lengths = tuple((0, 400, 1, 130, 256, 17)[b % 6] for b in range(sms // 2 + 7))
+    form = Form(page_size, lengths, (queries,) * len(lengths), options={"num_splits": 1})
+    call = served(form, "sm90")
+    out, lse = check(call, "sm90")
+    for _ in range(2):
+        again = run_cached(call, "sm90")
+        assert_same_bits(again[0], out, "again")
+        assert_same_bits(again[1], lse, "again")
+    for b in (1, 3, len(lengths) - 1):
+        alone = dict(call.given, q=call.given["q"][b : b + 1])
+        alone["cache_seqlens"] = call.given["cache_seqlens"][b : b + 1]
+        alone["cache_batch_idx"] = torch.tensor([b], dtype=torch.int32, device="cuda")
+        of_one = attention_with_cache(**alone, backend="sm90")
+        assert_same_bits(of_one[0], out[b * queries : (b + 1) * queries], f"sequence {b} alone")

@@ -69,7 +69,7 @@ struct KernelRow {
   int32_t shared_memory_bytes;  // of a CTA, dynamic
   WorkspaceFunction workspace;  // null in forward rows
   LaunchFunction launch;
-  GridFunction grid;  // null in backward rows, and in forward rows that do not divide keys
+  GridFunction grid;  // null in backward rows
 };
 
 struct KernelLibrary {

@@ -2,20 +2,9 @@
 // instance files.
 #pragma once
 
-#include <type_traits>
-
 #include "cute_attention/kernel_library.h"
 
 namespace cute_attention {
-
-template <class Launch, class = void>
-struct LaunchGrid {
-  static constexpr GridFunction kFunction = nullptr;
-};
-template <class Launch>
-struct LaunchGrid<Launch, std::void_t<decltype(&Launch::grid)>> {
-  static constexpr GridFunction kFunction = &Launch::grid;
-};
 
 // Makes the KernelRow of a row. `Row` is a tag type of src/kernels/row.h. `Launch` is the class for
 // the row from <arch>/<direction>_launch.h. It must have these static members:
@@ -24,23 +13,20 @@ struct LaunchGrid<Launch, std::void_t<decltype(&Launch::grid)>> {
 //   kSharedMemoryBytes  the dynamic shared memory of a CTA
 //   launch()            a LaunchFunction
 //   workspace()         a WorkspaceFunction; only in a backward row
-//   grid()              a GridFunction; only in a forward row that can divide keys
+//   grid()              a GridFunction; only in a forward row
 template <class Row, class Launch>
 KernelRow make_kernel_row() {
   static_assert(Row::kConfig.tile_m <= kMaxTile && Row::kConfig.tile_n <= kMaxTile,
                 "the last tile of a sequence ends at a position that 32 bits can count");
   WorkspaceFunction workspace = nullptr;
+  GridFunction grid = nullptr;
   if constexpr (Row::kKey.direction == Direction::Backward) {
     workspace = &Launch::workspace;
+  } else {
+    grid = &Launch::grid;
   }
-  return {Row::kName,
-          Row::kKey,
-          Row::kConfig,
-          Launch::kThreads,
-          Launch::kSharedMemoryBytes,
-          workspace,
-          &Launch::launch,
-          LaunchGrid<Launch>::kFunction};
+  return {Row::kName, Row::kKey,       Row::kConfig, Launch::kThreads, Launch::kSharedMemoryBytes,
+          workspace,  &Launch::launch, grid};
 }
 
 }  // namespace cute_attention

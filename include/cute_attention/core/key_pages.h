@@ -23,12 +23,18 @@ struct PageRow {
   int32_t row;
 };
 
+// The page that entry `index` of row `table_row` of the table names.
+CUTE_HOST_DEVICE constexpr int32_t table_entry(KeyCache const& cache, int32_t table_row,
+                                               int32_t index) {
+  // Neither is negative: a sign would take a register of a warp that has few.
+  return cache.block_table[uint32_t(table_row) * cache.block_table_stride + uint32_t(index)];
+}
+
 // Where a key of a sequence lies whose row of the table is `table_row`. It reads an entry of the
 // table, so the key must be one that a query of the sequence may see.
 CUTE_HOST_DEVICE constexpr PageRow page_row(KeyCache const& cache, int32_t table_row, int32_t key) {
   int32_t const index = key / cache.page_size;
-  return {cache.block_table[table_row * cache.block_table_stride + index],
-          key - index * cache.page_size};
+  return {table_entry(cache, table_row, index), key - index * cache.page_size};
 }
 
 // How many rows of a tile of `tile_n` keys are loaded at once: as many as always lie in one page.

@@ -52,6 +52,13 @@ struct ForwardLaunch {
     return launch_for<KeyPlace::Rows>(forward_params, context);
   }
 
+  // A GridFunction (kernel_library.h).
+  static ForwardGrid grid(ForwardParams const* params) {
+    constexpr int32_t kTileM = ForwardTraits<Row>::kTileM;
+    int32_t const group = params->heads / params->heads_kv;
+    return {packed_tiles(*params, kTileM, {0, group, group}) * params->heads_kv, kTileM};
+  }
+
  private:
   template <KeyPlace kPlace>
   static int32_t launch_for(ForwardParams const& params, LaunchContext const* context) {

@@ -30,6 +30,18 @@ CUTE_HOST_DEVICE constexpr bool begins_early(ForwardParams const& params) {
 template <class Row>
 constexpr bool kHasCacheKernel = reads_cache(Row::kKey.score_mods) && !kReadsCache<Row>;
 
+// How many warps load. Pages of few tokens are many boxes, of which each takes about 90 clocks to
+// issue: a kernel that reads a cache has one warp for Q and K, and one for V. Where qv joins the
+// scores, K and V are the same bytes.
+template <class Row>
+constexpr int kLoadWarps = 1;
+template <class Row>
+constexpr int kLoadWarps<CachedKeys<Row>> = 2;
+
+// Whether the kernel can take tiles from a counter (forward_schedule.h).
+template <class Row>
+constexpr bool kTakesTiles = !has_qv(Row::kKey.score_mods);
+
 }  // namespace sm90
 
 template <class Row>

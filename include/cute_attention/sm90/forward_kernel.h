@@ -29,7 +29,7 @@ struct ForwardKernel {
     }
     init_barriers(shared.key_full, 1, shared.key_empty, kReaders);
     init_barriers(shared.value_full, 1, shared.value_empty, kReaders);
-    init_barriers(shared.tile_full, 1, shared.tile_empty, kReaders + 1);
+    init_barriers(shared.tile_full, 1, shared.tile_empty, kReaders + kLoadWarps<Row>);
     Barrier::init(&shared.next_wanted, 1);
     Barrier::init(&shared.value_landed, 1);
   }
@@ -42,7 +42,8 @@ struct ForwardKernel {
       }
     }
     if (warp == 0) {
-      ForwardLoad<Row>(arguments, shared).run();
+      constexpr Loads kLoads = kLoadWarps<Row> == 2 ? Loads::QueriesAndKeys : Loads::All;
+      ForwardLoad<Row, kLoads>(arguments, shared).run();
       if constexpr (kReadsCache<Row>) {  // whoever waits for this kernel waits for that one, too
         await_kernel_before();
       }
@@ -54,6 +55,8 @@ struct ForwardKernel {
       }
       clear_unused_rows<typename Traits::Element>(arguments.params,
                                                   grid_warp(blockIdx.x, gridDim.x, 0, 32));
+    } else if (kLoadWarps<Row> == 2) {
+      ForwardLoad<Row, Loads::Values>(arguments, shared).run();
     }
   }
 

@@ -86,6 +86,8 @@ struct ForwardLaunch {
     arguments.schedule = make_packed_schedule(arguments, ctas, context->device->l2_bytes / 2);
     arguments.by_heads = cutlass::FastDivmod(arguments.schedule.heads);
     arguments.by_splits = cutlass::FastDivmod(arguments.params.num_splits);
+    arguments.by_page_size = cutlass::FastDivmod(max_of(arguments.params.cache.page_size, 1));
+    arguments.keys_hint = keys_hint(arguments);
     if (arguments.schedule.tiles <= ctas) {  // nobody takes a second tile, as in decoding
       arguments.params.next_tile = nullptr;
     }
@@ -118,6 +120,9 @@ struct ForwardLaunch {
   }
 
  private:
+  static constexpr int32_t kPromotedCols = 128;  // 256 bytes (tensor_map.h)
+  static constexpr double kMostForgottenBytes = 600e6;
+
   // With dropout the two rows of a thread must be queries of one class (core/dropout.h), which rows
   // of several heads are not.
   static QueryPacking packing_of(ForwardParams const& params) {
@@ -131,6 +136,23 @@ struct ForwardLaunch {
     ForwardParams params = arguments.params;
     params.heads = params.heads_kv * arguments.packing.parts * params.num_splits;
     return make_schedule(params, arguments.packing.queries(Traits::kTileM), ctas, l2_bytes);
+  }
+
+  // Where one tile has all queries that see a key, as in decoding, K and V are read once, and L2
+  // may forget them at once. Steps over 134 to 537 MB took 0.96 to 0.98 of the time at head dims
+  // 128 and 256 (H100); where L2 was full of what had to be written, 0.91 over 134 MB and 1.00
+  // over 537, but 1.01 to 1.03 over more. At head dim 64, where the 256 bytes that TMA has L2
+  // fetch are of two heads, and the other head's may be forgotten before they are read, 1.07 and
+  // 1.16 over 1 x 128k keys.
+  static cute::TMA::CacheHintSm90 keys_hint(ForwardArguments const& arguments) {
+    ForwardParams const& params = arguments.params;
+    bool const once = arguments.schedule.m_blocks == 1 && arguments.packing.parts == 1;
+    int32_t const least_cols = min_of(params.head_dim, params.head_dim_v);
+    double const keys = double(params.batch) * params.heads_kv * params.seqlen_k;
+    double const bytes = 2 * keys * (double(params.head_dim) + params.head_dim_v);
+    return once && least_cols >= kPromotedCols && bytes <= kMostForgottenBytes
+               ? cute::TMA::CacheHintSm90::EVICT_FIRST
+               : cute::TMA::CacheHintSm90::EVICT_LAST;
   }
 
   // The counters of a call whose last splits combine them all; else null.
@@ -147,14 +169,14 @@ struct ForwardLaunch {
                : nullptr;
   }
 
-  // The counter of a dense call whose tiles take different times, as under a causal mask, where
-  // CTAs have several; else null.
+  // The counter of a call whose tiles take different times, as under a causal mask and where keys
+  // lie in a cache, of which sequences have more or less, where CTAs have several; else null.
   static uint32_t* counter_for(ForwardArguments const& arguments, int32_t ctas,
                                LaunchContext const& context) {
     ForwardParams const& params = arguments.params;
-    bool const takes = arguments.schedule.order == Order::Longest && !kReadsCache<Row> &&
-                       params.cu_seqlens_q == nullptr && !has_splits(params) &&
-                       arguments.schedule.tiles > ctas;
+    bool const uneven = kReadsCache<Row> || arguments.schedule.order == Order::Longest;
+    bool const takes = kTakesTiles<Row> && uneven && params.cu_seqlens_q == nullptr &&
+                       !has_splits(params) && arguments.schedule.tiles > ctas;
     return takes ? reinterpret_cast<uint32_t*>(
                        call_counters(1, context.device->ordinal, context.stream))
                  : nullptr;

@@ -1,5 +1,4 @@
-// sm90/forward_load.h: the producer warp: TMA loads of Q, K and V, as far ahead as there are
-// buffers.
+// sm90/forward_load.h: the load warps: TMA loads of Q, K and V, as far ahead as there are buffers.
 #pragma once
 
 #include "cute_attention/core/call_features.h"
@@ -10,8 +9,12 @@
 
 namespace cute_attention::sm90 {
 
-template <class Row>
-struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, ForwardLoad<Row>> {
+// What a load warp loads.
+enum class Loads { All, QueriesAndKeys, Values };
+
+template <class Row, Loads kLoads = Loads::All>
+struct ForwardLoad
+    : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, ForwardLoad<Row, kLoads>> {
   using Traits = ForwardTraits<Row>;
   using Element = typename Traits::Element;
   using Base = TileLoad<Row, typename Traits::SharedMemory, ForwardLoad>;
@@ -40,45 +43,54 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
   // tiles are on their way until then:
   //
   //   K(n)  K(n-1) V(n)  Q  K(n-2) V(n-1)  ...
+  //
+  // Of two load warps (kLoadWarps) each leaves out what the other one loads.
   CUTE_DEVICE void load_tile(ForwardTile const& tile) {
     Origins const from = this->origins(tile);
     int32_t const last = tile.kv.end - 1;
     int32_t const before_q = last_before_query(tile);
-    // Pages are looked up once for K and V, a KV tile ahead: a read of the table takes as long as
-    // the copies of a tile of small pages.
+    // Pages are looked up a KV tile ahead: a read of the table takes as long as the copies of a
+    // tile of small pages.
     PageRow page_v{}, page = this->look_up(tile, from.kv, last);
     // One place for each load: what is inlined twice takes twice the instruction cache.
     for (int32_t n_block = last; n_block >= tile.kv.begin - 1; --n_block) {
-      PageRow next{};
-      if (n_block > tile.kv.begin) {
-        next = this->look_up(tile, from.kv, n_block - 1);
-      }
-      if (n_block >= tile.kv.begin) {
+      if (kLoadsKeys && n_block >= tile.kv.begin) {
         load_k(tile, from, n_block, page);
       }
       if (n_block == tile.kv.begin) {
-        this->want_next();
+        want_next();
       }
-      if (n_block != last) {
+      if (kLoadsValues && n_block != last) {
         load_v(tile, from.kv, n_block + 1, page_v);
       }
-      if (n_block == before_q) {
+      if (kLoadsKeys && n_block == before_q) {
         await_query();
-        load_q(from.q);
+        load_q(this->origins(tile).q);  // computed anew: it would take registers until then
       }
       page_v = page;
-      page = next;
+      if (n_block > tile.kv.begin) {
+        page = this->look_up(tile, from.kv, n_block - 1);
+      }
+    }
+  }
+
+  CUTE_DEVICE void want_next() {
+    if constexpr (kLoadsKeys) {  // one of the load warps
+      Base::want_next();
     }
   }
 
  private:
+  static constexpr bool kLoadsKeys = kLoads != Loads::Values;
+  static constexpr bool kLoadsValues = kLoads != Loads::QueriesAndKeys;
+
   // A forward that runs beside the kernel that appends (AppendedKeys) waits for its end here, and
   // nowhere else before it has loaded everything. What that kernel writes is
   //
-  //   new keys and values  read by the load warp alone, in KV tiles that end after first_new():
+  //   new keys and values  read by the load warps alone, in KV tiles that end after first_new():
   //                        last_before_query() waits before the first tile that is loaded, which
   //                        has the last keys, where that one has some
-  //   turned queries       read by the load warp alone: await_query()
+  //   turned queries       read by the load warp of Q alone: await_query()
   //   the lengths `used`   read by no warp: load_sequence_of() adds lengths up itself
   //
   // Lengths, offsets, slopes, sinks and keys of earlier calls were there before that kernel began,
@@ -156,7 +168,7 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
       }
     }
     this->template copy_keys<Traits::kHeadDim, Traits::kBox>(
-        arguments.map_k, tile, from.kv, n_block, page,
+        arguments.map_k, from.kv, n_block, page,
         shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element))),
         shared.key_full[ring_k.stage]);
     ring_k.advance();
@@ -173,8 +185,8 @@ struct ForwardLoad : TileLoad<Row, typename ForwardTraits<Row>::SharedMemory, Fo
     KeyRange const rows = this->rows_with_values(tile, n_block);
     bool const mend = rows.begin > 0 || rows.end < kTileN;
     uint64_t* const landed = mend ? &shared.value_landed : full;
-    this->template copy_keys<Traits::kHeadDimV, Traits::kBoxV>(arguments.map_v, tile, origin,
-                                                               n_block, page, buffer, *landed);
+    this->template copy_keys<Traits::kHeadDimV, Traits::kBoxV>(arguments.map_v, origin, n_block,
+                                                               page, buffer, *landed);
     if (mend) {
       Barrier::wait(landed, ring_landed.parity);
       ring_landed.advance();

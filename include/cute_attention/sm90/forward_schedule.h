@@ -91,8 +91,8 @@ struct TileWalk {
     return true;
   }
 
-  // Whether CTAs take their tiles from the counter of dense calls.
-  CUTE_DEVICE bool takes_tiles() const { return !kReadsCache<Row> && taken_tiles != nullptr; }
+  // Whether CTAs take their tiles from a counter, and not that of packed sequences.
+  CUTE_DEVICE bool takes_tiles() const { return kTakesTiles<Row> && taken_tiles != nullptr; }
 
  private:
   // Has the compiler write what there is of a tile: it would hold all of it in registers, to write
@@ -178,7 +178,7 @@ CUTE_DEVICE void schedule_tiles(ForwardArguments const& arguments, SharedMemory&
   bool more = true;
   while (more) {
     Barrier::wait(&shared.tile_empty[ring.stage], ring.parity ^ 1);
-    if constexpr (!kReadsCache<Row>) {
+    if constexpr (kTakesTiles<Row>) {
       if (walk.takes_tiles() && !is_first) {
         Barrier::wait(&shared.next_wanted, wanted.parity);
         wanted.advance();

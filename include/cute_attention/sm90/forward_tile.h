@@ -27,10 +27,12 @@ struct ForwardArguments {
   // these divisions before it can read.
   cutlass::FastDivmod by_heads;
   cutlass::FastDivmod by_splits;
+  cutlass::FastDivmod by_page_size;  // where keys lie in pages
   QueryPacking packing;
   int32_t box_rows_k;  // of a tile of keys so many rows are loaded at once: all, unless from pages
-  CUtensorMap map_q;   // boxes of 64 rows of the packing
-  CUtensorMap map_k;   // boxes of box_rows_k rows
+  cute::TMA::CacheHintSm90 keys_hint;  // what L2 is told of K and V
+  CUtensorMap map_q;                   // boxes of 64 rows of the packing
+  CUtensorMap map_k;                   // boxes of box_rows_k rows
   CUtensorMap map_v;
   BiasTiles bias;      // of tile_m rows; unused where the kernel reads no such tiles
   CUtensorMap map_qv;  // boxes of 64 rows of the packing; unused in rows without qv
@@ -46,7 +48,7 @@ struct ForwardArguments {
 constexpr int kMostConsumers = 3;
 
 // A tile of queries and the KV tiles it needs, in shared memory. The scheduler warp writes it
-// (forward_schedule.h), the load warp and the consumers read it.
+// (forward_schedule.h), the load warps and the consumers read it.
 struct ForwardTile {
   WorkTile work;  // its head is the first of the tile's
   int32_t index;  // of these heads among the tiles of a sequence's (QueryPacking)

@@ -137,7 +137,7 @@ struct ForwardTraits {
     uint64_t value_full[kStages];                // 1 arrival
     uint64_t value_empty[kStages];               // kConsumers * kWarpgroupWarps arrivals
     uint64_t tile_full[kTileSlots];              // 1 arrival, of the scheduler warp
-    uint64_t tile_empty[kTileSlots];             // all consumer warps and the load warp
+    uint64_t tile_empty[kTileSlots];             // all consumer warps and the load warps
     uint64_t next_wanted;                        // 1 arrival, of the load warp (tile_load.h)
     uint64_t value_landed;  // a V tile that the producer has to mend before it is full: 1 arrival
   };

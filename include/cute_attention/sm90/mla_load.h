@@ -56,8 +56,8 @@ struct MlaLoad : TileLoad<Row, typename MlaTraits<Row>::SharedMemory, MlaLoad<Ro
     uint32_t const free = ring.parity ^ 1;
     PageRow const page = this->look_up(tile, origin, n_block);
     Barrier::wait(&empty[kRope], free);
-    this->template copy_keys<Traits::kHeadDim, Traits::kBox>(arguments.map_k, tile, origin, n_block,
-                                                             page, part(kRope), full[kRope]);
+    this->template copy_keys<Traits::kHeadDim, Traits::kBox>(arguments.map_k, origin, n_block, page,
+                                                             part(kRope), full[kRope]);
     KeyRange const rows = this->rows_with_values(tile, n_block);
     bool const mend = rows.begin > 0 || rows.end < kTileN;
     TileOrigin columns = origin;
@@ -65,7 +65,7 @@ struct MlaLoad : TileLoad<Row, typename MlaTraits<Row>::SharedMemory, MlaLoad<Ro
     for (int half = kLeft; half <= kRight; ++half) {
       Barrier::wait(&empty[half], free);
       this->template copy_keys<Traits::kHalf, Traits::kBoxV>(
-          arguments.map_v, tile, columns, n_block, page, part(half),
+          arguments.map_v, columns, n_block, page, part(half),
           mend ? shared.landed[half] : full[half]);
       columns.col += Traits::kHalf;
     }

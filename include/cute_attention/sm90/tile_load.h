@@ -36,24 +36,24 @@ struct TileLoad {
       if (tile.sees_keys()) {
         static_cast<Load*>(this)->load_tile(tile);
       } else {
-        want_next();
+        static_cast<Load*>(this)->want_next();
       }
       tiles.release(leader);
     }
   }
 
- protected:
   // Lets the scheduler warp take the next tile from the counter, where tiles are taken from one:
   // the last K of this tile has a buffer now. Had the CTA taken it earlier, it could still be busy
   // with this one while others have nothing left; taken later, the tile would be waited for.
   CUTE_DEVICE void want_next() {
-    if constexpr (!kReadsCache) {
+    if constexpr (kTakesTiles<Row>) {
       if (arguments.taken_tiles != nullptr && leader) {
         Barrier::arrive(&shared.next_wanted);
       }
     }
   }
 
+ protected:
   // Where the tiles of Q, and those of K and V come from.
   struct Origins {
     TileOrigin q, kv;
@@ -90,16 +90,14 @@ struct TileLoad {
 
   // Starts the copies of a KV tile of K or V, from column `origin.col` on.
   template <int kCols, int kBox, class Element>
-  CUTE_DEVICE void copy_keys(CUtensorMap const& map, ForwardTile const& tile,
-                             TileOrigin const& origin, int32_t n_block, PageRow const& page,
-                             Element* buffer, uint64_t& full) {
+  CUTE_DEVICE void copy_keys(CUtensorMap const& map, TileOrigin const& origin, int32_t n_block,
+                             PageRow const& page, Element* buffer, uint64_t& full) {
     if (in_pages()) {
-      load_pages<kTileN, kCols, kBox>(arguments, map, tile, origin, n_block * kTileN, page, buffer,
-                                      full, leader);
+      load_pages<kTileN, kCols, kBox>(arguments, map, origin, page, buffer, full, leader);
     } else if (leader) {
       Barrier::arrive_and_expect_tx(&full, kTileN * kCols * int(sizeof(Element)));
       load_boxes<kTileN, kCols, kBox>(map, origin, n_block * kTileN, buffer, full,
-                                      cute::TMA::CacheHintSm90::EVICT_LAST);
+                                      arguments.keys_hint);
     }
   }
 
