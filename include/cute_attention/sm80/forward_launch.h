@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "cute_attention/core/combine_splits.h"
+#include "cute_attention/core/group_queries.h"
 #include "cute_attention/core/query_packing.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/kernel_library.h"
@@ -43,7 +44,8 @@ struct ForwardLaunch {
   // A LaunchFunction (kernel_library.h); `params` points to a ForwardParams with at least one
   // query.
   static int32_t launch(void const* params, LaunchContext const* context) {
-    auto const& forward_params = *static_cast<ForwardParams const*>(params);
+    ForwardParams const forward_params =
+        with_groups_as_queries(*static_cast<ForwardParams const*>(params));
     if constexpr (reads_cache(Row::kKey.score_mods)) {
       if (has_pages(forward_params)) {
         return launch_for<KeyPlace::Pages>(forward_params, context);
@@ -55,8 +57,9 @@ struct ForwardLaunch {
   // A GridFunction (kernel_library.h).
   static ForwardGrid grid(ForwardParams const* params) {
     constexpr int32_t kTileM = ForwardTraits<Row>::kTileM;
-    int32_t const group = params->heads / params->heads_kv;
-    return {packed_tiles(*params, kTileM, {0, group, group}) * params->heads_kv, kTileM};
+    ForwardParams const told = with_groups_as_queries(*params);
+    int32_t const group = told.heads / told.heads_kv;
+    return {packed_tiles(told, kTileM, {0, group, group}) * told.heads_kv, kTileM};
   }
 
  private:
