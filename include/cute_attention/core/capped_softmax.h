@@ -135,7 +135,8 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
   // far. Gives the bases (ROWS) of the tile's exponents, and the factors (ROWS) by which the output
   // so far must be multiplied.
   //   kAllNear  whether all scores of the warp are
-  template <bool kAllNear>
+  //   kMasked   whether some scores may be hidden
+  template <bool kAllNear, bool kMasked>
   CUTE_DEVICE void raise(CappedCurve const& curve, Rows const& maxima, Rows& bases, Rows& factors) {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
@@ -145,7 +146,9 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
         float capped[1];
         capped_far(far, capped);
         exponent = curve.is_far(maxima(row)) ? capped[0] : exponent;
-        exponent = maxima(row) == -INFINITY ? -INFINITY : exponent;
+        if (kMasked) {  // else -infinity comes from the data
+          exponent = maxima(row) == -INFINITY ? -INFINITY : exponent;
+        }
       }
       float const old = reference(row);
       reference(row) = fmaxf(old, exponent);
