@@ -102,6 +102,30 @@ def test_copies_of_a_key_share_the_error_of_the_derivative_of_softcap() -> None:
             judge("dq", *args)
 
 
+@pytest.mark.parametrize("softcap", [30.0, 1e4])
+def test_softcap_may_be_as_far_off_as_its_polynomial(softcap: float) -> None:
+    """In the LSE, which may be near 0 where scores are not, and in probabilities. Three times as
+    far is noticed."""
+    torch.manual_seed(0)
+    q, k = (torch.rand(1, n, 1, 64).bfloat16() for n in (4, 200))
+    v, grad = (torch.randn(1, n, 1, 64).bfloat16() for n in (200, 4))
+    k = -2.5 * k
+    right = exact(q, k, v, grad, softcap=softcap)
+    wide_q, wide_k, wide_grad = (t.double().transpose(1, 2) for t in (q, k, grad))
+    capped = softcap * torch.tanh(wide_q @ wide_k.mT / 8 / softcap)
+    for factor, is_noticed in ((1, False), (3, True)):
+        lse = (capped * (1 + factor * 6.3e-6)).logsumexp(-1)
+        args = lse.float(), right.values["lse"], right.sizes["lse"], right.eps["lse"]
+        if is_noticed:
+            with pytest.raises(Wrong, match="lse"):
+                judge("lse", *args)
+            continue
+        judge("lse", *args)
+        p = (capped * (1 + 6.3e-6) - right.values["lse"][..., None]).exp()
+        dv = (p.mT @ wide_grad).transpose(1, 2).bfloat16()
+        judge("dv", dv, right.values["dv"], right.sizes["dv"], right.eps["dv"])
+
+
 def test_a_probability_that_is_flushed_may_be_missing_in_a_gradient() -> None:
     """And one that is not may not."""
     torch.manual_seed(0)

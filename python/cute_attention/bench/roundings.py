@@ -24,6 +24,10 @@ LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dbias": 3.0
 # The relative error of a probability, in ulps of fp32 for each unit of its score. It comes from the
 # sum that makes the score, its product with the scale, and the subtraction of the maximum or LSE.
 SCORE_ULPS = 4.0
+# The relative error of a score under softcap, at most: kernels compute it by a polynomial near 0,
+# and by an exponential and a quotient elsewhere (core/capped_softmax.h, core/softcap.h). The scores
+# of the backward may differ from those of the forward's LSE by as much.
+SOFTCAP_ERROR = 6.5e-6
 # Probabilities below this may be 0: hardware often flushes denormal fp32 numbers to zero.
 NOTHING = 2.0**-100
 # A float32 below its smallest normal number is flushed to zero: hardware's exp2 does it to a
@@ -110,9 +114,11 @@ def exact(
 
     scores = q @ k.mT * scale
     bend = torch.ones((), dtype=scores.dtype, device=scores.device)
+    bent_size = bend.new_zeros(())  # of what softcap leaves
     if softcap:
         bent = torch.tanh(scores / softcap)
         scores, bend = softcap * bent, 1 - bent.square()
+        bent_size = scores.abs()
     biases = torch.zeros((), dtype=scores.dtype, device=scores.device)
     if alibi_slopes is not None:
         positions = torch.arange(q.shape[2], device=q.device) + (k.shape[2] - q.shape[2])
@@ -151,7 +157,7 @@ def exact(
     # of the dtype does not shrink with the number, so such sizes have a floor. A probability so
     # small that it underflows to 0 contributes nothing.
     score_size = lse.nan_to_num(0.0, 0.0, 0.0).abs()[..., None] + biases.abs()
-    score_error = SCORE_ULPS * eps32 / eps * score_size
+    score_error = (SCORE_ULPS * eps32 * score_size + SOFTCAP_ERROR * bent_size) / eps
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
     p2 = ((p * factor + floor) * counts * kept).square()
@@ -166,10 +172,9 @@ def exact(
     of_group = many["rows"] * many["group"]
     # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
     terms = scale * (q.square() @ k.square().mT).sqrt()
-    lse_size = lse.abs().clamp_min(1.0) + (p * (bend * terms + biases.abs())).nan_to_num(0.0).sum(
-        -1
-    )
-    del terms
+    terms = bend * terms + biases.abs() + SOFTCAP_ERROR / (LIMITS["lse"] * eps32) * bent_size
+    lse_size = lse.abs().clamp_min(1.0) + (p * terms).nan_to_num(0.0).sum(-1)
+    del terms, bent_size
     largest = torch.nn.functional.pad(factor, (1, 0), value=1.0).amax(-1, keepdim=True)
     out_size = (p2 @ v.square()).sqrt() + largest * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
