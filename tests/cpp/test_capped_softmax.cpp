@@ -78,14 +78,13 @@ Result run(Scores const& scores, float scale, float softcap) {
       }
       maxima = softmax.row_maxima(maxima);
       if (near) {
-        softmax.raise<true, true>(curve, maxima, bases, factors);
+        softmax.raise<true>(curve, maxima, bases, factors);
         softmax.exponentiate_near(curve, tS, bases, tP, sums);
       } else {
+        softmax.raise<false>(curve, maxima, bases, factors);
         if (scores.masked[tile]) {
-          softmax.raise<false, true>(curve, maxima, bases, factors);
           softmax.exponentiate_far<4, true>(curve, tS, bases, tP, sums);
         } else {
-          softmax.raise<false, false>(curve, maxima, bases, factors);
           softmax.exponentiate_far<4, false>(curve, tS, bases, tP, sums);
         }
       }

@@ -107,8 +107,13 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
     if (__builtin_expect(!Warp::any(!near || negative), true)) {
       return true;
     }
-    // Of negative numbers the peak is the least.
+    // Of negative numbers the peak is the least. One of -infinity comes from the data, as no mask
+    // has hidden it: raise() is not to take it for hidden.
     maxima = Base::maxima(scores);
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      maxima(row) = fmaxf(maxima(row), -FLT_MAX);
+    }
     return !Warp::any(!near);
   }
 
@@ -135,8 +140,7 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
   // far. Gives the bases (ROWS) of the tile's exponents, and the factors (ROWS) by which the output
   // so far must be multiplied.
   //   kAllNear  whether all scores of the warp are
-  //   kMasked   whether some scores may be hidden
-  template <bool kAllNear, bool kMasked>
+  template <bool kAllNear>
   CUTE_DEVICE void raise(CappedCurve const& curve, Rows const& maxima, Rows& bases, Rows& factors) {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
@@ -146,9 +150,7 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
         float capped[1];
         capped_far(far, capped);
         exponent = curve.is_far(maxima(row)) ? capped[0] : exponent;
-        if (kMasked) {  // else -infinity comes from the data
-          exponent = maxima(row) == -INFINITY ? -INFINITY : exponent;
-        }
+        exponent = maxima(row) == -INFINITY ? -INFINITY : exponent;
       }
       float const old = reference(row);
       reference(row) = fmaxf(old, exponent);

@@ -257,11 +257,11 @@ struct ForwardScores {
     auto rP = rows_of(probabilities);
     Rows bases, factors, sums;
     if (__builtin_expect(near, true)) {
-      softmax.template raise<true, kMasked>(curve, maxima, bases, factors);
+      softmax.template raise<true>(curve, maxima, bases, factors);
       scale_output(factors);
       softmax.exponentiate_near(curve, rS, bases, rP, sums);
     } else {
-      softmax.template raise<false, kMasked>(curve, maxima, bases, factors);
+      softmax.template raise<false>(curve, maxima, bases, factors);
       scale_output(factors);
       softmax.template exponentiate_far<kMapGroup, kMasked>(curve, rS, bases, rP, sums);
     }
