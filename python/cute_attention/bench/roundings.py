@@ -163,8 +163,10 @@ def exact(
     p2 = ((p * factor + floor) * counts * kept).square()
     # Errors of different heads, sequences and queries are independent: their squares add up. Copies
     # have the same errors, which add up themselves.
-    many = {"rows": 1, "group": 1, "all": 1}
+    many = {"rows": 1, "group": 1, "all": 1, "keys": 1}
     if q.numel() and k.numel():
+        same_dp = alike(2, v) or not grad_out.any()
+        many["keys"] = k.shape[2] if same_dp and alike(2, k) else 1
         many["rows"] = q.shape[2] if alike(2, q, grad_out) else 1
         many["group"] = group if alike(1, q, grad_out) else 1
         many["all"] = heads if alike(1, q, k, v, grad_out) else many["group"]
@@ -184,7 +186,7 @@ def exact(
     bend_error = SCORE_ULPS * eps32 / eps if softcap else 0.0
     ds_size = ds.abs() * factor + unbent.abs() * bend_error + eps * slipped * delta_size
     ds2 = ((ds_size + floor * slope.clamp_min(1.0)) * counts).square()
-    dq_size = scale * (ds2 @ k.square()).sqrt() + dq.abs()
+    dq_size = scale * (many["keys"] * ds2 @ k.square()).sqrt() + dq.abs()
     # One error that all keys of a row have: that of delta, and, of copies of a key, of 1 - tanh^2.
     dq_size += scale * (delta_size * (slipped @ k).abs() + bend_error * (unbent @ k).abs())
     dk2 = scale**2 * (ds2 + (slipped * delta_size).square()).mT @ q.square()
