@@ -57,7 +57,7 @@ class Owners {
 
 int32_t* call_counters(int64_t count, int32_t device, void* stream) {
   static std::mutex mutex;
-  static Owners owners;
+  static auto& owners = *new Owners;  // never destroyed: threads may run on
   auto const cuda_stream = static_cast<cudaStream_t>(stream);
   // This handle is another stream in each thread.
   if (count > kOfStream || cuda_stream == cudaStreamPerThread) {

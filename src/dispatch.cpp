@@ -205,8 +205,10 @@ Rows const& remembered_rows(Problem const& p, Arch arch, DeviceInfo const& devic
   using Kind =
       std::tuple<Arch, int32_t, Direction, DType, int32_t, int32_t, uint32_t, int32_t, size_t>;
   static std::mutex mutex;
-  static std::map<Kind, Rows> remembered;  // never erased: what is returned stays valid
-  static Rows const none;
+  // Never erased, and not destroyed either: what is returned stays valid, and threads may run on
+  // when the process ends.
+  static auto& remembered = *new std::map<Kind, Rows>;
+  static auto const& none = *new Rows;
   Kind const kind{arch,
                   device.ordinal,
                   p.direction,

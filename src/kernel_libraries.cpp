@@ -276,8 +276,8 @@ void add_kernel_folder(std::string const& folder) {
 
 std::vector<DeviceInfo> const& devices() {
   static std::mutex mutex;
-  static std::vector<DeviceInfo> const none;
-  static std::vector<DeviceInfo> found;  // written once, before anybody has seen it
+  static auto const& none = *new std::vector<DeviceInfo>;  // never destroyed, like what follows
+  static auto& found = *new std::vector<DeviceInfo>;  // written once, before anybody has seen it
   static std::atomic<bool> known{false};
   if (known.load()) return found;
   std::lock_guard<std::mutex> const lock(mutex);

@@ -170,8 +170,11 @@ def judge(name: str, found: Tensor, expected: Tensor, size: Tensor, eps: float) 
     smallest = max(kind.smallest_normal * kind.eps, 2.0**-100 * kind.eps)
     share = (found.double() - expected).abs() / (eps * size + smallest)
     share = share.nan_to_num(nan=torch.inf).masked_fill(same, 0.0)
-    # A number beyond the largest of the dtype is infinite, and may be.
+    # A number beyond the largest of the dtype is infinite, and may be; one that rounding may carry
+    # there, too.
     share = share.masked_fill(expected.abs() > kind.max, 0.0)
+    reached = expected * found.double().sign() + LIMITS[name] * eps * size
+    share = share.masked_fill(found.isinf() & (reached > kind.max), 0.0)
     if not share.numel():
         return
     worst = float(share.max())

@@ -188,6 +188,27 @@ def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
     assert_close(lse, exact_lse.float(), "rounding", name="lse")
 
 
+def test_scores_below_a_cap_that_overflow(row: rows.TableRow) -> None:
+    """Query 0 sees no key of the KV tile that its neighbours need first, and its products with all
+    others are -infinity in fp32: each is the negative cap."""
+    if "softcap" not in row.score_mods or row.dtype == "fp16":  # whose products are finite
+        pytest.skip("no score overflows")
+    q, k, v = (
+        strided(1, length, 2, dim, dtype=torch.bfloat16)
+        for length, dim in ((64, row.head_dim), (319, row.head_dim), (319, row.head_dim_v))
+    )
+    k.copy_(-1e30 * (1 + k.abs()))
+    q.copy_(1e-30 * (1 + q.abs()))
+    q[:, 0] = 1e30
+    options = options_for(row, {"causal": True, "softcap": 500.0}, 2)
+    out, lse = attention(q, k, v, backend=row.arch, return_lse=True, **options)
+    exact, exact_lse = attention_reference(
+        q.double(), k.double(), v.double(), return_lse=True, **options
+    )
+    assert_close(out, exact.to(out.dtype), "rounding", name="out")
+    assert_close(lse, exact_lse.float(), "rounding", name="lse")
+
+
 @pytest.mark.parametrize("seqlen", [1, 100, 517])
 def test_one_score_near_the_cap(row: rows.TableRow, seqlen: int) -> None:
     """Scores far below the cap take a short way, unless one of their warp is nearer. Both ways give

@@ -102,6 +102,56 @@ def test_copies_of_a_key_share_the_error_of_the_derivative_of_softcap() -> None:
             judge("dq", *args)
 
 
+def test_errors_of_copies_of_a_key_add_up() -> None:
+    """Where dS is so small that fp16 has few numbers there, all copies are rounded alike."""
+    torch.manual_seed(0)
+    q, v, grad = (torch.randn(1, n, 1, 16).half() for n in (4, 200, 4))
+    k = torch.randn(1, 1, 1, 16).expand(1, 200, 1, 16).half()
+    grad_lse = torch.full((1, 1, 4), 1.7e-5)
+    right = exact(q, k, v, 0 * grad, grad_lse=grad_lse)
+    ds = (grad_lse / 200)[..., None].expand(1, 1, 4, 200).half().double()
+    dq = (ds @ k.double().transpose(1, 2) / 4).transpose(1, 2).half()
+    args = right.values["dq"], right.sizes["dq"], right.eps["dq"]
+    judge("dq", dq, *args)
+    with pytest.raises(Wrong, match="dq"):
+        judge("dq", dq + dq.abs().max(), *args)
+    changed = k + 1e-3 * torch.randn(k.shape).half()  # keys that are none
+    assert exact(q, changed, v, 0 * grad, grad_lse=grad_lse).sizes["dq"].max() < args[1].max() / 5
+
+
+def test_what_rounding_may_carry_beyond_the_largest_number_may_be_infinite() -> None:
+    found, expected = torch.tensor([torch.inf]).half(), torch.tensor([60000.0]).double()
+    eps = torch.finfo(torch.float16).eps
+    judge("dk", found, expected, torch.tensor([2e6]).double(), eps)
+    for sign, size in ((1, 1e6), (-1, 2e6)):
+        with pytest.raises(Wrong, match="dk"):
+            judge("dk", sign * found, expected, torch.tensor([size]).double(), eps)
+
+
+@pytest.mark.parametrize("softcap", [30.0, 1e4])
+def test_softcap_may_be_as_far_off_as_its_polynomial(softcap: float) -> None:
+    """In the LSE, which may be near 0 where scores are not, and in probabilities. Three times as
+    far is noticed."""
+    torch.manual_seed(0)
+    q, k = (torch.rand(1, n, 1, 64).bfloat16() for n in (4, 200))
+    v, grad = (torch.randn(1, n, 1, 64).bfloat16() for n in (200, 4))
+    k = -2.5 * k
+    right = exact(q, k, v, grad, softcap=softcap)
+    wide_q, wide_k, wide_grad = (t.double().transpose(1, 2) for t in (q, k, grad))
+    capped = softcap * torch.tanh(wide_q @ wide_k.mT / 8 / softcap)
+    for factor, is_noticed in ((1, False), (3, True)):
+        lse = (capped * (1 + factor * 6.3e-6)).logsumexp(-1)
+        args = lse.float(), right.values["lse"], right.sizes["lse"], right.eps["lse"]
+        if is_noticed:
+            with pytest.raises(Wrong, match="lse"):
+                judge("lse", *args)
+            continue
+        judge("lse", *args)
+        p = (capped * (1 + 6.3e-6) - right.values["lse"][..., None]).exp()
+        dv = (p.mT @ wide_grad).transpose(1, 2).bfloat16()
+        judge("dv", dv, right.values["dv"], right.sizes["dv"], right.eps["dv"])
+
+
 def test_a_probability_that_is_flushed_may_be_missing_in_a_gradient() -> None:
     """And one that is not may not."""
     torch.manual_seed(0)

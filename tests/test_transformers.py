@@ -72,6 +72,24 @@ def test_models(name, padding):
         assert_same(ours, results(model, peer, inputs, mask))
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_between_tokens(name):
+    """As of several turns of a conversation, each padded: a window counts what lies between."""
+    mask = torch.tensor([[1] * 12, [1, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1, 1]])
+    model, inputs = make(name), {"input_ids": tokens(), "attention_mask": mask}
+    ours = results(model, OURS, inputs, mask)
+    assert_same(ours, results(model, "eager", inputs, mask))
+    if name == "modernbert":
+        return
+    generated = {}
+    for implementation in ("eager", OURS):
+        model.set_attn_implementation(implementation)
+        generated[implementation] = model.generate(
+            tokens(), attention_mask=mask, max_new_tokens=6, do_sample=False
+        )
+    assert torch.equal(generated["eager"], generated[OURS])
+
+
 @pytest.mark.parametrize("padding", PADDING)
 def test_t5(padding):
     """The bias of T5 is learnt; its decoder attends to what the encoder has made of padding."""
@@ -161,6 +179,28 @@ def test_positions_changed_in_place_are_read_again():
     alone = model(input_ids=ids[:, 4:]).logits
     torch.testing.assert_close(packed[:, 4:], alone, atol=2e-5, rtol=2e-5)
     assert not torch.allclose(whole[:, 4:], alone, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_mode(name):
+    """Whose tensors do not count their changes."""
+    model, ids = make(name), tokens(2, 10)
+    model.set_attn_implementation(OURS)
+    want = model(input_ids=ids).logits
+    with torch.inference_mode():
+        torch.testing.assert_close(model(input_ids=ids).logits, want, atol=2e-5, rtol=2e-5)
+
+
+def test_positions_of_inference_mode_changed_in_place_are_read_again():
+    model, ids = make("llama"), tokens(1, 10)
+    model.set_attn_implementation(OURS)
+    with torch.inference_mode():
+        positions = torch.arange(10)[None]
+        model(input_ids=ids, position_ids=positions)
+        positions[:, 4:] -= 4
+        packed = model(input_ids=ids, position_ids=positions).logits
+        alone = model(input_ids=ids[:, 4:]).logits
+    torch.testing.assert_close(packed[:, 4:], alone, atol=2e-5, rtol=2e-5)
 
 
 CACHES = ["dynamic", "static", "offloaded", "offloaded_static"]

@@ -1,4 +1,4 @@
-"""`use_backend`: threads, asyncio tasks, generators, decorated functions, compiled code."""
+"""`use_backend` and `rows.use`: threads, asyncio tasks, generators, decorators, compiled code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import BackendError, attention, use_backend
-from cute_attention.dispatch.request import requested_backend
+from cute_attention import BackendError, attention, rows, use_backend
+from cute_attention.dispatch.request import requested_backend, requested_rows
+from cute_attention.native import core
 
 
 def asked() -> str:
@@ -164,6 +165,62 @@ def test_generator_functions_are_not_decorated() -> None:
 
     with pytest.raises(TypeError, match=r"use_backend: .*generator is a generator function, expe"):
         use_backend("sm80")(generator)
+
+
+def kernel(name: str) -> core.Kernel:
+    tiles = dict.fromkeys(("tile_m", "tile_n", "stages", "warps", "threads"), 1)
+    return core.Kernel(
+        name=name,
+        arch="sm90",
+        direction="forward",
+        dtype="bf16",
+        head_dim=64,
+        head_dim_v=64,
+        score_mods=(),
+        shared_memory_bytes=0,
+        features=(),
+        on_request=True,
+        **tiles,
+    )
+
+
+def asked_row() -> str:
+    return requested_rows("attention", None)[0]
+
+
+def test_rows_that_generators_ask_for_in_another_order() -> None:
+    def generator(name: str) -> Iterator[None]:
+        with rows.use(kernel(name)):
+            yield
+
+    first, second = generator("one"), generator("other")
+    next(first), next(second)
+    first.close()
+    assert asked_row() == "one"  # as of use_backend: the innermost is left, whichever ends
+    second.close()
+    assert asked_row() == ""
+
+
+def test_rows_of_decorated_functions() -> None:
+    """A coroutine function and a generator function run when the decorator has returned."""
+
+    @rows.use(kernel("one"))
+    async def run() -> list[str]:
+        seen = [asked_row()]
+        await asyncio.sleep(0)
+        return [*seen, asked_row()]
+
+    async def main() -> list[Any]:
+        return [await run(), asked_row()]
+
+    assert inspect.iscoroutinefunction(run)
+    assert asyncio.run(main()) == [["one", "one"], ""]
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match=r"rows\.use: .*generator is a generator function, expec"):
+        rows.use(kernel("one"))(generator)
 
 
 class Graphs:

@@ -166,7 +166,7 @@ bool same_row(Result const& a, Result const& b, int row) {
 }
 
 // A row of a kind: `spread` times normal scores, and what is special.
-enum Kind { kCalm, kNegative, kFar, kAllFar, kInfinite, kHasNaN, kAllHidden, kKinds };
+enum Kind { kCalm, kNegative, kFar, kAllFar, kInfinite, kHasNaN, kAllHidden, kOverflown, kKinds };
 
 void fill_row(Scores& scores, int row, Kind kind, float unit, std::mt19937& random) {
   std::normal_distribution<float> normal;
@@ -174,8 +174,11 @@ void fill_row(Scores& scores, int row, Kind kind, float unit, std::mt19937& rand
   each([&](int tile, int key) {
     float score = spread * normal(random);
     if (kind == kNegative) score = -std::abs(score);
+    if (kind == kOverflown) score = -kInfinity;
     scores.score[tile][row][key] = score * unit;
-    scores.hidden[tile][row][key] = kind == kAllHidden || random() % 3 == 0;
+    // Of a tile before, the row may see no key.
+    bool const none = kind == kAllHidden || (kind == kOverflown && tile == 0);
+    scores.hidden[tile][row][key] = none || random() % 3 == 0;
   });
   float& one = scores.score[random() % kTiles][row][random() % kKeys];
   if (kind == kFar) one = (random() % 2 ? 200.f : -200.f) * unit;

@@ -107,8 +107,13 @@ struct CappedSoftmax : RowSoftmax<kRows, Warp> {
     if (__builtin_expect(!Warp::any(!near || negative), true)) {
       return true;
     }
-    // Of negative numbers the peak is the least.
+    // Of negative numbers the peak is the least. One of -infinity comes from the data, as no mask
+    // has hidden it: raise() is not to take it for hidden.
     maxima = Base::maxima(scores);
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      maxima(row) = fmaxf(maxima(row), -FLT_MAX);
+    }
     return !Warp::any(!near);
   }
 

@@ -24,6 +24,10 @@ LIMITS = {"out": 3.0, "lse": 64.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dbias": 3.0
 # The relative error of a probability, in ulps of fp32 for each unit of its score. It comes from the
 # sum that makes the score, its product with the scale, and the subtraction of the maximum or LSE.
 SCORE_ULPS = 4.0
+# The relative error of a score under softcap, at most: kernels compute it by a polynomial near 0,
+# and by an exponential and a quotient elsewhere (core/capped_softmax.h, core/softcap.h). The scores
+# of the backward may differ from those of the forward's LSE by as much.
+SOFTCAP_ERROR = 6.5e-6
 # Probabilities below this may be 0: hardware often flushes denormal fp32 numbers to zero.
 NOTHING = 2.0**-100
 # A float32 below its smallest normal number is flushed to zero: hardware's exp2 does it to a
@@ -110,9 +114,11 @@ def exact(
 
     scores = q @ k.mT * scale
     bend = torch.ones((), dtype=scores.dtype, device=scores.device)
+    bent_size = bend.new_zeros(())  # of what softcap leaves
     if softcap:
         bent = torch.tanh(scores / softcap)
         scores, bend = softcap * bent, 1 - bent.square()
+        bent_size = scores.abs()
     biases = torch.zeros((), dtype=scores.dtype, device=scores.device)
     if alibi_slopes is not None:
         positions = torch.arange(q.shape[2], device=q.device) + (k.shape[2] - q.shape[2])
@@ -151,14 +157,16 @@ def exact(
     # of the dtype does not shrink with the number, so such sizes have a floor. A probability so
     # small that it underflows to 0 contributes nothing.
     score_size = lse.nan_to_num(0.0, 0.0, 0.0).abs()[..., None] + biases.abs()
-    score_error = SCORE_ULPS * eps32 / eps * score_size
+    score_error = (SCORE_ULPS * eps32 * score_size + SOFTCAP_ERROR * bent_size) / eps
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
     p2 = ((p * factor + floor) * counts * kept).square()
     # Errors of different heads, sequences and queries are independent: their squares add up. Copies
     # have the same errors, which add up themselves.
-    many = {"rows": 1, "group": 1, "all": 1}
+    many = {"rows": 1, "group": 1, "all": 1, "keys": 1}
     if q.numel() and k.numel():
+        same_dp = alike(2, v) or not grad_out.any()
+        many["keys"] = k.shape[2] if same_dp and alike(2, k) else 1
         many["rows"] = q.shape[2] if alike(2, q, grad_out) else 1
         many["group"] = group if alike(1, q, grad_out) else 1
         many["all"] = heads if alike(1, q, k, v, grad_out) else many["group"]
@@ -166,10 +174,9 @@ def exact(
     of_group = many["rows"] * many["group"]
     # A score is a sum over the head dim: where its terms cancel, it is less than what is rounded.
     terms = scale * (q.square() @ k.square().mT).sqrt()
-    lse_size = lse.abs().clamp_min(1.0) + (p * (bend * terms + biases.abs())).nan_to_num(0.0).sum(
-        -1
-    )
-    del terms
+    terms = bend * terms + biases.abs() + SOFTCAP_ERROR / (LIMITS["lse"] * eps32) * bent_size
+    lse_size = lse.abs().clamp_min(1.0) + (p * terms).nan_to_num(0.0).sum(-1)
+    del terms, bent_size
     largest = torch.nn.functional.pad(factor, (1, 0), value=1.0).amax(-1, keepdim=True)
     out_size = (p2 @ v.square()).sqrt() + largest * out.abs()
     delta_size = (grad_out * out_size).square().sum(-1, keepdim=True).sqrt() + delta.abs()
@@ -179,7 +186,7 @@ def exact(
     bend_error = SCORE_ULPS * eps32 / eps if softcap else 0.0
     ds_size = ds.abs() * factor + unbent.abs() * bend_error + eps * slipped * delta_size
     ds2 = ((ds_size + floor * slope.clamp_min(1.0)) * counts).square()
-    dq_size = scale * (ds2 @ k.square()).sqrt() + dq.abs()
+    dq_size = scale * (many["keys"] * ds2 @ k.square()).sqrt() + dq.abs()
     # One error that all keys of a row have: that of delta, and, of copies of a key, of 1 - tanh^2.
     dq_size += scale * (delta_size * (slipped @ k).abs() + bend_error * (unbent @ k).abs())
     dk2 = scale**2 * (ds2 + (slipped * delta_size).square()).mT @ q.square()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -29,7 +28,10 @@ _outside: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
 
 
 # The kernels that `rows.use` asks for in this thread or task: names, forward and backward.
-_asked_rows: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar("cute_attention_rows")
+_asked_rows: contextvars.ContextVar[Any] = contextvars.ContextVar("cute_attention_rows")
+_outside_rows: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
+    "cute_attention_rows_outside", default=()
+)
 
 # The Record of `explain_calls` (record.py) of this thread or task; None where nobody asks.
 recorded: contextvars.ContextVar[Any] = contextvars.ContextVar(
@@ -65,6 +67,46 @@ class _Traced:
 _context = _Asked()
 _traced = _Traced()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Stack = contextvars.ContextVar[tuple[Any, ...]]
+
+
+def _leave(name: str, variable: contextvars.ContextVar[Any], outside: _Stack) -> None:
+    """Has a variable ask for what it did outside of a `with`. A stack, and no token, says what that
+    was: generators may leave theirs in another order than they entered them in."""
+    if not outside.get():
+        raise RuntimeError(f"{name}: left in another thread or task than it was entered in")
+    *others, before = outside.get()
+    variable.set(before)
+    outside.set(tuple(others))
+
+
+def _decorated(name: str, function: _Function, make: Callable[[], Any]) -> _Function:
+    """A function or a coroutine function whose calls run inside of what `make` returns, made anew
+    for each: torch.compile enters no context from outside.
+
+    Raises:
+        TypeError: a generator function, which would run outside.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"{name}: {function.__qualname__} is a generator function, expected one that returns "
+            f"(inside of a generator, write `with {name}(...)`)"
+        )
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaits(*args: Any, **options: Any) -> Any:
+            with make():
+                return await function(*args, **options)
+
+        return awaits  # type: ignore[return-value]
+
+    @functools.wraps(function)
+    def calls(*args: Any, **options: Any) -> Any:
+        with make():
+            return function(*args, **options)
+
+    return calls  # type: ignore[return-value]
 
 
 class use_backend:
@@ -123,34 +165,11 @@ class use_backend:
             _traced.backend = _traced.outside[-1]
             _traced.outside = _traced.outside[:-1]
             return
-        if not _outside.get():
-            raise RuntimeError("use_backend: left in another thread or task than it was entered in")
-        *outside, backend = _outside.get()
-        _asked.set(backend)
-        _outside.set(tuple(outside))
+        _leave("use_backend", _asked, _outside)
 
     def __call__(self, function: _Function) -> _Function:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(
-                f"use_backend: {function.__qualname__} is a generator function, expected one that "
-                "returns (inside of a generator, write `with use_backend(...)`)"
-            )
         backend = self.backend
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def awaits(*args: Any, **options: Any) -> Any:
-                with use_backend(backend):
-                    return await function(*args, **options)
-
-            return awaits  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def calls(*args: Any, **options: Any) -> Any:
-            with use_backend(backend):  # made here: torch.compile enters no context from outside
-                return function(*args, **options)
-
-        return calls  # type: ignore[return-value]
+        return _decorated("use_backend", function, lambda: use_backend(backend))
 
 
 def requested_backend(argument: str) -> str:
@@ -194,9 +213,9 @@ def requested_rows(name: str, argument: object) -> tuple[str, str]:
     return ("", "") if rows is _context else rows
 
 
-@contextlib.contextmanager
-def use(*kernels: core.Kernel) -> Iterator[None]:
-    """Has the calls inside run exactly these kernels: a context manager, and a decorator.
+class use:
+    """Has the calls inside run exactly these kernels: a context manager, and a decorator of
+    functions and of coroutine functions.
 
     A call that a kernel does not serve raises BackendError with the reasons, and so does one that
     also asks for a backend of another family. Where only a kernel of one direction is given, the
@@ -209,7 +228,7 @@ def use(*kernels: core.Kernel) -> Iterator[None]:
         kernels: one of a direction, of `Row.build` or of `kernels()`.
 
     Raises:
-        TypeError: not a kernel.
+        TypeError: not a kernel, or what is decorated is a generator function.
         ValueError: two kernels of the same direction.
         RuntimeError: entered while torch.compile traces.
 
@@ -218,13 +237,28 @@ def use(*kernels: core.Kernel) -> Iterator[None]:
         >>> with rows.use():  # none: what is asked for outside does not hold inside
         ...     pass
     """
-    if torch.compiler.is_compiling():
-        raise RuntimeError("rows.use: entered in compiled code, expected around its call")
-    token = _asked_rows.set(rows_of("rows.use", kernels))
-    try:
-        yield
-    finally:
-        _asked_rows.reset(token)
+
+    def __init__(self, *kernels: core.Kernel) -> None:
+        self.kernels = kernels
+        self.rows = rows_of("rows.use", kernels)
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_compiling():
+            raise RuntimeError("rows.use: entered in compiled code, expected around its call")
+        _outside_rows.set((*_outside_rows.get(), _context.rows))
+        _asked_rows.set(self.rows)
+
+    def __exit__(
+        self,
+        exception: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _leave("rows.use", _asked_rows, _outside_rows)
+
+    def __call__(self, function: _Function) -> _Function:
+        kernels = self.kernels
+        return _decorated("rows.use", function, lambda: use(*kernels))
 
 
 def context_backend() -> str:

@@ -204,6 +204,17 @@ def _of_keys(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
     return attention_mask[:, kv_offset : kv_offset + kv_length]
 
 
+def _has_gaps(attention_mask: Tensor | None) -> bool:
+    """Whether there is padding between tokens: a window counts it, and rows without padding lack
+    it."""
+    if attention_mask is None:
+        return False
+    is_token = attention_mask.bool()
+    begins = is_token.clone()
+    begins[:, 1:] &= ~is_token[:, :-1]
+    return bool((begins.sum(1) > 1).any())
+
+
 @torch.compiler.disable
 def _made(
     batch_size: int,
@@ -218,6 +229,9 @@ def _made(
 ) -> Tensor | None:
     try:
         pattern = recognised(mask_function)
+        bounds = [side for side in (pattern.left, pattern.right) if side is not None]
+        if any(side < kv_length - 1 for side in bounds) and _has_gaps(attention_mask):
+            raise _Unknown("of a window over padding between tokens")
     except _Unknown as unknown:
         _warn_of(str(unknown), others.get("config"))
         sizes: dict[str, Any] = {"q_length": q_length, "q_offset": q_offset}
@@ -243,7 +257,6 @@ def _made(
         attention_mask = _of_keys(attention_mask, kv_length, kv_offset)
         if not attention_mask.all():
             return _noted(attention_mask.bool().clone(), pattern, whole=False)
-    bounds = [side for side in (pattern.left, pattern.right) if side is not None]
     if all_written and all(side >= kv_length - 1 for side in bounds):
         return None
     device = others.get("device", "cpu")

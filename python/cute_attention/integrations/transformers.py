@@ -11,7 +11,7 @@ transformers is changed.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ def attention_forward(
         value: `[batch, heads_kv, keys, head_dim_v]`.
         attention_mask: of `masks.mask`, or `[batch, 1, queries, keys]` of anybody's making: bool,
             True where a key is seen, or floating and added to the scores; or `[batch, keys]` of
-            anybody's making: 0 for padding.
+            anybody's making: 0 for padding, which a window does not count.
         dropout: share of the probabilities to drop, in training alone.
         scaling: multiplies q·k; `head_dim ** -0.5` where None.
         sliding_window: how many keys a query sees, itself included, on each side that it sees.
@@ -134,7 +134,7 @@ def attention_forward(
         return _padded(q, k, v, note.pattern, attention_mask != 0, options), None
     found = None
     if note.pattern.causal and q.shape[1] == k.shape[1] > 1:  # no padding, nothing seen before
-        found = _sequences_by_position(others.get("position_ids"), q)
+        found = _sequences_by_position(module, others.get("position_ids"), q)
     if found is not None:
         return _several(q, k, v, note.pattern, (found, found), options), None
     return attention(q, k, v, **_seen(note.pattern), **options), None
@@ -200,6 +200,14 @@ def _lengths_of(others: dict[str, Any]) -> tuple[Sequences, Sequences]:
     return of("q"), of("k")
 
 
+class _Known(NamedTuple):
+    """What positions have told."""
+
+    first: int  # the id of the layer that asked
+    version: int | None  # of the tensor
+    sequences: Sequences | None
+
+
 def _sequences_of(ids: Tensor) -> tuple[Sequences, Sequences]:
     """The sequences of a mask that numbers them, found once for all layers."""
     found = getattr(ids, _SEQUENCES, None)
@@ -209,18 +217,24 @@ def _sequences_of(ids: Tensor) -> tuple[Sequences, Sequences]:
     return found, found
 
 
-def _sequences_by_position(positions: Any, q: Tensor) -> Sequences | None:
+def _sequences_by_position(module: torch.nn.Module, positions: Any, q: Tensor) -> Sequences | None:
     """Those that positions tell apart, found once for all layers. A traced graph cannot ask, since
-    the answer is not known before it runs."""
+    the answer is not known before it runs.
+
+    Tensors of `torch.inference_mode` do not count how often they were changed: the layer that has
+    asked first reads them again each time."""
     if not isinstance(positions, Tensor) or torch.compiler.is_compiling():
         return None
     if positions.dim() != 2 or positions.shape[1] != q.shape[1]:
         return None
-    version, found = getattr(positions, _SEQUENCES, (None, None))
-    if version != positions._version:
+    known = getattr(positions, _SEQUENCES, None)
+    version = None if positions.is_inference() else positions._version
+    asks_again = version is None and known is not None and known.first == id(module)
+    if known is None or known.version != version or asks_again:
         found = sequences_by_position(positions, q.shape[0])
-        setattr(positions, _SEQUENCES, (positions._version, found))
-    return found
+        known = _Known(id(module), version, found)
+        setattr(positions, _SEQUENCES, known)
+    return known.sequences
 
 
 def _several(
