@@ -27,9 +27,10 @@ struct BackwardPointwise {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr bool kDrops = has_dropout(kScoreMods);
-  // Whether the accumulators of dP begin with delta. Under dropout delta is in dS of dropped scores
-  // too, where dP is not: there finish() adds it, by the FFMA that multiplies dP with what is kept
-  // of P. To put delta in the place of dP would be no shorter, and clear P in 16 bits once more.
+  // Whether the accumulators of dP begin with delta. Under dropout dS is kept P * dP + P * delta:
+  // there finish() adds delta, and P that is cleared once serves dV and dS. To let delta take the
+  // place of dP where a score is dropped takes as many instructions, and registers that steps of
+  // 128 queries do not have.
   static constexpr bool kStartsWithDelta = !kDrops;
   // For how many columns of S a thread may load the LSE ahead, where it has a limit. Without one
   // ptxas loads all of it first, and spills where a kernel leaves few registers.

@@ -161,8 +161,7 @@ struct BackwardTraits {
   static constexpr GradQ kGradQ = StudyOf<Row>::kGradQ;
   static constexpr bool kGradQFirst =
       kGradQ == GradQ::First ||
-      (kGradQ == GradQ::WhereItPays && kHeadDim <= 64 &&
-       (kTileM <= 64 || kKey.score_mods == score_mods::None));
+      (kGradQ == GradQ::WhereItPays && kHeadDim <= 64 && kKey.score_mods == score_mods::None);
   // How many steps late dQ is computed.
   static constexpr int kGradQLag = kGradQ == GradQ::Same ? 0 : 1;
 
