@@ -87,10 +87,14 @@ def skip_unless_it_is_chosen(row: rows.TableRow) -> None:
 
 def skip_unless_one_feature_chooses_it(row: rows.TableRow) -> None:
     """Skips a row that dispatch does not choose for a call with one feature: those that serve every
-    combination, except in the process in which there are no others."""
+    combination, except in the process in which there are no others, and those that demand several;
+    tests/test_combinations_gpu.py has calls for these."""
     skip_unless_it_is_chosen(row)
-    if row.serves_subsets() and ONLY not in os.environ:
-        pytest.skip(f"{row.name} runs in a process of its own")
+    if row.serves_subsets():
+        if ONLY not in os.environ:
+            pytest.skip(f"{row.name} runs in a process of its own")
+    elif len(row.score_mods) > 1:
+        pytest.skip(f"{row.name} serves no call with one feature")
 
 
 def backend_of(row: rows.TableRow) -> str:

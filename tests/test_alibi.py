@@ -17,7 +17,14 @@ from every_row import (
     options_of,
     skip_unless_it_is_chosen,
 )
-from kernel_calls import assert_all_as_accurate, in_float64, in_pytorch, inputs_of, results
+from kernel_calls import (
+    assert_all_as_accurate,
+    check_forward,
+    in_float64,
+    in_pytorch,
+    inputs_of,
+    results,
+)
 from tolerances import ACCURACY_FACTOR, assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -78,6 +85,20 @@ def test_distances_in_long_sequences(row: rows.TableRow, magnitude: float) -> No
     options = options_of(row, {"causal": True}, 2)
     factor = ACCURACY_FACTOR * (2 if magnitude > 1 else 1)
     assert_exact(row, tensors, {**options, "alibi_slopes": slopes}, factor)
+
+
+@pytest.mark.parametrize("magnitude", [2.0**15, 2.0**119], ids=["2^15", "2^119"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=["full", "causal"])
+def test_slopes_beyond_16_bits(
+    row: rows.TableRow, options: dict[str, Any], magnitude: float
+) -> None:
+    """Slopes that no number of 16 bits holds once they are in the unit of scores, which is `scale`,
+    or whose products with a distance fp32 does not: a query sees its own key alone. Usual slopes of
+    other heads, which may share a tile with them, keep their terms."""
+    q, k, v, _ = inputs_of(row, 2, (150, 203), (4, 2))
+    slopes = torch.tensor([0.25, magnitude, 1.5 * magnitude, 0.5], device="cuda")
+    options = options_of(row, {**options, "alibi_slopes": slopes}, 4)
+    check_forward((q, k, v), backend_of(row), **options)
 
 
 def test_slopes_that_require_a_gradient_are_refused(row: rows.TableRow) -> None:

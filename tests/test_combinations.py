@@ -183,4 +183,4 @@ for direction in ("forward", "backward"):
     assert isinstance(found, dict)
     for direction, short in (("forward", "fwd"), ("backward", "bwd")):
         (name,) = found[direction]
-        assert name.startswith(f"sm90_{short}_bf16_d") and name.endswith("_every")
+        assert name.startswith(f"sm90_{short}_bf16_d") and name.endswith("_bias_dropout")

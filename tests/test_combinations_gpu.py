@@ -212,11 +212,12 @@ def test_packed(arch: str, dim: int, dtype: str) -> None:
             check(own, *last, f"{name}, sequence {b}")
 
 
-@pytest.mark.parametrize("layout", ["crooked", "float32", "shared"])
+@pytest.mark.parametrize("layout", ["crooked", "float32", "shared", "keys"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_layouts_of_the_bias(arch: str, dim: int, dtype: str, layout: str) -> None:
-    """A bias that no tiles can be loaded of, and one whose gradient is a sum over the batch."""
+    """A bias that no tiles can be loaded of, one whose gradient is a sum over the batch, and one
+    that all queries share, as a mask of keys is."""
     tensors = tensors_of((4, 2), dim, DTYPES[dtype])
     batch = 1 if layout == "shared" else BATCH
     for name, learnt, options in each_subset(4, (batch, QUERIES, KEYS), DTYPES[dtype]):
@@ -226,6 +227,8 @@ def test_layouts_of_the_bias(arch: str, dim: int, dtype: str, layout: str) -> No
             learnt["bias"] = crooked(learnt["bias"])
         elif layout == "float32":
             learnt["bias"] = learnt["bias"].float()
+        elif layout == "keys":
+            learnt["bias"] = learnt["bias"][:, :1, :1].float()
         found = results(attention, tensors, learnt, backend=arch, causal=True, **options)
         exact = in_float64(tensors, learnt, causal=True, **options)
         check(found, exact, in_pytorch(tensors, learnt, causal=True, **options), name)
@@ -248,6 +251,27 @@ def test_hidden_numbers_of_a_bias_are_not_seen(arch: str, dim: int, dtype: str) 
             found = results(attention, tensors, learnt, **options)
             for result in found:
                 assert_same_bits(found[result], expected[result], f"{name}: {result}")
+
+
+@pytest.mark.parametrize("subset", [("bias", "dropout"), rows.EVERY], ids="+".join)
+@pytest.mark.parametrize("dtype", ["bf16"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_thousand_repeats_have_the_same_bits(
+    arch: str, dim: int, dtype: str, subset: tuple[str, ...]
+) -> None:
+    """Output and all gradients, that of a bias which all sequences share among them, where
+    determinism is asked: several blocks of keys add to each dQ, and CTAs compete for work."""
+    tensors = tensors_of((4, 2), dim, DTYPES[dtype])
+    bias = bias_of(1, 4, QUERIES, KEYS, DTYPES[dtype])
+    options = {"backend": arch, "deterministic": True, **options_of(subset, 4)}
+    first = results(attention, tensors, {"bias": bias}, **options)
+    differences = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        again = results(attention, tensors, {"bias": bias}, **options)
+        for name in first:
+            bits = torch.int32 if first[name].dtype == torch.float32 else torch.int16
+            differences += (again[name].view(bits) != first[name].view(bits)).sum()
+    assert not differences
 
 
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")

@@ -120,10 +120,10 @@ def number_of_kernels(row: rows.TableRow) -> int:
     # Rows of sm90 with head dim 64 have them twice: for small heads too.
     grad_bias = 3 * has_bias * (1 + ((row.arch, row.head_dim) == ("sm90", 64)))
     # The main kernel of sm90 twice: with tiles of the bias by TMA, and without. In rows with a bias
-    # alone twice more, with tiles of fp32, and with a number for each key.
+    # alone or with dropout twice more, with tiles of fp32, and with a number for each key.
     of_bias = 0
     if row.arch == "sm90" and has_bias:
-        of_bias = 1 if len(row.score_mods) > 1 else 3
+        of_bias = 1 if row.serves_subsets() else 3
     if row.direction == "forward":  # one more for keys in a cache, on sm80 for those in pages
         has_both = reads_cache(row) and "qv" not in row.score_mods  # whose calls all have a cache
         return 1 + of_bias + int(has_both)

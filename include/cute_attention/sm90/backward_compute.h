@@ -214,21 +214,24 @@ struct BackwardCompute : BackwardPointwise<Row> {
                                      tSrS);
   }
 
-  // Starts dP^T + delta = V dO^T + delta, in accumulators that contain delta.
+  // Starts dP^T = V dO^T, or dP^T + delta in accumulators that contain delta (kStartsWithDelta).
   CUTE_DEVICE void start_grad_p(FragmentS& tdPrdP, QueryRing const& ring) {
     using namespace cute;
     if constexpr (kOverlapsBlocks) {  // in each step: a branch would serialise the products
       await_values();
     }
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
-    copy(row_numbers<Traits>(thread, shared.delta[ring.stage]), tdPrdP);
+    if constexpr (Pointwise::kStartsWithDelta) {
+      copy(row_numbers<Traits>(thread, shared.delta[ring.stage]), tdPrdP);
+    }
     typename Traits::MmaS mma;
     Tensor sV = in_shared<typename Traits::SmemLayoutV>(shared.v);            // (N, DV, 1)
     Tensor sdO = in_shared<typename Traits::SmemLayoutGradO>(shared.grad_o);  // (M, DV, STAGE)
     auto const thread_mma = mma.get_slice(warpgroup * kWarpgroupThreads);
     Tensor tdPrV = thread_mma.partition_fragment_A(sV);    // (MMA, MMA_N, MMA_DV, 1)
     Tensor tdPrdO = thread_mma.partition_fragment_B(sdO);  // (MMA, MMA_M, MMA_DV, STAGE)
-    start_gemm<GMMA::ScaleOut::One>(mma, tdPrV(_, _, _, 0), tdPrdO(_, _, _, ring.stage), tdPrdP);
+    start_gemm<Pointwise::kStartsWithDelta ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero>(
+        mma, tdPrV(_, _, _, 0), tdPrdO(_, _, _, ring.stage), tdPrdP);
   }
 
   // Starts dV += P^T dO.

@@ -27,6 +27,11 @@ struct BackwardPointwise {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr bool kDrops = has_dropout(kScoreMods);
+  // Whether the accumulators of dP begin with delta. Under dropout dS is kept P * dP + P * delta:
+  // there finish() adds delta, and P that is cleared once serves dV and dS. To let delta take the
+  // place of dP where a score is dropped takes as many instructions, and registers that steps of
+  // 128 queries do not have.
+  static constexpr bool kStartsWithDelta = !kDrops;
   // For how many columns of S a thread may load the LSE ahead, where it has a limit. Without one
   // ptxas loads all of it first, and spills where a kernel leaves few registers.
   static constexpr int kLseAhead = 16;
@@ -129,7 +134,8 @@ struct BackwardPointwise {
     return terms;
   }
 
-  // When dP + delta is there: makes it dS, and what begin() left P.
+  // When dP is there, with delta or without it (kStartsWithDelta): makes it dS, and what begin()
+  // left P, or what is kept of it.
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
   //   tdVrP         (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, if begin() has not made it
   template <class Terms, class Lse>
@@ -137,11 +143,6 @@ struct BackwardPointwise {
                           Lse const& sLse, FragmentS& tSrS, FragmentS& tdPrdP,
                           Operand& tdVrP) const {
     using namespace cute;
-    Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));       // (KEYS, QUERIES)
-    Tensor rdP = make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));  // (KEYS, QUERIES)
-    auto const finish_query = [&](int query) {
-      scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
-    };
     if constexpr (Scores::kModifiesCopies) {
       CUTE_UNROLL
       for (int k = 0; k < kBlocks; ++k) {  // block after block: its factors need registers no more
@@ -162,19 +163,22 @@ struct BackwardPointwise {
         auto const kept = kept_block_of_transpose(tile, test, stage.words, 0, k);
         CUTE_UNROLL
         for (int i = 8 * k; i < 8 * k + 8; ++i) {
-          tdPrdP(i) = kept.keeps(i % 8) ? tdPrdP(i) : tdPsDelta(i);
-        }
-        CUTE_UNROLL
-        for (int query = 4 * k; query < 4 * k + 4; ++query) {
-          finish_query(query);
+          int const query = 4 * k + i % 8 / 4 * 2 + i % 2, key = i / 2 % 2;
+          float const factor =  // makes the score P
+              scores.factor(tSrS(i), sLse(0, query), terms.of_query(query), key);
+          bool const keeps = kept.keeps(i % 8);
+          tSrS(i) = keeps ? tSrS(i) : 0.f;
+          tdPrdP(i) = fmaf(keeps ? factor : 0.f, tdPrdP(i), factor * tdPsDelta(i));
         }
         convert_block(tSrS, k, tdVrP);
-        kept.drop(tdVrP(_, 0, k));
       }
     } else {
+      Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
+      Tensor rdP =
+          make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));  // (KEYS, QUERIES)
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {
-        finish_query(query);
+        scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
       }
       convert_into(tSrS, tdVrP);
     }
@@ -264,7 +268,7 @@ struct BackwardPointwise {
     }
   }
 
-  // Makes dP + delta of block `k` dS, from factors.
+  // Makes dP of block `k`, as it is for finish(), dS, from factors.
   //   tSrS, tdPrdP  (MMA, MMA_N, MMA_M)
   CUTE_DEVICE void finish_factors(uint32_t stage_index, int k, FragmentS const& tSrS,
                                   FragmentS& tdPrdP) const {
@@ -272,8 +276,12 @@ struct BackwardPointwise {
     Tensor sDelta = row_numbers<Traits>(thread, shared.delta[stage_index]);  // (MMA, MMA_N, MMA_M)
     CUTE_UNROLL
     for (int i = 8 * k; i < 8 * k + 8; ++i) {
-      bool const kept = !kDrops || !signbit(tSrS(i));
-      tdPrdP(i) = (kept ? tdPrdP(i) : sDelta(i)) * fabsf(tSrS(i));
+      float const factor = fabsf(tSrS(i));
+      if constexpr (kStartsWithDelta) {
+        tdPrdP(i) *= factor;
+      } else {
+        tdPrdP(i) = fmaf(fmaxf(tSrS(i), 0.f), tdPrdP(i), factor * sDelta(i));
+      }
     }
   }
 };

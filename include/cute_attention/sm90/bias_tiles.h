@@ -23,14 +23,14 @@ namespace cute_attention::sm90 {
 // A row whose kernel reads the bias as core/bias.h does, from global memory: for calls whose bias
 // TMA cannot load (bias_map.h).
 // Beside the addresses of its loads a consumer has no registers for the tiles of three warpgroups,
-// and with every other feature in the forward none for scores of more than 64 keys, or 32 where the
-// output has more than 128 columns.
+// and with other features in the forward none for scores of more than 64 keys; of 32 with every one
+// of them where the output has more than 128 columns.
 template <class Row>
 struct BiasFromGlobal : Row {
   static constexpr int kMostRows = 2 * kWarpgroupM;
   static constexpr int kMostWarps = 3 * kWarpgroupWarps;
   static constexpr bool kHasFewKeys =
-      serves_subsets(Row::kKey.score_mods) && Row::kKey.direction == Direction::Forward;
+      Row::kKey.score_mods != score_mods::Bias && Row::kKey.direction == Direction::Forward;
   static constexpr int kMostKeys = !kHasFewKeys                 ? Row::kConfig.tile_n
                                    : Row::kKey.head_dim_v > 128 ? 32
                                                                 : 64;

@@ -70,9 +70,11 @@ struct ForwardTraits {
   static constexpr bool kStraight = Study::kReference == Reference::Exact ||
                                     (Study::kReference == Reference::WhereItPays && kTakeTurns);
   // Whether the tensor cores compute ALiBi (alibi_product.h): at head dim 64 it is 1.03 to 1.09
-  // times faster, at 128 as fast as without (H200). The kernel for caches would spill.
+  // times faster, at 128 as fast as without (H200; with dropout H100). The kernel for caches would
+  // spill.
   static constexpr bool kAlibiProduct =
-      kStraight && kKey.score_mods == score_mods::Alibi && kHeadDim <= 64 && !kReadsCache<Row>;
+      kStraight && (kKey.score_mods & ~score_mods::Dropout) == score_mods::Alibi &&
+      kHeadDim <= 64 && !kReadsCache<Row>;
   // Whether KV tiles without a mask have a loop of their own (forward_compute.h): with a bias or
   // dropout alone it gained nothing, and with softcap and ALiBi together, and at head dims 192 and
   // 128, it would spill.

@@ -34,14 +34,15 @@ struct KeyBias : Row {
           : Row::kConfig;
 };
 
-// Whether the kernel of a row is that one, and whether a row has it. Those of every combination,
-// which take the compiler longest, read such a bias as any other.
+// Whether the kernel of a row is that one, and whether a row has it: rows with a bias alone or with
+// dropout, as models with padding train. Those of every combination, which take the compiler
+// longest, read such a bias as any other.
 template <class Row>
 constexpr bool kKeyBias = false;
 template <class Row>
 constexpr bool kKeyBias<KeyBias<Row>> = true;
 template <class Row>
-constexpr bool kHasKeyBias = Row::kKey.score_mods == score_mods::Bias;
+constexpr bool kHasKeyBias = (Row::kKey.score_mods & ~score_mods::Dropout) == score_mods::Bias;
 template <class Row>
 constexpr bool kBiasTiles<KeyBias<Row>> = false;
 
