@@ -69,6 +69,7 @@ struct MlaTraits {
   static constexpr bool kBiasBesideK = false;
   static constexpr bool kFloatBias = false;
   static constexpr bool kKeyBias = false;
+  static constexpr bool kCountsCausalTiles = false;  // nor any other: kTakesTiles
   // Columns of a box of q and k, of qv and v, and of a part.
   static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);
   static constexpr int kBoxV = narrow_box_cols<kHalf>(Study::kSwizzle);
