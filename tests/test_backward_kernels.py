@@ -94,6 +94,18 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
     check(row, inputs, grad_out, case.options)
 
 
+@pytest.mark.parametrize("options", [{}, CAUSAL], ids=["full", "causal"])
+def test_many_sums_of_dq_begin_with_a_store(row: rows.TableRow, options: dict[str, Any]) -> None:
+    """Few blocks of keys, and more than 2^15 numbers of dQ for each multiprocessor
+    (sm90/backward_states.h): nobody sets the sums to zero."""
+    if row.arch != "sm90" or row.score_mods or row.head_dim > 128:
+        pytest.skip("sums begin with zeros, or there are none")
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    batch = 1 + 2**15 * multiprocessors // (270 * row.head_dim)
+    inputs, grad_out = make(row, Case(batch, 270, 270, 1, 1, options))
+    check(row, inputs, grad_out, options)
+
+
 @pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5, 1e28])
 def test_caps_of_any_size(row: rows.TableRow, softcap: float) -> None:
     """Three caps: one that all scores reach, an ordinary one, and one far above all scores."""
