@@ -5,6 +5,8 @@
 #include <string>
 
 #include "check.h"
+#include "cute_attention/core/few_queries.h"
+#include "cute_attention/core/group_queries.h"
 #include "cute_attention/core/query_packing.h"
 #include "split_choice.h"
 
@@ -17,9 +19,12 @@ using testing::check_equal;
 DeviceInfo const kH200{0, 90, 132, 227 * 1024, 228 * 1024, 50 << 20, "test"};
 DeviceInfo const kA100{0, 80, 108, 163 * 1024, 164 * 1024, 40 << 20, "test"};
 
-ForwardGrid grid_of_heads(ForwardParams const* p) {
-  int32_t const group = p->heads / p->heads_kv;
-  return {packed_tiles(*p, 128, {0, group, group}) * p->heads_kv, 128};
+ForwardGrid grid_of_sm80(ForwardParams const* p) {
+  ForwardParams const told = with_groups_as_queries(*p);
+  bool const few = takes_few_queries_kernel(told);
+  int32_t const tile_m = few ? kFewQueriesTileM : 128;
+  QueryPacking const packing = make_query_packing(told, tile_m, few ? tile_m : 1);
+  return {packed_tiles(told, tile_m, packing) * told.heads_kv, packing.queries(tile_m)};
 }
 ForwardGrid grid_of_groups(ForwardParams const* p) {
   QueryPacking const packing = make_query_packing(*p, 128, 64);
@@ -39,7 +44,7 @@ KernelRow row(Arch arch, int32_t head_dim = 128) {
           sm90 ? 224 * 1024 : 64 * 1024,
           nullptr,
           nullptr,
-          sm90 ? &grid_of_groups : &grid_of_heads};
+          sm90 ? &grid_of_groups : &grid_of_sm80};
 }
 
 ForwardParams call(int32_t batch, int32_t seqlen_q, int32_t seqlen_k, int32_t heads,
