@@ -75,10 +75,13 @@ int64_t resident_ctas(KernelRow const& row, DeviceInfo const& device) {
   int32_t const fit_shared_memory =
       device.shared_memory_per_multiprocessor / (row.shared_memory_bytes + kReservedSharedMemory);
   int32_t const fit = std::min(fit_shared_memory, 1536 / row.threads);
+  if (row.key.arch != Arch::Sm80 || row.key.direction != Direction::Forward) {
+    return std::max<int32_t>(1, fit);
+  }
+  KernelConfig config = row.config;
+  config.warps = std::max<int32_t>(1, row.threads / 32);  // all warps of these kernels compute
   int32_t const fit_registers =
-      row.key.arch == Arch::Sm80 && row.key.direction == Direction::Forward
-          ? resident_warps(row.key, row.config, row.shared_memory_bytes) / row.config.warps
-          : fit;
+      resident_warps(row.key, config, row.shared_memory_bytes) / config.warps;
   return std::max<int32_t>(1, std::min(fit, fit_registers));
 }
 

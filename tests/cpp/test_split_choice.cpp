@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "cute_attention/core/few_queries.h"
@@ -130,6 +131,22 @@ void test_one_split() {
   check_equal(splits(call(128, 1, 2048, 32, 8)), 1, "decoding of a large batch");
 }
 
+// At head dim 128 the registers of an SM hold two CTAs with tiles of 128 queries, though its shared
+// memory has room for three, and four of the kernel for few queries, which packs heads.
+void test_ctas_of_sm80() {
+  auto const chosen = [](int32_t queries, int32_t heads, int32_t heads_kv) {
+    return best_splits(row(Arch::Sm80), call(1, queries, 32768, heads, heads_kv), kH200);
+  };
+  for (auto const& [queries, heads] : {std::pair{1, 8}, {16, 8}, {64, 8}, {1, 32}, {16, 32}}) {
+    int32_t const ctas = 8 * chosen(queries, heads, 8);
+    check(ctas > 2 * 132 && ctas <= 4 * 132,
+          std::to_string(queries) + " queries of " + std::to_string(heads) + " heads have " +
+              std::to_string(ctas) + " CTAs");
+  }
+  int32_t const ctas = 8 * chosen(65, 8, 8);
+  check(ctas > 132 && ctas <= 2 * 132, "65 queries have " + std::to_string(ctas) + " CTAs");
+}
+
 // More sequences or heads never take more splits, but for the rounding to whole tiles; and the
 // tiles of all splits are at most those of the few rounds that are tried.
 void test_monotone() {
@@ -229,6 +246,7 @@ int main() {
   test_known_calls();
   test_decoding();
   test_one_split();
+  test_ctas_of_sm80();
   test_monotone();
   test_packed();
   test_may_be_split();

@@ -19,7 +19,7 @@ constexpr int32_t kFewQueriesTileM = 64;
 constexpr bool has_few_queries_kernel(KernelKey const& key, KernelConfig const& config) {
   return key.arch == Arch::Sm80 && key.direction == Direction::Forward &&
          key.score_mods == score_mods::None && config.tile_m == 2 * kFewQueriesTileM &&
-         config.warps % 2 == 0;
+         config.warps % 4 == 0;
 }
 
 // The tile of that kernel. A warp has as many rows as before.

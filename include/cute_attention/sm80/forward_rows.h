@@ -119,6 +119,9 @@ struct ForwardRows<Traits, true> {
     auto const* const q = static_cast<Element const*>(params.q);
     Walk walk(q, 0, buffer.data(), thread);
     walk.load_rows(row_pointers(q, params.q_stride), params.head_dim, thread);
+    if constexpr (Traits::Study::kCopies == Copies::Plain) {  // then nobody waits for groups
+      cute::cp_async_wait<0>();
+    }
   }
 
   //   sO  (M, DV)
