@@ -21,6 +21,7 @@ struct MlaRight : MlaHalf<Row, kRight, MlaRight<Row>> {
       step();
     }
     SoftmaxEnd<Rows> end{};
+    end.is_split = has_splits(arguments.params);
     channel.receive(end.factors);
     this->store(tile, end);
   }
