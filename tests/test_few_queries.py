@@ -1,5 +1,5 @@
-"""Calls with few queries on sm80 rows, whose tiles the heads of a group share, on a GPU: against the
-formula in float64."""
+"""Calls with few queries on sm80 rows, whose tiles the heads of a group share, on a GPU: against
+the formula in float64."""
 
 from __future__ import annotations
 

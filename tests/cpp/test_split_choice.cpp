@@ -139,9 +139,9 @@ void test_ctas_of_sm80() {
   };
   for (auto const& [queries, heads] : {std::pair{1, 8}, {16, 8}, {64, 8}, {1, 32}, {16, 32}}) {
     int32_t const ctas = 8 * chosen(queries, heads, 8);
-    check(ctas > 2 * 132 && ctas <= 4 * 132,
-          std::to_string(queries) + " queries of " + std::to_string(heads) + " heads have " +
-              std::to_string(ctas) + " CTAs");
+    check(ctas > 2 * 132 && ctas <= 4 * 132, std::to_string(queries) + " queries of " +
+                                                 std::to_string(heads) + " heads have " +
+                                                 std::to_string(ctas) + " CTAs");
   }
   int32_t const ctas = 8 * chosen(65, 8, 8);
   check(ctas > 132 && ctas <= 2 * 132, "65 queries have " + std::to_string(ctas) + " CTAs");

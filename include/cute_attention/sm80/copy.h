@@ -104,8 +104,8 @@ CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy, Smem const& sX, Gmem&& 
 }
 
 // Writes a tile from shared memory (ROWS, COLS) to rows that lie anywhere in global memory: row
-// `row` begins at `row_pointer(row)`, or is left out where that is null. Leaves out the columns from
-// `cols` on, too.
+// `row` begins at `row_pointer(row)`, or is left out where that is null. Leaves out the columns
+// from `cols` on, too.
 template <class TiledCopy, class Smem, class RowPointer>
 CUTE_DEVICE void store_rows(TiledCopy const& tiled_copy, Smem const& sX,
                             RowPointer const& row_pointer, int cols, int thread) {

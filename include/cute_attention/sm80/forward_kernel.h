@@ -333,9 +333,8 @@ struct ForwardKernel {
     typename Softmax::Rows lse;                                             // (ROWS)
     CUTE_STATIC_ASSERT_V(size<0>(rO) == size(lse));
     auto factors = softmax.finish(lse, combine_rows(mma));  // (ROWS)
-    Tensor cO = output_coordinates(mma);  // (ROWS, COLS)
-    join_sinks(
-        params, [&](int row) { return rows().head(int(get<0>(cO(row, 0)))); }, factors, lse);
+    Tensor cO = output_coordinates(mma);                    // (ROWS, COLS)
+    join_sinks(params, [&](int row) { return rows().head(int(get<0>(cO(row, 0)))); }, factors, lse);
     Dropout::scale(params, factors);
     scale_rows(rO, factors);
 

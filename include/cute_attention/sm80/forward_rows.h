@@ -163,10 +163,9 @@ struct ForwardRows<Traits, true> {
   template <class Pointer>
   CUTE_DEVICE auto row_pointers(Pointer* tensor, Strides const& stride) const {
     return [tensor, &stride, places = places()](int row) -> Pointer* {
-      return places.inside(row)
-                 ? row_pointer(tensor, stride, places.work.batch, places.head(row),
-                               places.sequence.row_q + places.query(row))
-                 : nullptr;
+      return places.inside(row) ? row_pointer(tensor, stride, places.work.batch, places.head(row),
+                                              places.sequence.row_q + places.query(row))
+                                : nullptr;
     };
   }
 };
