@@ -4,7 +4,8 @@
 //
 // With one query in a tile of 128 rows, products take about as long as reading K and V does, and
 // the tile's few warps do one after the other. Tiles of half the size take half of the products,
-// and twice as many CTAs, each with a copy under way, have room on an SM.
+// and more CTAs, each with a copy under way, have room on an SM. NVIDIA H100, 1 x 32k keys, 32
+// heads over 8 of 128: one query 58 us instead of 78, 16 queries 66 instead of 251.
 #pragma once
 
 #include "cute_attention/config.h"
