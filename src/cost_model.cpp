@@ -17,9 +17,18 @@ constexpr double kExpsPerClock = 16;  // exponentials (MUFU results) that an SM 
 constexpr double kCtaClocks = 2500;
 // What a key tile takes in addition to its arithmetic: barriers and the maxima of rows.
 constexpr double kTileClocks = 200;
+// The same of sm90 rows of one consumer warpgroup, of which three CTAs share an SM: one computes
+// while another waits in a barrier or for its first K. Fitted, with kEfficiency, to an H100.
+constexpr double kCtaClocksOfOneConsumer = 4000;
+constexpr double kTileClocksOfOneConsumer = 100;
+// Alone on its SM such a CTA begins and ends sooner; but nobody else computes while its products
+// and its softmax wait for each other, so that a key tile takes so long at least. Fitted likewise.
+constexpr double kCtaClocksAlone = 2000;
+constexpr double kTileClocksAlone = 800;
 constexpr double kLaunchUs = 3;
 constexpr int32_t kReservedSharedMemory = 1024;  // bytes of each CTA that CUDA keeps for itself
-constexpr int32_t kWarpsOfTwoConsumers = 12;     // a producer warpgroup and two that compute
+constexpr int32_t kWarpsOfOneConsumer = 8;       // a producer warpgroup and one that computes
+constexpr int32_t kWarpsOfTwoConsumers = 12;     // the same and two that compute
 constexpr int32_t kSaturatingWarps = 8;  // so many warps keep the tensor cores of an SM busy
 
 // The floating-point operations that the tensor cores of one SM do in a clock: multiply-adds of
@@ -38,6 +47,10 @@ double flops_per_clock(Arch arch, int32_t compute_capability) {
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool has_one_consumer(KernelRow const& row) {
+  return row.key.arch == Arch::Sm90 && row.config.warps == kWarpsOfOneConsumer;
+}
 
 }  // namespace
 
@@ -68,7 +81,7 @@ double tile_clocks(KernelRow const& row, DeviceInfo const& device) {
                   scores / kExpsPerClock) /
              (row.config.warps > kWarpsOfTwoConsumers ? kEfficiencyOfThreeWarpgroups
                                                       : kEfficiency) +
-         kTileClocks;
+         (has_one_consumer(row) ? kTileClocksOfOneConsumer : kTileClocks);
 }
 
 int64_t resident_ctas(KernelRow const& row, DeviceInfo const& device) {
@@ -93,9 +106,16 @@ double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& w
 
   // The CTAs of an SM share its tensor cores, so the time of the SM is the sum of theirs. No
   // schedule takes less time than the CTA with the most key tiles takes.
-  double const tiles = std::max(double(per_multiprocessor) * work.mean_tiles, work.longest);
+  bool const one_consumer = has_one_consumer(row);
+  double const longest_tile =
+      one_consumer ? std::max(work.tile_clocks, kTileClocksAlone) : work.tile_clocks;
+  double const clocks = std::max(double(per_multiprocessor) * work.mean_tiles * work.tile_clocks,
+                                 work.longest * longest_tile);
   double const rounds = double(ceil_div(work.ctas, device.multiprocessors * resident));
-  return (tiles * work.tile_clocks / speed + rounds * kCtaClocks) / kClocksPerUs;
+  double const cta_clocks = !one_consumer             ? kCtaClocks
+                            : per_multiprocessor == 1 ? kCtaClocksAlone
+                                                      : kCtaClocksOfOneConsumer;
+  return (clocks / speed + rounds * cta_clocks) / kClocksPerUs;
 }
 
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {

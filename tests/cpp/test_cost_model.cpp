@@ -109,6 +109,46 @@ void test_preferences() {
   check_equal(estimate_us(large, nothing, kDevice), 0.0, "no query costs nothing");
 }
 
+// The sm90 rows of head dim 64, which have two buffers of Q.
+DeviceInfo const kHopper{0, 90, 132, 227 * 1024, 228 * 1024, 50 << 20, "test"};
+KernelRow hopper_row(int32_t tile_m, int32_t tile_n, int32_t stages) {
+  KernelRow of_sm90 = row(tile_m, tile_n, 64, 4 * (1 + tile_m / 64));
+  of_sm90.key.arch = Arch::Sm90;
+  of_sm90.config.stages = stages;
+  of_sm90.shared_memory_bytes = 2 * 64 * (2 * tile_m + 2 * stages * tile_n) + 1024;
+  return of_sm90;
+}
+
+// How many times the fastest of the others takes as long as the row with one consumer.
+double gain_of_one_consumer(int32_t batch, int32_t seqlen_q, int32_t seqlen_k, int32_t heads,
+                            int32_t right) {
+  Problem p = problem(seqlen_q, seqlen_k, kUnbounded, right);
+  p.batch = batch;
+  p.heads = p.heads_kv = heads;
+  double const others = std::min(estimate_us(hopper_row(192, 128, 4), p, kHopper),
+                                 estimate_us(hopper_row(128, 128, 4), p, kHopper));
+  return others / estimate_us(hopper_row(64, 64, 3), p, kHopper);
+}
+
+// At these points the row was measured on an H100, times the speed of the others: 2.61, 2.49, 1.08,
+// 1.06, 1.07 and 1.11; 0.83, 0.96, 0.78, 0.86, 0.82, 0.78, 0.96 and 0.85.
+void test_one_consumer() {
+  check(gain_of_one_consumer(4096, 49, 49, 4, kUnbounded) > 2, "windows of 49 tokens");
+  check(gain_of_one_consumer(2048, 64, 64, 4, kUnbounded) > 2, "windows of 64 tokens");
+  check(gain_of_one_consumer(64, 257, 257, 16, kUnbounded) > 1, "257 tokens");
+  check(gain_of_one_consumer(1, 512, 512, 16, 0) > 1, "batch 1, 512 tokens, causal");
+  check(gain_of_one_consumer(64, 256, 256, 32, 0) > 1, "256 tokens, causal");
+  check(gain_of_one_consumer(8, 64, 64, 12, kUnbounded) > 1, "a few sequences of 64 tokens");
+  check(gain_of_one_consumer(256, 128, 128, 16, kUnbounded) < 1, "128 tokens");
+  check(gain_of_one_consumer(64, 256, 256, 12, kUnbounded) < 1, "256 tokens");
+  check(gain_of_one_consumer(4, 4096, 77, 8, kUnbounded) < 1, "77 keys");
+  check(gain_of_one_consumer(32, 512, 512, 32, kUnbounded) < 1, "512 tokens");
+  check(gain_of_one_consumer(16, 1024, 1024, 32, kUnbounded) < 1, "1024 tokens");
+  check(gain_of_one_consumer(8, 1500, 1500, 20, kUnbounded) < 1, "1500 tokens");
+  check(gain_of_one_consumer(1, 1024, 1024, 16, 0) < 1, "batch 1, 1024 tokens, causal");
+  check(gain_of_one_consumer(1, 2048, 2048, 4, 0) < 1, "4 heads of 2048 tokens, causal");
+}
+
 // A question about a row that is not there has the estimate of the row that is.
 void test_question() {
   KernelRow const there = row(128, 64, 96, 4);
@@ -139,6 +179,7 @@ void test_question() {
 int main() {
   cute_attention::test_tile_work();
   cute_attention::test_preferences();
+  cute_attention::test_one_consumer();
   cute_attention::test_question();
   return cute_attention::testing::report();
 }

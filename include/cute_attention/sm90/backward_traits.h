@@ -170,7 +170,7 @@ struct BackwardTraits {
   static constexpr bool kWritesGradQ = kKey.score_mods == score_mods::None;
 
   // Whether sums of dQ may begin with a store (backward_states.h).
-  static constexpr bool kStoresFirst = kHeadDim != 96 && kKey.score_mods == score_mods::None;
+  static constexpr bool kStoresFirst = kKey.score_mods == score_mods::None;
 
   // Whether dS may be the gradient of the bias, which TMA then stores (backward_grad_bias.h). So it
   // lies in shared memory as in that: keys side by side. With other modifiers dS is another one.

@@ -25,7 +25,7 @@ using KernelOf =
     std::conditional_t<has_qv(Row::kKey.score_mods), MlaKernel<Row>, ForwardKernel<Row>>;
 
 template <class Row>
-__global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
+__global__ void __launch_bounds__(Row::kConfig.warps * 32, KernelOf<Row>::Traits::kCtasOfSm)
     forward(CUTE_GRID_CONSTANT ForwardArguments const arguments) {
   using Kernel = KernelOf<Row>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -82,7 +82,8 @@ struct ForwardLaunch {
     if (error != cudaSuccess) {
       return error;
     }
-    int32_t const ctas = kOneTile ? int32_t(kMostTiles) : context->device->multiprocessors;
+    int32_t const ctas =
+        kOneTile ? int32_t(kMostTiles) : context->device->multiprocessors * Traits::kCtasOfSm;
     arguments.schedule = make_packed_schedule(arguments, ctas, context->device->l2_bytes / 2);
     arguments.by_heads = cutlass::FastDivmod(arguments.schedule.heads);
     arguments.by_splits = cutlass::FastDivmod(arguments.params.num_splits);

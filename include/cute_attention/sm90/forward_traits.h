@@ -36,7 +36,6 @@ struct ForwardTraits {
 
   // One warpgroup loads, the others compute 64 queries each.
   static constexpr int kConsumers = kTileM / kWarpgroupM;
-  using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_m / 64 consumers");
 
@@ -113,6 +112,18 @@ struct ForwardTraits {
                                       ? 2
                                       : 1;
 
+  // How many CTAs share an SM. A single consumer computes the products, the softmax and the stores
+  // of a tile one after the other. Where tiles are small, three such CTAs fit, and run beside each
+  // other; CUDA keeps 1 KB of shared memory of each for itself.
+  static constexpr int kSmallCtas = 3;
+  static constexpr bool kSharesSm =
+      kConsumers == 1 && kTileN <= 64 && kHeadDim <= 64 && kHeadDimV <= 64 &&
+      kKey.score_mods == score_mods::None && !kReadsCache<Row> && Study::kGrid != Grid::OneTile &&
+      kSmallCtas * (kStagesQ * kBytesQ + kStages * (kBytesK + kBytesV) + 2048 + 1024) <=
+          max_shared_memory(kKey.arch) + 1024;
+  static constexpr int kCtasOfSm = kSharesSm ? kSmallCtas : 1;
+  using Registers = WarpgroupRegisters<kConsumers, kCtasOfSm>;
+
   // Columns of a box of Q and K, and of V.
   static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);
   static constexpr int kBoxV = narrow_box_cols<kHeadDimV>(Study::kSwizzle);
@@ -159,7 +170,8 @@ struct ForwardTraits {
       decltype(cute::size<1>(typename MmaQK::AtomShape_MNK{}))::value == kTileN &&
           decltype(cute::size<1>(typename MmaPV::AtomShape_MNK{}))::value == kHeadDimV,
       "N of a WGMMA: define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED, as kernels.cmake does");
-  static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
+  static_assert(kCtasOfSm * (sizeof(SharedMemory) + 1024) <= max_shared_memory(kKey.arch) + 1024,
+                "shared memory of the CTAs of an SM");
 };
 
 }  // namespace cute_attention::sm90

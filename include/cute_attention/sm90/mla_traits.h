@@ -44,6 +44,7 @@ struct MlaTraits {
   static constexpr int kConsumers = 2;
   static constexpr int kHalf = kHeadDimV / kConsumers;
   static_assert(kTileM == kWarpgroupM, "both have all rows of the tile");
+  static constexpr int kCtasOfSm = 1;
   using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and two consumers");
