@@ -191,11 +191,11 @@ def attention_varlen_reference(
     left, right = _window_sides(causal, window)
     seed = as_seed(dropout_seed, q.device) if drop_count(dropout_p) else None
     starts_q, starts_k = torch.stack([cu_seqlens_q, cu_seqlens_k]).tolist()
-    for label, starts, rows in (("q", starts_q, q.shape[0]), ("k", starts_k, k.shape[0])):
-        if sorted(starts) != starts or starts[0] < 0 or starts[-1] > rows:
+    for label, starts, total in (("q", starts_q, q.shape[0]), ("k", starts_k, k.shape[0])):
+        if sorted(starts) != starts or starts[0] < 0 or starts[-1] > total:
             raise ValueError(
                 f"attention_varlen_reference: cu_seqlens_{label} is {starts}, expected numbers "
-                f"from 0 to {rows} (the rows of {label}) that do not decrease"
+                f"from 0 to {total} (the rows of {label}) that do not decrease"
             )
     heads, head_dim_v = q.shape[1], v.shape[2]
     outs, lses = [], []
