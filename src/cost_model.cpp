@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "cute_attention/core/resident_warps.h"
+
 namespace cute_attention {
 namespace {
 
@@ -85,7 +87,15 @@ double tile_clocks(KernelRow const& row, DeviceInfo const& device) {
 int64_t resident_ctas(KernelRow const& row, DeviceInfo const& device) {
   int32_t const fit_shared_memory =
       device.shared_memory_per_multiprocessor / (row.shared_memory_bytes + kReservedSharedMemory);
-  return std::max<int32_t>(1, std::min(fit_shared_memory, 1536 / row.threads));
+  int32_t const fit = std::min(fit_shared_memory, 1536 / row.threads);
+  if (row.key.arch != Arch::Sm80 || row.key.direction != Direction::Forward) {
+    return std::max<int32_t>(1, fit);
+  }
+  KernelConfig config = row.config;
+  config.warps = std::max<int32_t>(1, row.threads / 32);  // all warps of these kernels compute
+  int32_t const fit_registers =
+      resident_warps(row.key, config, row.shared_memory_bytes) / config.warps;
+  return std::max<int32_t>(1, std::min(fit, fit_registers));
 }
 
 double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& work) {

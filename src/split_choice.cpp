@@ -7,6 +7,8 @@
 #include <string>
 
 #include "cost_model.h"
+#include "cute_attention/core/few_queries.h"
+#include "cute_attention/core/group_queries.h"
 #include "cute_attention/core/split_steps.h"
 
 namespace cute_attention {
@@ -63,7 +65,7 @@ Problem problem_of(KernelRow const& row, ForwardParams const& p) {
 
 // The call on the row, apart from how many splits there are.
 struct SplitModel {
-  KernelRow const& row;
+  KernelRow row;  // as the call has it
   DeviceInfo const& device;
   int64_t tiles;     // of queries
   double mean_keys;  // key tiles of a tile of queries
@@ -94,7 +96,22 @@ struct SplitModel {
   }
 };
 
-SplitModel model_of(KernelRow const& row, ForwardParams const& p, DeviceInfo const& device) {
+// The row as a call has it: with few queries by a kernel with smaller tiles.
+KernelRow row_for(KernelRow row, ForwardParams const& p) {
+  if (has_few_queries_kernel(row.key, row.config) &&
+      takes_few_queries_kernel(with_groups_as_queries(p))) {
+    KernelConfig const config = few_queries_config(row.config);
+    // O takes the place of Q.
+    row.shared_memory_bytes -=
+        2 * (row.config.tile_m - config.tile_m) * std::max(row.key.head_dim, row.key.head_dim_v);
+    row.threads = 32 * config.warps;
+    row.config = config;
+  }
+  return row;
+}
+
+SplitModel model_of(KernelRow const& asked, ForwardParams const& p, DeviceInfo const& device) {
+  KernelRow const row = row_for(asked, p);
   ForwardGrid const grid = row.grid(&p);
   KernelConfig config = row.config;
   config.tile_m = grid.queries;
@@ -138,7 +155,7 @@ int32_t within_grid(KernelRow const& row, ForwardParams const& p, int32_t splits
 
 int32_t best_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device) {
   SplitModel const model = model_of(row, params, device);
-  int64_t const slots = device.multiprocessors * resident_ctas(row, device);
+  int64_t const slots = device.multiprocessors * resident_ctas(model.row, device);
   if (model.tiles < 1 || model.tiles >= kMostRounds * slots) return 1;
   int64_t best = 1;
   double least = kGain * model.us(1);

@@ -258,6 +258,35 @@ def test_packed_rows_of_no_sequence(way: str) -> None:
         assert_same_bits(cache, want, "cache")
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("new", [None, 1])
+@pytest.mark.parametrize("where", [{"page_size": 5}, {"batch_idx": True}], ids=str)
+def test_sequences_longer_than_is_said(
+    where: dict[str, Any], new: int | None, packed: bool
+) -> None:
+    """Where keys are copied, as many as `max_seqlen_k` says: rows of a longer sequence are right or
+    NaN, those of the others right, rows of no sequence empty."""
+    said = 31
+    call = Call(Form(**where, packed=packed, new=new, options={"causal": True}))
+    if packed:
+        call.given["q"] = torch.cat((call.given["q"], torch.ones_like(call.given["q"][:2])))
+    wanted, wanted_lse, _ = WAYS["lowered"](call)
+    call.given["max_seqlen_k"] = said
+    out, lse, _ = WAYS["lowered"](call)
+    if not packed:
+        lse, wanted_lse = (t.transpose(0, 1).flatten(1) for t in (lse, wanted_lse))
+        out, wanted = out.flatten(0, 1), wanted.flatten(0, 1)
+    total = [old + more for old, more in zip(call.form.lengths, call.many_new, strict=True)]
+    shorter = [n <= said for n, many in zip(total, call.many_q, strict=True) for _ in range(many)]
+    same = torch.tensor(shorter + [True] * (len(out) - len(shorter)))
+    assert 0 < same.sum() < len(same)
+    assert_same_bits(out[same], wanted[same], "out")
+    assert_same_bits(lse[:, same], wanted_lse[:, same], "lse")
+    for row in (~same).nonzero().flatten().tolist():
+        for found, want in ((out[row], wanted[row]), (lse[:, row], wanted_lse[:, row])):
+            assert found.isnan().all() or torch.allclose(found, want)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_no_number_is_turned(interleaved: bool) -> None:
     """A rotary_dim of 0 leaves queries and new keys as they are."""

@@ -126,7 +126,8 @@ def number_of_kernels(row: rows.TableRow) -> int:
         of_bias = 1 if row.serves_subsets() else 3
     if row.direction == "forward":  # one more for keys in a cache, on sm80 for those in pages
         has_both = reads_cache(row) and "qv" not in row.score_mods  # whose calls all have a cache
-        return 1 + of_bias + int(has_both)
+        few = has_few_queries_kernel(row)  # and so many more for few queries
+        return (1 + of_bias + int(has_both)) * (1 + int(few))
     if has_two_kernels(row):
         return 5 + grad_bias  # prepare, grad_kv, grad_kv_sum, grad_q, grad_sink
     if (row.arch, row.score_mods) == ("sm90", ("bias",)):
@@ -134,6 +135,12 @@ def number_of_kernels(row: rows.TableRow) -> int:
     if row.arch == "sm90" and not row.score_mods:
         return 4  # prepare, finish, and the main one twice: with sums of dQ, and without
     return 3 + grad_bias + of_bias  # prepare, main, finish
+
+
+def has_few_queries_kernel(row: rows.TableRow) -> bool:
+    """As core/few_queries.h says."""
+    of_forward = (row.arch, row.direction, row.score_mods) == ("sm80", "forward", ())
+    return of_forward and row.tile_m == 128 and row.warps % 4 == 0
 
 
 @each_row
@@ -147,6 +154,8 @@ def warps_of(row: rows.TableRow, kernel: str) -> int:
     sm90 that reads a bias from global memory has at most two consumer warpgroups."""
     if "grad_bias" in kernel:
         return 12 if "4sm909grad_biasI" in kernel else 8
+    if "10FewQueries" in kernel:
+        return row.warps // 2
     return min(row.warps, 12) if "14BiasFromGlobal" in kernel else row.warps
 
 

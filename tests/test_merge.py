@@ -123,6 +123,7 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
     ([], [], ValueError, "outs has 0 parts and lses has 0"),
     (None, [LSE], TypeError, "outs is None, expected a list of tensors, or one tensor"),
     ([ONE], 5, TypeError, "lses is an int, expected a list of tensors, or one tensor"),
+    (ONE[0, 0, 0, 0], [LSE], TypeError, "outs is a torch.Tensor without dimensions, expected"),
     ([ONE], [LSE, LSE], ValueError, "outs has 1 parts and lses has 2"),
     ([ONE, 1], [LSE, LSE], TypeError, r"outs\[1\] is an int, expected a torch.Tensor"),
     ([ONE, ONE.double()], [LSE, LSE], TypeError, r"outs\[1\] has dtype torch.float64"),

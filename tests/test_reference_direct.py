@@ -43,6 +43,7 @@ def test_masks_against_the_contract(run: Callable, lengths: tuple[int, int]) -> 
     seqlen_q, seqlen_k = lengths
     shift = seqlen_k - seqlen_q
     windows = [None, (0, 0), (1, None), (None, 1), (2, 3), (0, None), (None, 0), (99, 99)]
+    windows += [(2**63 - 1, 1), (1, 2**63 - 1)]  # the largest that there are
     for causal in (False, True):
         for window in windows:
             case = Case(
@@ -331,3 +332,14 @@ def test_wrong_cu_seqlens() -> None:
     x = torch.zeros(4, 2, 8)
     with pytest.raises(ValueError, match=r"cu_seqlens have shapes \[2\] and \[3\]"):
         attention_varlen_reference(x, x, x, torch.tensor([0, 4]), torch.tensor([0, 2, 4]))
+
+
+@pytest.mark.parametrize("side", ["q", "k"])
+@pytest.mark.parametrize("starts", [[0, 3, 1, 4], [-1, 0, 0, 4], [0, 1, 2, 5]], ids=str)
+def test_cu_seqlens_that_no_rows_have(starts: list[int], side: str) -> None:
+    """Slices of such rows would be shorter, or others, and the output of another length."""
+    x, whole, wrong = torch.zeros(4, 2, 8), torch.tensor([0, 1, 2, 4]), torch.tensor(starts)
+    offsets = (wrong, whole) if side == "q" else (whole, wrong)
+    with pytest.raises(ValueError) as caught:
+        attention_varlen_reference(x, x, x, *offsets)
+    assert f"cu_seqlens_{side} is {starts}, expected numbers from 0 to 4" in str(caught.value)

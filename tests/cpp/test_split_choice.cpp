@@ -3,8 +3,11 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "check.h"
+#include "cute_attention/core/few_queries.h"
+#include "cute_attention/core/group_queries.h"
 #include "cute_attention/core/query_packing.h"
 #include "split_choice.h"
 
@@ -17,9 +20,12 @@ using testing::check_equal;
 DeviceInfo const kH200{0, 90, 132, 227 * 1024, 228 * 1024, 50 << 20, "test"};
 DeviceInfo const kA100{0, 80, 108, 163 * 1024, 164 * 1024, 40 << 20, "test"};
 
-ForwardGrid grid_of_heads(ForwardParams const* p) {
-  int32_t const group = p->heads / p->heads_kv;
-  return {packed_tiles(*p, 128, {0, group, group}) * p->heads_kv, 128};
+ForwardGrid grid_of_sm80(ForwardParams const* p) {
+  ForwardParams const told = with_groups_as_queries(*p);
+  bool const few = takes_few_queries_kernel(told);
+  int32_t const tile_m = few ? kFewQueriesTileM : 128;
+  QueryPacking const packing = make_query_packing(told, tile_m, few ? tile_m : 1);
+  return {packed_tiles(told, tile_m, packing) * told.heads_kv, packing.queries(tile_m)};
 }
 ForwardGrid grid_of_groups(ForwardParams const* p) {
   QueryPacking const packing = make_query_packing(*p, 128, 64);
@@ -39,7 +45,7 @@ KernelRow row(Arch arch, int32_t head_dim = 128) {
           sm90 ? 224 * 1024 : 64 * 1024,
           nullptr,
           nullptr,
-          sm90 ? &grid_of_groups : &grid_of_heads};
+          sm90 ? &grid_of_groups : &grid_of_sm80};
 }
 
 ForwardParams call(int32_t batch, int32_t seqlen_q, int32_t seqlen_k, int32_t heads,
@@ -123,6 +129,22 @@ void test_one_split() {
     check_equal(splits(window, arch), 1, "a window of a few keys" + what);
   }
   check_equal(splits(call(128, 1, 2048, 32, 8)), 1, "decoding of a large batch");
+}
+
+// At head dim 128 the registers of an SM hold two CTAs with tiles of 128 queries, though its shared
+// memory has room for three, and four of the kernel for few queries, which packs heads.
+void test_ctas_of_sm80() {
+  auto const chosen = [](int32_t queries, int32_t heads, int32_t heads_kv) {
+    return best_splits(row(Arch::Sm80), call(1, queries, 32768, heads, heads_kv), kH200);
+  };
+  for (auto const& [queries, heads] : {std::pair{1, 8}, {16, 8}, {64, 8}, {1, 32}, {16, 32}}) {
+    int32_t const ctas = 8 * chosen(queries, heads, 8);
+    check(ctas > 2 * 132 && ctas <= 4 * 132, std::to_string(queries) + " queries of " +
+                                                 std::to_string(heads) + " heads have " +
+                                                 std::to_string(ctas) + " CTAs");
+  }
+  int32_t const ctas = 8 * chosen(65, 8, 8);
+  check(ctas > 132 && ctas <= 2 * 132, "65 queries have " + std::to_string(ctas) + " CTAs");
 }
 
 // More sequences or heads never take more splits, but for the rounding to whole tiles; and the
@@ -224,6 +246,7 @@ int main() {
   test_known_calls();
   test_decoding();
   test_one_split();
+  test_ctas_of_sm80();
   test_monotone();
   test_packed();
   test_may_be_split();

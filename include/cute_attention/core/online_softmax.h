@@ -42,7 +42,7 @@ struct OnlineSoftmax : RowSoftmax<kRows, Warp> {
     bool grows = false;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      base(row) = reference(row) * scale_log2;
+      base(row) = this->base_of(reference(row));
       grows |= growth(maxima(row), row) > lag(row);
     }
     bool const rescale = Warp::any(grows);
@@ -52,7 +52,7 @@ struct OnlineSoftmax : RowSoftmax<kRows, Warp> {
         bool const grown = growth(maxima(row), row) > row_lag(row);
         float const old = reference(row), old_base = base(row);
         reference(row) = grown ? maxima(row) : old;
-        base(row) = reference(row) * scale_log2;
+        base(row) = this->base_of(reference(row));
         factors(row) = grown ? exp2f(-this->rise(row, old, old_base, base(row))) : 1.f;
         row_sum(row) *= factors(row);
       }

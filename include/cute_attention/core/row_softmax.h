@@ -103,7 +103,7 @@ struct RowSoftmax {
     Rows bases;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      bases(row) = reference(row) * scale_log2;
+      bases(row) = base_of(reference(row));
     }
     return bases;
   }
@@ -127,6 +127,18 @@ struct RowSoftmax {
 
  protected:
   CUTE_HOST_DEVICE static bool is_usual(float base) { return fabsf(base) <= kLargest; }
+
+  // A reference (an unscaled score) in base 2, rounded, as probabilities are relative to it. ptxas
+  // would contract the product with a difference of two bases into an FFMA, in which one of them is
+  // not rounded, and not for all rows of a thread alike: the bits of a row would depend on its
+  // place in the tile.
+  CUTE_HOST_DEVICE float base_of(float reference) const {
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(reference, scale_log2);
+#else
+    return reference * scale_log2;
+#endif
+  }
 
   // By how much, in base 2, a row's reference has risen from `old`. The probabilities so far, and
   // those to come, are relative to the row's base; or, where lower() changes the scores, to its

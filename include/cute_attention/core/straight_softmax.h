@@ -31,10 +31,10 @@ struct StraightSoftmax : RowSoftmax<kRows, Warp> {
   CUTE_HOST_DEVICE void raise(Rows const& maxima, Rows& bases, Rows& factors) {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      float const old = reference(row), old_base = old * scale_log2;
+      float const old = reference(row), old_base = this->base_of(old);
       float const maximum = reduce_row_threads<Warp>(maxima(row), MaxOp{});
       reference(row) = fmaxf(old, maximum);
-      bases(row) = reference(row) * scale_log2;
+      bases(row) = this->base_of(reference(row));
       float const rise = this->rise(row, old, old_base, bases(row));
       factors(row) = reference(row) > old ? exp2f(-rise) : 1.f;
       row_sum(row) *= factors(row);

@@ -103,4 +103,28 @@ CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy, Smem const& sX, Gmem&& 
   }
 }
 
+// Writes a tile from shared memory (ROWS, COLS) to rows that lie anywhere in global memory: row
+// `row` begins at `row_pointer(row)`, or is left out where that is null. Leaves out the columns
+// from `cols` on, too.
+template <class TiledCopy, class Smem, class RowPointer>
+CUTE_DEVICE void store_rows(TiledCopy const& tiled_copy, Smem const& sX,
+                            RowPointer const& row_pointer, int cols, int thread) {
+  using namespace cute;
+  auto const thread_copy = tiled_copy.get_slice(thread);
+  Tensor tXsX = thread_copy.partition_S(sX);                    // (CPY, CPY_ROWS, CPY_COLS)
+  Tensor tXcX = thread_copy.partition_S(tile_coordinates(sX));  // (CPY, CPY_ROWS, CPY_COLS)
+  CUTE_STATIC_ASSERT_V(shape(tXsX) == shape(tXcX));
+  CUTE_UNROLL
+  for (int m = 0; m < size<1>(tXsX); ++m) {
+    auto* const row = row_pointer(int(get<0>(tXcX(0, m, 0))));
+    CUTE_UNROLL
+    for (int d = 0; d < size<2>(tXsX); ++d) {
+      int const col = int(get<1>(tXcX(0, m, d)));
+      if (row != nullptr && col < cols) {
+        *reinterpret_cast<uint4*>(row + col) = *reinterpret_cast<uint4 const*>(&tXsX(0, m, d));
+      }
+    }
+  }
+}
+
 }  // namespace cute_attention::sm80

@@ -1,4 +1,5 @@
-// sm80/forward_kernel.h: the sm80 forward kernel: one CTA computes one tile of queries of one head.
+// sm80/forward_kernel.h: the sm80 forward kernel: one CTA computes one tile of queries. They are
+// of one head, or with few queries of several that read the same keys (forward_rows.h).
 //
 // K and V have one buffer each, in all rows of the tables. Every copy runs while a product or the
 // softmax runs (copy_schedule.h):
@@ -29,6 +30,7 @@
 #include "cute_attention/sm80/forward_bias.h"
 #include "cute_attention/sm80/forward_dropout.h"
 #include "cute_attention/sm80/forward_operand.h"
+#include "cute_attention/sm80/forward_rows.h"
 #include "cute_attention/sm80/forward_split.h"
 #include "cute_attention/sm80/forward_traits.h"
 #include "cute_attention/sm80/gemm.h"
@@ -58,8 +60,10 @@ struct ForwardKernel {
                          Study::kCopies>;
   static constexpr bool kSharesKeys = Traits::kSharesKeys;
   using Dropout = ForwardDropout<Traits>;
+  using Rows = ForwardRows<Traits, kPacksHeads<Row>>;
+  using Params = typename Rows::Params;
 
-  ForwardParams const& params;
+  Params const& params;
   SharedMemory& shared;
   WorkTile const work;
   int const head_kv;
@@ -67,14 +71,21 @@ struct ForwardKernel {
   int const m_begin;  // first query of the tile
   int const thread;
 
-  CUTE_DEVICE ForwardKernel(ForwardParams const& params, SharedMemory& shared, WorkTile const& work)
+  CUTE_DEVICE ForwardKernel(Params const& params, SharedMemory& shared, WorkTile const& work)
       : params(params),
         shared(shared),
         work(work),
         head_kv(work.head / (params.heads / params.heads_kv)),
         sequence(load_sequence_of<reads_cache(kScoreMods)>(params, work.batch)),
-        m_begin(work.m_block * kTileM),
+        m_begin(work.m_block * packing().queries(kTileM)),
         thread(int(threadIdx.x)) {}
+
+  // Not a member: what holds addresses of members stays in memory.
+  CUTE_DEVICE Rows rows() const { return {params, work, sequence, m_begin}; }
+
+  CUTE_DEVICE auto packing() const -> decltype(Rows::packing(params)) {
+    return Rows::packing(params);
+  }
 
   // A buffer of shared memory as a tensor with the shape of Layout.
   template <class Layout, class Buffer>
@@ -93,7 +104,7 @@ struct ForwardKernel {
     clear(tOrO);
     OnlineSoftmax<2 * decltype(size<1>(tOrO))::value, Traits::kMostLag> softmax(
         Modifiers::exponent_scale(params));
-    KvTiles tiles = kv_tiles(sequence, m_begin, kTileM, kTileN);
+    KvTiles tiles = kv_tiles(sequence, m_begin, packing().queries(kTileM), kTileN);
     if (has_splits(params)) {
       tiles = split_tiles(tiles, split(), params.num_splits);
     }
@@ -143,7 +154,7 @@ struct ForwardKernel {
       load_k<is_last>(walk_k, next_k--, last_rows);
     };
     auto const values = [&](auto is_last) { load_v<is_last>(walk_v, next_v--, last_rows); };
-    load_q();
+    rows().load_q(shared.q, thread);
     Schedule::begin(keys, values);
     for (int n_block = tiles.end - 1; n_block >= tiles.begin; --n_block) {
       bool const last = n_block == tiles.end - 1;
@@ -166,16 +177,6 @@ struct ForwardKernel {
         v.base ^= Traits::kBytesV;
       }
     }
-  }
-
-  CUTE_DEVICE void load_q() {
-    auto gQ = head_tile<kTileM, kHeadDim>(  // (M, D)
-        static_cast<Element const*>(params.q), params.q_stride, work.batch, work.head,
-        sequence.row_q + m_begin);
-    load_tile<true>(typename Traits::GmemCopyQK{}, gQ,
-                    smem_tensor<typename Traits::SmemLayoutQ>(shared.q),  // (M, D)
-                    sequence.seqlen_q - m_begin, params.head_dim, thread);
-    cute::cp_async_fence();
   }
 
   // Start the copies of the next tile of K or of V, number `n_block`. kLast: it is the tile where
@@ -260,7 +261,7 @@ struct ForwardKernel {
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
     CUTE_STATIC_ASSERT_V(size<0>(rS) == size<0>(rO));
     CUTE_STATIC_ASSERT_V(size<0>(rS) == size(factors));
-    QueryPacking const packing = unpacked_queries();
+    QueryPacking const& packing = this->packing();
     auto const score_tile = [&] {
       return make_score_tile<kTileM, kTileN>(mma, opaque(thread), tSrS, sequence, packing, m_begin,
                                              n_block * kTileN);
@@ -294,7 +295,7 @@ struct ForwardKernel {
   CUTE_DEVICE auto kept_probabilities(TiledMma const& mma, Dropout const& dropout, int n_block,
                                       Probabilities& tPrP) const {
     auto rP = convert<Element>(tPrP);  // (MMA, MMA_M, MMA_N)
-    QueryPacking const packing = unpacked_queries();
+    QueryPacking const& packing = this->packing();
     dropout.drop(params, rP, [&] {
       return make_score_tile<kTileM, kTileN>(mma, opaque(thread), tPrP, sequence, packing, m_begin,
                                              n_block * kTileN);
@@ -332,7 +333,8 @@ struct ForwardKernel {
     typename Softmax::Rows lse;                                             // (ROWS)
     CUTE_STATIC_ASSERT_V(size<0>(rO) == size(lse));
     auto factors = softmax.finish(lse, combine_rows(mma));  // (ROWS)
-    join_sinks(params, [&](int) { return work.head; }, factors, lse);
+    Tensor cO = output_coordinates(mma);                    // (ROWS, COLS)
+    join_sinks(params, [&](int row) { return rows().head(int(get<0>(cO(row, 0)))); }, factors, lse);
     Dropout::scale(params, factors);
     scale_rows(rO, factors);
 
@@ -344,11 +346,7 @@ struct ForwardKernel {
     store_lse(mma, lse);
     __syncthreads();  // all threads have written their parts of O
 
-    Tensor gO =  // (M, DV)
-        head_tile<kTileM, kHeadDimV>(static_cast<Element*>(params.o), params.o_stride, work.batch,
-                                     work.head, sequence.row_q + m_begin);
-    store_tile(typename Traits::GmemCopyO{}, sO, gO, sequence.seqlen_q - m_begin, params.head_dim_v,
-               thread);
+    rows().store_o(sO, thread);
   }
 
   // The (row, column) in the tile of each element of a thread's O, (ROWS, COLS).
@@ -369,13 +367,13 @@ struct ForwardKernel {
     }
     Tensor cO = output_coordinates(mma);  // (ROWS, COLS)
     CUTE_STATIC_ASSERT_V(size<0>(cO) == size(rLse));
-    float* const lse = params.lse + lse_index(params, sequence, work.batch, work.head, m_begin);
+    auto const places = rows().places();
     if (int(get<1>(cO(0, 0))) == 0) {  // one of the threads that hold a row writes its LSE
       CUTE_UNROLL
       for (int row = 0; row < size<0>(cO); ++row) {
-        int const query = int(get<0>(cO(row, 0)));
-        if (m_begin + query < sequence.seqlen_q) {
-          lse[query] = rLse(row);
+        int const place = int(get<0>(cO(row, 0)));
+        if (places.inside(place)) {
+          params.lse[places.at(place)] = rLse(row);
         }
       }
     }
@@ -387,8 +385,7 @@ struct ForwardKernel {
   CUTE_DEVICE void store_split(TiledMma const& mma, Output const& tOrO, Softmax const& softmax) {
     using namespace cute;
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
-    store_split_rows(params, split(), lse_index(params, sequence, work.batch, work.head, m_begin),
-                     sequence.seqlen_q - m_begin, rO, output_coordinates(mma),
+    store_split_rows(params, split(), rows().places(), rO, output_coordinates(mma),
                      softmax.sums(combine_rows(mma)), softmax.bases());
   }
 };

@@ -21,18 +21,17 @@ constexpr int ctas_of(KeyPlace place) {
 
 template <class Row, KeyPlace kPlace>
 __global__ void __launch_bounds__(ForwardTraits<Row>::kThreads, ctas_of<Row>(kPlace))
-    forward(CUTE_GRID_CONSTANT ForwardParams const params) {
+    forward(CUTE_GRID_CONSTANT typename ForwardKernel<Row, kPlace>::Params const params) {
   using Kernel = ForwardKernel<Row, kPlace>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory);
   constexpr int kThreads = Row::kConfig.warps * 32;
-  WorkTile const work = work_tile(params, Kernel::kTileM, int(blockIdx.x));
+  WorkTile const work = Kernel::Rows::tile(params, int(blockIdx.x));
   if (Kernel::split() == 0) {
     clear_unused_rows<typename Kernel::Element>(
         params, grid_warp(blockIdx.x, gridDim.x, threadIdx.x, kThreads));
   }
-  mark_queries_without_tile<typename Kernel::Element>(params, work, Kernel::kTileM, kThreads,
-                                                      Kernel::split());
+  Kernel::Rows::mark_queries_without_tile(params, work, Kernel::split());
   Kernel(params, shared, work).run();
 }
 
@@ -41,30 +40,66 @@ struct ForwardLaunch {
   static constexpr int kThreads = ForwardTraits<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename ForwardTraits<Row>::SharedMemory));
 
+  static constexpr int32_t kTileM = ForwardTraits<Row>::kTileM;
+
   // A LaunchFunction (kernel_library.h); `params` points to a ForwardParams with at least one
   // query.
   static int32_t launch(void const* params, LaunchContext const* context) {
-    ForwardParams const forward_params =
-        with_groups_as_queries(*static_cast<ForwardParams const*>(params));
-    if constexpr (reads_cache(Row::kKey.score_mods)) {
-      if (has_pages(forward_params)) {
-        return launch_for<KeyPlace::Pages>(forward_params, context);
+    return launch_told(with_groups_as_queries(*static_cast<ForwardParams const*>(params)), context);
+  }
+
+  // The same of a call in which groups of heads are told as queries.
+  static int32_t launch_told(ForwardParams const& params, LaunchContext const* context) {
+    if constexpr (kHasFewQueriesKernel<Row>) {
+      if (takes_few_queries_kernel(params)) {
+        return ForwardLaunch<FewQueries<Row>>::launch_told(params, context);
       }
     }
-    return launch_for<KeyPlace::Rows>(forward_params, context);
+    if constexpr (kPacksHeads<Row>) {
+      return launch_anywhere(PackedForwardParams{params, packing_of(params)}, context);
+    } else {
+      return launch_anywhere(params, context);
+    }
   }
 
   // A GridFunction (kernel_library.h).
   static ForwardGrid grid(ForwardParams const* params) {
-    constexpr int32_t kTileM = ForwardTraits<Row>::kTileM;
-    ForwardParams const told = with_groups_as_queries(*params);
-    int32_t const group = told.heads / told.heads_kv;
-    return {packed_tiles(told, kTileM, {0, group, group}) * told.heads_kv, kTileM};
+    return grid_told(with_groups_as_queries(*params));
+  }
+  static ForwardGrid grid_told(ForwardParams const& params) {
+    if constexpr (kHasFewQueriesKernel<Row>) {
+      if (takes_few_queries_kernel(params)) {
+        return ForwardLaunch<FewQueries<Row>>::grid_told(params);
+      }
+    }
+    QueryPacking const packing = packing_of(params);
+    return {packed_tiles(params, kTileM, packing) * params.heads_kv, packing.queries(kTileM)};
   }
 
  private:
-  template <KeyPlace kPlace>
-  static int32_t launch_for(ForwardParams const& params, LaunchContext const* context) {
+  static QueryPacking packing_of(ForwardParams const& params) {
+    return make_query_packing(params, kTileM, kPacksHeads<Row> ? kTileM : 1);
+  }
+
+  // How many CTAs a split of the keys takes.
+  static int64_t tiles_of(ForwardParams const& params) { return work_tiles(params, kTileM); }
+  static int64_t tiles_of(PackedForwardParams const& params) {
+    PackedHeads const packed = packed_heads(params);
+    return tile_count(packed.seqlen_q, params.packing.queries(kTileM), packed.heads, params.batch);
+  }
+
+  template <class Params>
+  static int32_t launch_anywhere(Params const& params, LaunchContext const* context) {
+    if constexpr (reads_cache(Row::kKey.score_mods)) {
+      if (has_pages(params)) {
+        return launch_for<KeyPlace::Pages>(params, context);
+      }
+    }
+    return launch_for<KeyPlace::Rows>(params, context);
+  }
+
+  template <KeyPlace kPlace, class Params>
+  static int32_t launch_for(Params const& params, LaunchContext const* context) {
     if constexpr (kSharedMemoryBytes > 48 * 1024) {  // a kernel that needs more has to ask for it
       cudaError_t const error =
           allow_shared_memory<&forward<Row, kPlace>>(kSharedMemoryBytes, context->device->ordinal);
@@ -72,7 +107,7 @@ struct ForwardLaunch {
         return error;
       }
     }
-    int64_t const tiles = work_tiles(params, ForwardTraits<Row>::kTileM);
+    int64_t const tiles = tiles_of(params);
     if (tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }

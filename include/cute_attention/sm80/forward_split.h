@@ -9,25 +9,24 @@
 namespace cute_attention::sm80 {
 
 // Stores the rows of a tile that are queries.
-//   first          the number of the tile's first row in the LSE
-//   rows           how many rows of the tile are queries
+//   places         which rows are queries, and what their numbers in the LSE are (forward_rows.h)
 //   rO             (ROWS, COLS)  this thread's part of O
 //   cO             (ROWS, COLS)  the (row, column) in the tile of each of its elements
 //   rSums, rBases  (ROWS)
-template <class Output, class Coords, class Rows>
-CUTE_DEVICE void store_split_rows(ForwardParams const& params, int32_t split, int64_t first,
-                                  int32_t rows, Output const& rO, Coords const& cO,
-                                  Rows const& rSums, Rows const& rBases) {
+template <class Places, class Output, class Coords, class Rows>
+CUTE_DEVICE void store_split_rows(ForwardParams const& params, int32_t split, Places const& places,
+                                  Output const& rO, Coords const& cO, Rows const& rSums,
+                                  Rows const& rBases) {
   using namespace cute;
   CUTE_STATIC_ASSERT_V(shape(cO) == shape(rO));
   CUTE_STATIC_ASSERT_V(size<0>(rO) == size(rSums));
   CUTE_UNROLL
   for (int row = 0; row < size<0>(rO); ++row) {
     int const place = int(get<0>(cO(row, 0)));
-    if (place >= rows) {
+    if (!places.inside(place)) {
       continue;
     }
-    float* const target = split_output(params, split, first + place);
+    float* const target = split_output(params, split, places.at(place));
     CUTE_UNROLL
     for (int col = 0; col < size<1>(rO); col += 2) {  // two that lie side by side
       int const first_col = int(get<1>(cO(row, col)));
@@ -36,7 +35,7 @@ CUTE_DEVICE void store_split_rows(ForwardParams const& params, int32_t split, in
       }
     }
     if (int(get<1>(cO(row, 0))) == 0) {  // one of the threads that hold the row
-      *split_sum(params, split, first + place) = {rBases(row), rSums(row)};
+      *split_sum(params, split, places.at(place)) = {rBases(row), rSums(row)};
     }
   }
 }

@@ -17,6 +17,7 @@
 #include <cute/atom/copy_atom.hpp>
 #include <cute/atom/mma_atom.hpp>
 
+#include "cute_attention/core/resident_warps.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm80/bias_tile.h"
 #include "cute_attention/sm80/row_exchange.h"
@@ -182,17 +183,9 @@ struct ForwardTraits {
                                            std::conditional_t<kPInSharedMemory, TileOfP, Nothing>>,
                         BiasBuffer<kHasBias, Element, kTileM * kTileN> {};
 
-  // How many CTAs the registers of a multiprocessor must hold: as many as make 12 warps, if S and O
-  // take at most 128 registers of a thread (the rest needs at most 40, but with a bias more), and
-  // if the 228 KB of shared memory of the largest chips hold the tiles of so many CTAs. Else as
-  // many as make 8 warps. More warps hide more latency: on an NVIDIA H200 at head dim 64, 4096
-  // tokens, full, three CTAs with tiles of 128 x 64 reach 361 TFLOP/s, two CTAs with tiles of 128 x
-  // 128 reach 357.
-  static constexpr int kAccumulators = kTileM * (kTileN + kHeadDimV) / kThreads;
-  static constexpr bool kTwelveWarps =
-      kAccumulators <= 128 && !kHasBias &&
-      12 / kConfig.warps * (int(sizeof(SharedMemory)) + 1024) <= 228 * 1024;
-  static constexpr int kCtas = (kTwelveWarps ? 12 : 8) / kConfig.warps;
+  // How many CTAs the registers of a multiprocessor must hold.
+  static constexpr int kCtas =
+      resident_warps(kKey, kConfig, int(sizeof(SharedMemory))) / kConfig.warps;
   // The same where keys lie in pages, whose addresses take more registers.
   static constexpr int kCtasOfPages = 8 / kConfig.warps;
 

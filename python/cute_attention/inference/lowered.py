@@ -19,6 +19,7 @@ from torch import Tensor
 from ..cache_arguments import CacheArguments
 from ..ops.cache import implement
 from ..semantics.fp8 import movable, widened
+from ..semantics.rotary import places_in
 from .append import append, rotated_queries, table_of, total_lengths
 from .in_place import appends, attend_in_place, obstacle
 from .spans import Spans, attend_spans, equal_spans, spans_of
@@ -80,10 +81,25 @@ def _attend_packed(call: CacheArguments, q: Tensor, total: Tensor) -> tuple[Tens
     joined = keys if call.qv is None else torch.cat((keys, values), -1)
     chunk = call.attention_chunk
     out, lse = attend_spans(rows, joined, values, queries, spans, _options(call), chunk)
+    if room < call.room:
+        beyond = _of_longer(call, total, room, rows.shape[0])
+        out.masked_fill_(beyond[:, None, None], torch.nan)
+        lse.masked_fill_(beyond, torch.nan)
     if call.packed:
         return out, lse
     shape = batch, q.shape[1]
     return out.unflatten(0, shape), lse.unflatten(1, shape).transpose(0, 1).contiguous()
+
+
+def _of_longer(call: CacheArguments, total: Tensor, room: int, rows: int) -> Tensor:
+    """Which of the rows of queries belong to a sequence of more than `room` tokens, of which the
+    copies have the first alone, bool `[rows]`."""
+    longer = total > room
+    if call.cu_seqlens_q is None:
+        return longer.repeat_interleave(rows // call.batch, output_size=rows)
+    sequence, _ = places_in(call.cu_seqlens_q, rows)
+    inside = torch.arange(rows, device=longer.device) < call.cu_seqlens_q[-1]
+    return longer[sequence] & inside
 
 
 def _before(first: Tensor, room: int) -> Tensor:

@@ -88,10 +88,10 @@ def _beside(rows: Tensor) -> Tensor:
 
 
 def _parts(label: str, values: object) -> list[Tensor]:
-    if not isinstance(values, Iterable):
-        raise TypeError(
-            f"{_NAME}: {label} is {type_name(values)}, expected a list of tensors, or one tensor"
-        )
+    is_scalar = isinstance(values, Tensor) and not values.dim()
+    if is_scalar or not isinstance(values, Iterable):
+        kind = f"{type_name(values)}{' without dimensions' if is_scalar else ''}"
+        raise TypeError(f"{_NAME}: {label} is {kind}, expected a list of tensors, or one tensor")
     return list(values)
 
 

@@ -166,8 +166,8 @@ def attention_varlen_reference(
         `lse [heads, total_q]`, float32 (float64 where q is).
 
     Raises:
-        ValueError: shapes that do not agree, a negative window, `dropout_p` outside [0, 1],
-            `alibi_slopes` that require a gradient.
+        ValueError: shapes that do not agree, `cu_seqlens` that decrease or leave the rows, a
+            negative window, `dropout_p` outside [0, 1], `alibi_slopes` that require a gradient.
 
     Example:
         >>> import torch
@@ -191,6 +191,12 @@ def attention_varlen_reference(
     left, right = _window_sides(causal, window)
     seed = as_seed(dropout_seed, q.device) if drop_count(dropout_p) else None
     starts_q, starts_k = torch.stack([cu_seqlens_q, cu_seqlens_k]).tolist()
+    for label, starts, total in (("q", starts_q, q.shape[0]), ("k", starts_k, k.shape[0])):
+        if sorted(starts) != starts or starts[0] < 0 or starts[-1] > total:
+            raise ValueError(
+                f"attention_varlen_reference: cu_seqlens_{label} is {starts}, expected numbers "
+                f"from 0 to {total} (the rows of {label}) that do not decrease"
+            )
     heads, head_dim_v = q.shape[1], v.shape[2]
     outs, lses = [], []
     # Zero, but part of the graph of every input even where there is no sequence.
@@ -319,8 +325,13 @@ def narrow_bias(bias: Tensor, batch: tuple[int, int], seqlen_q: int, seqlen_k: i
     return bias[batch_index, :, row_index, key_index]
 
 
+_FARTHEST = 2**62  # no two positions are farther apart, and one plus it is still an int64
+
+
 def _window_sides(causal: bool, window: Window | None) -> Window:
-    left, right = window or (None, None)
+    left, right = (
+        None if side is None else min(side, _FARTHEST) for side in window or (None, None)
+    )
     return left, (0 if causal else right)
 
 
