@@ -2,6 +2,7 @@
 // is there, as JSON.
 #include "cute_attention/c_api.h"
 
+#include <cfloat>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,9 @@
 
 namespace cute_attention {
 namespace {
+
+// Smaller ones are 0 in the kernels, whose fp32 has no denormal numbers.
+constexpr float kLeastScale = FLT_MIN;
 
 thread_local std::string last_error;
 thread_local std::string json_text;
@@ -81,7 +85,7 @@ LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int3
                   p.window_left,
                   p.window_right,
                   p.softcap,
-                  (p.scale > 0 ? 0u : uint32_t(kNonPositiveScale)) |
+                  (p.scale >= kLeastScale ? 0u : uint32_t(kNonPositiveScale)) |
                       (p.sink == nullptr ? 0u : uint32_t(kSink)) |
                       (p.bias.data == nullptr ? 0u : uint32_t(kBias)) |
                       (p.alibi_slopes.data == nullptr ? 0u : uint32_t(kAlibi)) |

@@ -315,7 +315,7 @@ std::vector<std::string> feature_names(uint32_t features) {
                    {kAlibi, "alibi_slopes"},
                    {kSink, "sink"},
                    {kDropout, "dropout"},
-                   {kNonPositiveScale, "a scale that is not positive"},
+                   {kNonPositiveScale, "a scale that is not positive, or below 2^-126"},
                    {kSoftcap, "softcap"},
                    {kCache, "a cache"},
                    {kQv, "qv"}};

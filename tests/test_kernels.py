@@ -231,9 +231,10 @@ def test_one_score_near_the_cap(row: rows.TableRow, seqlen: int) -> None:
     assert_as_accurate(found, exact, plain, "out")
 
 
-@pytest.mark.parametrize("scale", [-0.2, 0.0])
+@pytest.mark.parametrize("scale", [-0.2, 0.0, 1e-38, 1e-60])
 def test_a_scale_that_is_not_positive_is_refused(row: rows.TableRow, scale: float) -> None:
-    """No kernel serves a scale that is not positive: it takes the maximum before it multiplies."""
+    """No kernel serves a scale that is not positive: it takes the maximum before it multiplies. One
+    below 2^-126 is 0 to it, and the product with a hidden score, -inf, would be NaN."""
     q = k = torch.randn(1, 40, 2, row.head_dim, device="cuda").to(DTYPES[row.dtype])
     v = torch.randn(1, 40, 2, row.head_dim_v, device="cuda").to(DTYPES[row.dtype])
     with pytest.raises(BackendError, match="a scale that is not positive"):

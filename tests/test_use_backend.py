@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -165,6 +166,27 @@ def test_generator_functions_are_not_decorated() -> None:
 
     with pytest.raises(TypeError, match=r"use_backend: .*generator is a generator function, expe"):
         use_backend("sm80")(generator)
+    with pytest.raises(TypeError, match=r"use_backend: functools.partial\(.* is a generator funct"):
+        use_backend("sm80")(functools.partial(generator))
+
+
+def test_decorated_objects_that_are_called() -> None:
+    """What their class says of a call, a coroutine or a generator, holds for them, too."""
+
+    class Handler:
+        async def __call__(self) -> str:
+            await asyncio.sleep(0)
+            return asked()
+
+    class Generator:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    assert asyncio.run(use_backend("sm80")(Handler())()) == "sm80"
+    with pytest.raises(
+        TypeError, match=r"Generator object at .* is a generator function, expected"
+    ):
+        use_backend("sm80")(Generator())
 
 
 def kernel(name: str) -> core.Kernel:

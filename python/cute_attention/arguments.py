@@ -28,7 +28,12 @@ def is_positive(value: Any) -> bool:
 
 
 def _is_not_positive(value: Any) -> bool:
-    return not holds(value > 0)
+    return not is_for_kernels(value)
+
+
+def is_for_kernels(scale: Any) -> bool:
+    """Whether a scale is positive to kernels, which take smaller numbers of fp32 for 0."""
+    return holds(scale >= 2.0**-126)  # kLeastScale of c_api.cpp
 
 
 class Argument(NamedTuple):
@@ -276,7 +281,9 @@ def kind_of(call: Arguments, row: str = "") -> Problem:
     bits = 0
     # The common call, of which a compiled function need not guard on the table: no bias, slopes or
     # sink, and no dropout, which has a seed.
-    if not holds(call.scale > 0) or any(isinstance(value, Tensor) for value in call[_OPTIONAL:]):
+    if not is_for_kernels(call.scale) or any(
+        isinstance(value, Tensor) for value in call[_OPTIONAL:]
+    ):
         for name, argument in _ASKING:
             if argument.bit and argument.asks(getattr(call, name)):
                 bits |= argument.bit

@@ -56,6 +56,8 @@ std::vector<Wrong<Call>> shared_mistakes(void (*pack)(Params&)) {
        [](Call& call) { call.params.scale = 3e38f; }},
       {"it does not serve a scale that is not positive",
        [](Call& call) { call.params.scale = -1; }},
+      {"it does not serve a scale that is not positive, or below 2^-126",
+       [](Call& call) { call.params.scale = 0x1.fp-127f; }},
       {"softcap is -1, expected 0 (none)", [](Call& call) { call.params.softcap = -1; }},
       {"softcap is nan, expected 0 (none)", [](Call& call) { call.params.softcap = NAN; }},
       {"softcap is inf, expected 0 (none)", [](Call& call) { call.params.softcap = INFINITY; }},

@@ -87,12 +87,16 @@ def _decorated(name: str, function: _Function, make: Callable[[], Any]) -> _Func
     Raises:
         TypeError: a generator function, which would run outside.
     """
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    called = (function, type(function).__call__)  # the second of an object of a class with one
+    if any(map(inspect.isgeneratorfunction, called)) or any(
+        map(inspect.isasyncgenfunction, called)
+    ):
+        label = getattr(function, "__qualname__", repr(function))
         raise TypeError(
-            f"{name}: {function.__qualname__} is a generator function, expected one that returns "
+            f"{name}: {label} is a generator function, expected one that returns "
             f"(inside of a generator, write `with {name}(...)`)"
         )
-    if inspect.iscoroutinefunction(function):
+    if any(map(inspect.iscoroutinefunction, called)):
 
         @functools.wraps(function)
         async def awaits(*args: Any, **options: Any) -> Any:
