@@ -14,6 +14,7 @@ struct ForwardLaunch {
       2 * Row::kKey.head_dim * (Row::kConfig.tile_m + 2 * Row::kConfig.tile_n);
 
   static int32_t launch(void const*, LaunchContext const*) { return 1; }
+  static ForwardGrid grid(ForwardParams const*) { return {1, Row::kConfig.tile_m}; }
 };
 
 }  // namespace cute_attention::sm80
