@@ -163,15 +163,14 @@ def exact(
     p2 = ((p * factor + floor) * counts * kept).square()
     # Errors of different heads, sequences and queries are independent: their squares add up. Copies
     # have the same errors, which add up themselves.
-    many = {"rows": 1, "group": 1, "all": 1, "keys": 1, "of_grad": 1}
+    many = {"rows": 1, "group": 1, "all": 1, "keys": 1, "grad_rows": 1}
     if q.numel() and k.numel():
         same_dp = alike(2, v) or not grad_out.any()
         many["keys"] = k.shape[2] if same_dp and alike(2, k) else 1
         many["rows"] = q.shape[2] if alike(2, q, grad_out) else 1
         # Queries that differ may have the same probabilities, by slopes or a softcap that is
         # reached. What their errors are multiplied with is then the same.
-        many["of_grad"] = q.shape[2] if alike(2, grad_out) else 1
-        many["of_grad"] *= group if alike(1, grad_out) else 1
+        many["grad_rows"] = q.shape[2] if alike(2, grad_out) else 1
         many["group"] = group if alike(1, q, grad_out) else 1
         many["all"] = heads if alike(1, q, k, v, grad_out) else many["group"]
         many["all"] *= q.shape[0] if alike(0, q, k, v, grad_out) else 1
@@ -200,7 +199,7 @@ def exact(
         lse_size,
         turned(dq_size),
         (of_group * grouped(dk2)).sqrt() + values[3].abs(),
-        (many["of_grad"] * grouped(dv2)).sqrt() + values[4].abs(),
+        (many["grad_rows"] * many["group"] * grouped(dv2)).sqrt() + values[4].abs(),
     )
     units = {name: eps32 if name == "lse" else eps for name in NAMES}
     found = dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units
