@@ -127,13 +127,15 @@ void test_schedule_covers_every_block_once() {
 
 void test_groups_of_a_schedule_are_even() {
   BackwardParams params = problem();
-  params.batch = 16;  // 64 kv heads of 300 * 2 * 512 bytes
-  int64_t const head_bytes = 300 * 2 * 512;
-  check_equal(make_grad_schedule(params, 64, 128, 7 * head_bytes, 132, 1).heads_per_group, 8,
+  params.batch = 16;  // 64 KV heads; a query head has 300 * 512 bytes
+  int64_t const head_bytes = 300 * 512;
+  check_equal(make_grad_schedule(params, 64, 128, 7 * head_bytes, 100, 1).heads_per_group, 8,
               "nine groups of 8 at most instead of nine of 7 and one of 1");
-  check_equal(make_grad_schedule(params, 64, 128, 0, 132, 1).heads_per_group, 1,
+  check_equal(make_grad_schedule(params, 64, 128, 0, 100, 1).heads_per_group, 1,
               "one head at least");
-  check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 132, 1).heads_per_group, 64,
+  check_equal(make_grad_schedule(params, 64, 128, 0, 129, 1).heads_per_group, 64,
+              "all where a CTA has less than two of the 256 blocks");
+  check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 100, 1).heads_per_group, 64,
               "all at most");
   int32_t turn = 0;
   params.grad_q_turn = &turn;  // 5 steps of 64 queries: 132 CTAs / 4 CTAs of a head + 1 is 34
