@@ -63,9 +63,9 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
                                           int32_t tile_n, int64_t l2_bytes, int64_t ctas,
                                           int32_t parts) {
   // What L2 holds for a KV head: Q and dO of a query head in 16 bits, and its sums of dQ in 32.
-  // Groups that were small enough for all query heads of a KV head ended with one whose longest
-  // blocks began when others had nothing left: with the bytes of one, a causal backward of 8192
-  // tokens is 1.34 times as fast with 64 heads of 128 over 4, 1.17 with 32 over 8 (H200).
+  // With the bytes of all query heads groups are smaller, and the longest blocks of the last one
+  // begin when other CTAs have nothing left to take: a causal backward of 8192 tokens took 1.32
+  // times as long with 64 heads of 128 over 4, 1.16 with 32 over 8 (H200).
   int64_t const head_bytes =
       int64_t(params.seqlen_q) * (6 * params.head_dim + 2 * params.head_dim_v);
   int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
@@ -76,7 +76,8 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   int64_t const wanted = fitting > least ? fitting : least;
   // All groups have about as many heads. If 64 heads were divided into groups of 7, the last group
   // would have one head, and most of the chip would be idle.
-  // Where a CTA has less than two blocks there is one group: grad_parts() counts on it.
+  // With less than two blocks for each CTA there is one group: grad_parts() chooses the number of
+  // parts for blocks that come with the longest of all heads first.
   int32_t const n_blocks = ceil_div(params.seqlen_k, tile_n);
   bool const divides = all_heads > wanted && n_blocks * all_heads >= 2 * ctas;
   int64_t const groups = divides ? all_heads / wanted : 1;
