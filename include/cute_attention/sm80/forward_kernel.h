@@ -139,8 +139,8 @@ struct ForwardKernel {
     // Rows of the tile where the walk begins, the only one that may reach past the sequence's end.
     int const last_rows = sequence.seqlen_k - (tiles.end - 1) * kTileN;
     Modifiers const modifiers(params);
-    typename Softmax::Rows factors;  // (ROWS)
-    typename Modifiers::Terms::template OfRows<decltype(size(factors))::value> terms;
+    typename Modifiers::Terms::template OfRows<decltype(size(typename Softmax::Rows{}))::value>
+        terms;
     if constexpr (Modifiers::kHasTerm) {
       terms.load(
           params, work.batch, [&](int) { return work.head; }, Modifiers::exponent_scale(params));
@@ -165,7 +165,7 @@ struct ForwardKernel {
           partition_fragment_C(mma, Shape<Int<kTileM>, Int<kTileN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
       gemm_smem<Study::kFragmentsAhead>(mma, q, k, tSrS);
-      take_probabilities(mma, modifiers, terms, n_block, masked, tSrS, tOrO, softmax, factors);
+      take_probabilities(mma, modifiers, terms, n_block, masked, tSrS, tOrO, softmax);
       auto& tPrP = tSrS;  // (MMA, MMA_M, MMA_N): the scores have become probabilities in place
       if constexpr (Traits::kPInSharedMemory) {
         place_of_p.store(kept_probabilities(mma, dropout, n_block, tPrP));
@@ -249,13 +249,12 @@ struct ForwardKernel {
   // Modifies and masks the scores of a tile, turns them into probabilities, and rescales O where
   // the softmax has changed a row's reference.
   //   tSrS     (MMA, MMA_M, MMA_N)    tOrO  (MMA, MMA_M, MMA_DV)
-  //   factors  (ROWS)  room for the factors by which O is multiplied
   //   terms    what the modifiers know of the rows
   template <class TiledMma, class Terms, class Scores, class Output, class Softmax>
   CUTE_DEVICE void take_probabilities(TiledMma const& mma, Modifiers const& modifiers,
                                       Terms const& terms, int n_block, bool masked, Scores& tSrS,
-                                      Output& tOrO, Softmax& softmax,
-                                      typename Softmax::Rows& factors) {
+                                      Output& tOrO, Softmax& softmax) {
+    typename Softmax::Rows factors;  // (ROWS)
     using namespace cute;
     Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (ROWS, COLS)
     Tensor rO = make_tensor(tOrO.data(), rows_and_columns(tOrO.layout()));  // (ROWS, COLS)
