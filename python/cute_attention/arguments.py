@@ -33,7 +33,7 @@ def _is_not_positive(value: Any) -> bool:
 
 def is_for_kernels(scale: Any) -> bool:
     """Whether a scale is positive to kernels, which take smaller numbers of fp32 for 0."""
-    return holds(scale >= 2.0**-126)  # kLeastScale of c_api.cpp
+    return holds(scale >= 2.0**-126)  # kLeastScale of calls.cpp
 
 
 class Argument(NamedTuple):

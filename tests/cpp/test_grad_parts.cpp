@@ -49,19 +49,25 @@ Sequence sequence_of(BackwardParams const& params) {
 // order and with the addresses of each, and as many parts have steps as parts_with_steps() says.
 void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv, int parts) {
   int const group = params.heads / params.heads_kv;
+  StepParts const of = step_parts(params, kTileN, parts);
   Sequence const sequence = sequence_of(params);
   std::vector<std::pair<int, int>> expected, found;
-  for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
+  // Of parts that have whole heads, each has so many of them; otherwise all have all.
+  int const heads = of.whole_heads ? ceil_div(group, parts) : group;
+  int const first = head_kv * group, end = first + group;
+  for (int begin = first; begin < end; begin += heads) {
     for (int m_block = tiles.end - 1; m_block >= tiles.begin; --m_block) {
-      expected.push_back({head, m_block});
+      for (int head = begin; head < std::min(begin + heads, end); ++head) {
+        expected.push_back({head, m_block});
+      }
     }
   }
-  int const filled = parts_with_steps(tiles.count(), group, parts);
+  int const filled = parts_with_steps(tiles.count(), of);
   int with_steps = 0, longest = 0;
   for (int part = 0; part < parts; ++part) {
     GradTile const tile{0, head_kv, 1, part};
-    StepRange const range = steps_of_part(tiles, tile, group, parts);
-    BackwardSteps<char, kTileM> const walk(params, tile, sequence, tiles, range);
+    StepRange const range = steps_of_part(tiles, tile, of);
+    BackwardSteps<char, kTileM> const walk(params, tile, sequence, range);
     check_equal(walk.count() > 0, part < filled, "the first parts have steps");
     with_steps += walk.count() > 0;
     longest = std::max(longest, walk.count());
@@ -80,48 +86,84 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   check(found == expected, "the steps of all parts, in order");
   check_equal(with_steps, filled, "parts with steps");
   int const steps = int(expected.size());
-  check_equal(longest, std::min(steps, longest_part(tiles.count(), group, parts)), "longest part");
-  check(16 * longest * parts <= 17 * steps + 16 * parts, "parts are about equal");
+  check_equal(longest, std::min(steps, longest_part(tiles.count(), of)), "longest part");
+  check(16 * longest * parts <= 17 * steps + 16 * parts || of.whole_heads, "parts are about equal");
 }
 
 void test_parts_divide_the_steps() {
   char const memory = 0;
+  int32_t turn = 0;
   for (int heads_kv : {1, 2}) {
     for (int group : {1, 3, 71}) {
-      BackwardParams params = problem(2, 7 * kTileM, 500, heads_kv * group, heads_kv);
+      BackwardParams params = problem(2, 7 * kTileM, 500, heads_kv * group, heads_kv, true);
       params.q = params.grad_o = &memory;
-      for (int begin = 0; begin <= 7; ++begin) {
-        for (int end = begin; end <= 7; ++end) {
-          for (int parts : {1, 2, 3, 5, 8, 64, 1024}) {
-            check_parts(params, {begin, begin, end, end}, heads_kv - 1, parts);
+      for (int32_t* turns : {static_cast<int32_t*>(nullptr), &turn}) {
+        params.grad_q_turn = turns;
+        for (int begin = 0; begin <= 7; ++begin) {
+          for (int end = begin; end <= 7; ++end) {
+            for (int parts : {1, 2, 3, 5, 8, 64, 1024}) {
+              check_parts(params, {begin, begin, end, end}, heads_kv - 1, parts);
+            }
           }
         }
       }
     }
   }
   // The most steps that the tiles of a launch allow.
-  check_equal(parts_with_steps(int32_t(kMaxTiles), 1, 1), 1, "one part");
-  check_equal(parts_with_steps(int32_t(kMaxTiles), 1, 1024), 1024, "many parts");
+  check_equal(parts_with_steps(int32_t(kMaxTiles), {1, 1, true}), 1, "one part");
+  check_equal(parts_with_steps(int32_t(kMaxTiles), {1, 1024, false}), 1024, "many parts");
   // Parts of whole heads, where these divide well.
-  check_equal(longest_part(7, 71, 4), 7 * 18, "71 heads in 4 parts");
-  check_equal(longest_part(7, 8, 8), 7, "a head each");
-  check_equal(longest_part(7, 20, 6), 24, "20 heads in 6 parts");
+  check_equal(longest_part(7, step_parts(71, 4)), 7 * 18, "71 heads in 4 parts");
+  check_equal(longest_part(7, step_parts(8, 8)), 7, "a head each");
+  check_equal(longest_part(7, step_parts(20, 6)), 24, "20 heads in 6 parts");
 }
+
+// When the sums of dQ of each tile of queries of each query head were added to last.
+struct Additions {
+  int m_blocks;
+  std::vector<int64_t> last;
+
+  explicit Additions(BackwardParams const& params)
+      : m_blocks(ceil_div(params.seqlen_q, kTileM)),
+        last(size_t(params.batch) * params.heads * m_blocks) {}
+
+  // A part whose first step ends at `time` adds dQ of each step to that of the blocks before, when
+  // these have added theirs. Returns when its last step ends.
+  int64_t add(BackwardParams const& params, GradTile const& tile, StepRange const& range,
+              int64_t time) {
+    Sequence const sequence = sequence_of(params);
+    BackwardSteps<char, kTileM> const walk(params, tile, sequence, range);
+    auto [head, m_block] = std::pair{range.head, range.m_block};
+    for (int step = 0; step < range.count; ++step, walk.advance(head, m_block)) {
+      int64_t& before = last[(int64_t(tile.batch) * params.heads + head) * m_blocks + m_block];
+      time = std::max(step == 0 ? time : time + 1, before);
+      before = time;
+    }
+    return time;
+  }
+};
 
 // How long `ctas` CTAs take that each take the next part when they are free, in steps: a part takes
 // two steps more than it has, and two more where its sums are to be added up; these sums take one
-// step for each part of a CTA.
+// step for each part of a CTA. If the params ask for a fixed order, dQ of a step waits for that of
+// the blocks before.
 double simulate(BackwardParams const& params, int parts, int ctas) {
   GradSchedule const schedule =
       make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, ctas, parts);
   std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> free_at;
   for (int cta = 0; cta < ctas; ++cta) free_at.push(0);
+  Additions additions(params);
   int64_t end = 0;
   for (int64_t index = 0; index < schedule.tiles(); ++index) {
     GradTile const tile = schedule.tile(int32_t(index));
     MTiles const tiles = m_tiles(sequence_of(params), tile.n_block * kTileN, kTileN, kTileM);
-    int const steps = steps_of_part(tiles, tile, params.heads / params.heads_kv, parts).count;
-    int64_t const done = free_at.top() + (steps == 0 ? 0 : steps + (parts == 1 ? 2 : 4));
+    StepRange const range = steps_of_part(tiles, tile, step_parts(params, kTileN, parts));
+    int64_t done = free_at.top();
+    if (range.count > 0) {
+      done = params.grad_q_turn == nullptr ? done + range.count
+                                           : additions.add(params, tile, range, done + 1);
+      done += parts == 1 ? 2 : 4;
+    }
     free_at.pop();
     free_at.push(done);
     end = std::max(end, done);
@@ -245,6 +287,39 @@ void test_order_of_parts() {
   }
 }
 
+// A fixed order costs nothing where several query heads share a KV head, but for the longer part
+// where their number does not divide the heads; and with one query head to each KV head it takes at
+// most as long as blocks that are not divided.
+void test_fixed_order() {
+  int32_t turn = 0;
+  int divided = 0;
+  for (int batch : {1, 2}) {
+    for (auto const& [heads, heads_kv] :
+         {std::pair{1, 1}, {8, 8}, {2, 1}, {16, 1}, {71, 1}, {14, 2}, {28, 4}, {64, 4}, {64, 8}}) {
+      for (int seqlen : {512, 1024, 4096, 8192}) {
+        for (bool causal : {false, true}) {
+          BackwardParams params = problem(batch, seqlen, seqlen, heads, heads_kv, causal);
+          int const parts = grad_parts(params, kTileM, kTileN, kCtas);
+          double const free = simulate(params, parts, kCtas), whole = simulate(params, 1, kCtas);
+          params.grad_q_turn = &turn;
+          check_equal(grad_parts(params, kTileM, kTileN, kCtas), parts, "the workspace fits");
+          double const fixed = simulate(params, parts, kCtas);
+          int const group = heads / heads_kv;
+          double const longer = double(ceil_div(group, parts) * parts) / group;
+          std::string const name =
+              name_of(params, parts) + ": " + std::to_string(fixed) + " steps in a fixed order, ";
+          check(fixed <= 1.05 * longer * free + 5 || fixed <= whole + 5,
+                name + std::to_string(free) + " in any, " + std::to_string(whole) + " undivided");
+          check(group == 1 || fixed <= 1.05 * longer * free + 5,
+                name + std::to_string(free) + " in any");
+          divided += parts > 1;
+        }
+      }
+    }
+  }
+  check(divided > 20, "many calls have parts");
+}
+
 // The blocks of the sums of dK and dV lie in the workspace and do not overlap.
 // One block of keys adds to dQ, and each tile of queries is one of its steps: found by looking at
 // every query and every key.
@@ -326,6 +401,7 @@ int main() {
   test_known_calls();
   test_packed_calls();
   test_order_of_parts();
+  test_fixed_order();
   test_one_adder();
   test_workspace();
   return testing::report();

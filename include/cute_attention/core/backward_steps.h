@@ -1,12 +1,18 @@
 // core/backward_steps.h: in which order a CTA of the backward pass takes the tiles of queries that
-// see its block of keys: one query head of the kv head's group after the other, and the tiles of a
-// head from the last to the first. A part of the block's steps is a piece of this order.
+// see its block of keys: from the last tile to the first, and each of them of all query heads of
+// the part (core/grad_parts.h), before the next one.
+//
+// So the CTAs of a KV head that begin together stay together, although under a causal mask the
+// blocks of the first keys have more tiles than the others: these end sooner. If a CTA took one
+// head after the other, it would come to the next head before the longer blocks do. Where dQ is
+// summed in a fixed order it would wait for them there, in each head anew. In a simulation of 8192
+// tokens, causal, on 132 SMs the backward then takes 1.46 times as many steps with 64 heads over 4,
+// and 1.15 with 32 over 8.
 #pragma once
 
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/grad_tile.h"
-#include "cute_attention/core/m_tiles.h"
 
 namespace cute_attention {
 
@@ -27,20 +33,17 @@ class BackwardSteps {
   using Step = BackwardStep<Element>;
 
   CUTE_HOST_DEVICE BackwardSteps(BackwardParams const& params, GradTile const& tile,
-                                 Sequence const& sequence, MTiles const& tiles,
-                                 StepRange const& range)
-      : params_(params), tile_(tile), sequence_(sequence), tiles_(tiles), range_(range) {}
+                                 Sequence const& sequence, StepRange const& range)
+      : params_(params), tile_(tile), sequence_(sequence), range_(range) {}
 
   CUTE_HOST_DEVICE int count() const { return range_.count; }
   CUTE_HOST_DEVICE Step first() const { return step_of(range_.head, range_.m_block); }
 
   // The same for who needs no more than the head and the tile: it keeps fewer numbers.
   CUTE_HOST_DEVICE void advance(int32_t& head, int32_t& m_block) const {
-    if (m_block > tiles_.begin) {
+    if (++head == range_.head_end) {
+      head = range_.head_begin;
       --m_block;
-    } else {
-      ++head;
-      m_block = tiles_.end - 1;
     }
   }
   // The block of a tile of queries in the sums of dQ.
@@ -48,17 +51,21 @@ class BackwardSteps {
     return first_grad_q_block(params_, sequence_, tile_.batch, head, kTileM) + m_block;
   }
 
-  // Moves to the next step; after the last step the result must not be used. Within a head this is
-  // done by additions: products with 64-bit strides would take some 60 instructions.
+  // Moves to the next step; after the last step the result must not be used. With one head this is
+  // done by additions: products with 64-bit strides take some 60 instructions. From head to head,
+  // too, additions would do, but the distances that they add are numbers that the sm80 kernel of
+  // head dim 128 has no registers for: it spilled 40 bytes.
   CUTE_HOST_DEVICE void advance(Step& step) const {
-    if (step.m_block > tiles_.begin) {
+    if (range_.head_end - range_.head_begin > 1) {
+      int32_t head = step.head, m_block = step.m_block;
+      advance(head, m_block);
+      step = step_of(head, m_block);
+    } else {
       --step.m_block;
       --step.grad_q_block;
       step.q -= kTileM * params_.q_stride.row;
       step.grad_o -= kTileM * params_.grad_o_stride.row;
       step.row -= kTileM;
-    } else {
-      step = step_of(step.head + 1, tiles_.end - 1);
     }
   }
 
@@ -79,7 +86,6 @@ class BackwardSteps {
   BackwardParams const& params_;
   GradTile const& tile_;
   Sequence const& sequence_;
-  MTiles const& tiles_;
   StepRange const& range_;
 };
 

@@ -15,44 +15,71 @@
 
 namespace cute_attention {
 
-// The steps of one part: which is the first one, and how many there are. Their order is that of
-// core/backward_steps.h.
+// The steps of one part: which query heads it goes through, which step is the first one, and how
+// many there are. Their order is that of core/backward_steps.h.
 struct StepRange {
+  int32_t head_begin;  // each tile of queries is taken of the query heads [head_begin, head_end)
+  int32_t head_end;
   int32_t head;     // query head of the first step
   int32_t m_block;  // tile of queries of the first step
   int32_t count;    // may be 0: then the others mean nothing
 };
 
+// Into what the steps of each block of keys are divided.
+struct StepParts {
+  int32_t group;     // query heads of a KV head
+  int32_t parts;     // the last ones may have no steps
+  bool whole_heads;  // each part has the steps of whole query heads, as many as the others or less
+};
+
+// Parts have whole heads where that makes the longest at most a sixteenth longer.
+CUTE_HOST_DEVICE constexpr StepParts step_parts(int32_t group, int32_t parts) {
+  return {group, parts, 16 * int64_t(ceil_div(group, parts)) * parts <= 17 * int64_t(group)};
+}
+
+// The same for a call. A part that does not begin with a head may begin with a step that a part of
+// the block before has last, since under a mask the blocks of a sequence need different tiles of
+// queries. Where dQ is summed in a fixed order it would wait for all of that part. In a simulation
+// of 71 heads over one KV head, 4096 tokens, causal, and 16 parts, the backward then takes 2422
+// steps instead of 586. So there all parts have whole heads, unless a block waits for no other.
+CUTE_HOST_DEVICE constexpr StepParts step_parts(BackwardParams const& params, int32_t tile_n,
+                                                int32_t parts) {
+  StepParts of = step_parts(params.heads / params.heads_kv, parts);
+  bool const has_mask = params.window_left != kUnbounded || params.window_right != kUnbounded;
+  of.whole_heads |= params.grad_q_turn != nullptr && has_mask && params.seqlen_k > tile_n;
+  return of;
+}
+
 // How many steps the longest part has, of a block of keys that needs `tiles` tiles of queries of
-// each of `group` query heads. Parts begin with a head where that makes the longest at most a
-// sixteenth longer. Under a causal mask the blocks of a sequence need different numbers of tiles.
-// If a part began within a head, its first tile would be one that another part of the block before
-// has last; where dQ is summed in a fixed order, it would wait for all of that part. In a
-// simulation of 71 heads over one KV head, 16 blocks of 2048 tokens and 4 parts, the backward then
-// takes 979 steps instead of 421.
-CUTE_HOST_DEVICE constexpr int32_t longest_part(int32_t tiles, int32_t group, int32_t parts) {
-  int32_t const heads = ceil_div(group, parts);
-  return 16 * int64_t(heads) * parts <= 17 * int64_t(group) ? heads * tiles
-                                                            : ceil_div(tiles * group, parts);
+// each query head.
+CUTE_HOST_DEVICE constexpr int32_t longest_part(int32_t tiles, StepParts const& of) {
+  return of.whole_heads ? ceil_div(of.group, of.parts) * tiles
+                        : ceil_div(tiles * of.group, of.parts);
 }
 
 // How many of the parts have steps. These are the first ones; only their sums are written.
-CUTE_HOST_DEVICE constexpr int32_t parts_with_steps(int32_t tiles, int32_t group, int32_t parts) {
-  return tiles == 0 || group == 0 ? 0 : (tiles * group - 1) / longest_part(tiles, group, parts) + 1;
+CUTE_HOST_DEVICE constexpr int32_t parts_with_steps(int32_t tiles, StepParts const& of) {
+  return tiles == 0 || of.group == 0 ? 0 : (tiles * of.group - 1) / longest_part(tiles, of) + 1;
 }
 
-// The steps of part `tile.part` of `parts` of a block of keys that needs the tiles of queries
-// `tiles`, each of them of all `group` query heads.
+// The steps of part `tile.part` of a block of keys that needs the tiles of queries `tiles`, each of
+// them of all query heads of the group.
 CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile const& tile,
-                                                   int32_t group, int32_t parts) {
-  int32_t const steps = tiles.count() * group;
-  int32_t const longest = longest_part(tiles.count(), group, parts);
+                                                   StepParts const& of) {
+  int32_t const steps = tiles.count() * of.group;
+  int32_t const longest = longest_part(tiles.count(), of);
   int32_t const begin = tile.part * longest;
   if (begin >= steps) {
-    return {0, 0, 0};
+    return {0, 0, 0, 0, 0};
   }
-  return {tile.head_kv * group + begin / tiles.count(), tiles.end - 1 - begin % tiles.count(),
-          min_of(longest, steps - begin)};
+  int32_t const count = min_of(longest, steps - begin);
+  int32_t const first_head = tile.head_kv * of.group;
+  if (of.whole_heads) {
+    int32_t const head = first_head + begin / tiles.count();
+    return {head, head + count / tiles.count(), head, tiles.end - 1, count};
+  }
+  return {first_head, first_head + of.group, first_head + begin % of.group,
+          tiles.end - 1 - begin / of.group, count};
 }
 
 // The numbers of steps of blocks of keys that stand for all blocks, in descending order, in a dense
@@ -176,7 +203,7 @@ constexpr int32_t grad_parts(BackwardParams const& params, int32_t tile_m, int32
       parts = parts < bound ? parts : bound;
     }
     if (parts > 1) {
-      parts = parts_with_steps(int32_t(steps.steps[0] / group), group, int32_t(parts));
+      parts = parts_with_steps(int32_t(steps.steps[0] / group), step_parts(group, int32_t(parts)));
       int64_t const time = estimate_steps(steps, blocks, parts, ctas, kBlockSteps + kPartSteps) +
                            kSumSteps * (1 + blocks * parts / ctas);
       if (time < least) {

@@ -91,7 +91,7 @@ struct KeyGradientSums {
       return;
     }
     int32_t const tiles = m_tiles(sequence, tile.n_block * kTileN, kTileN, kTileM).count();
-    int32_t const with_steps = parts_with_steps(tiles, params.heads / params.heads_kv, parts);
+    int32_t const with_steps = parts_with_steps(tiles, step_parts(params, kTileN, parts));
     float const* source = block(params, sequence, tile, 0) + row * kCols + col;
     int64_t const distance = grad_kv_blocks(params, kTileN).count() * (kTileN * kCols);
     float sum[kVector] = {};

@@ -117,7 +117,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
   template <class GradK, class GradV>
   CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
-    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, Places::tiles, range);
+    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, range);
     // warp_uniform() is not needed for its value, which is uniform already. Without it ptxas keeps
     // addresses that depend on the stage in registers of their own, and
     // spills at head dim 128.

@@ -49,7 +49,7 @@ struct BackwardPlaces {
         sequence(load_sequence(params, tile.batch)),
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
-        range(steps_of_part(tiles, tile, params.heads / params.heads_kv, parts)),
+        range(steps_of_part(tiles, tile, step_parts(params, kTileN, parts))),
         thread(int(threadIdx.x)) {}
 
   //   tSrS  (MMA, MMA_N, MMA_M)

@@ -69,8 +69,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
     if (!next.is_end()) {
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
-      next.steps = steps_of_part(next.tiles, next.tile, params.heads / params.heads_kv,
-                                 arguments.schedule.parts);
+      next.steps = steps_of_part(next.tiles, next.tile,
+                                 step_parts(params, kTileN, arguments.schedule.parts));
     }
     return next;
   }
@@ -78,7 +78,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   // The first queries are loaded before K and V: their buffers are free sooner.
   CUTE_DEVICE void load_work() {
     BackwardSteps<Element, kTileM> const steps(arguments.params, work->tile, work->sequence,
-                                               work->tiles, work->steps);
+                                               work->steps);
     int const count = steps.count();
     if (count == 0) {
       return;
