@@ -70,8 +70,9 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
       int64_t(params.seqlen_q) * (6 * params.head_dim + 2 * params.head_dim_v);
   int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
   int64_t const fitting = l2_bytes / (head_bytes > 0 ? head_bytes : 1);
-  int64_t const steps = ceil_div(params.seqlen_q, tile_m);
-  // The parts of a block do not follow each other: they have different steps.
+  // The parts of a block do not follow each other: they have different heads.
+  int64_t const steps =
+      int64_t(ceil_div(params.seqlen_q, tile_m)) * ceil_div(params.heads / params.heads_kv, parts);
   int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / parts / (4 + steps / 16) + 1;
   int64_t const wanted = fitting > least ? fitting : least;
   // All groups have about as many heads. If 64 heads were divided into groups of 7, the last group
