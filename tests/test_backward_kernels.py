@@ -56,11 +56,15 @@ def check(
     grad_out: Tensor,
     options: dict[str, Any],
     grad_lse: Tensor | None = None,
+    *,
+    deterministic: bool = False,
 ) -> None:
     options = options_for(row, options, inputs[0].shape[2])
 
     def ours(*leaves: Tensor) -> Any:
-        return attention(*leaves, backend=row.arch, return_lse=True, **options)
+        return attention(
+            *leaves, backend=row.arch, return_lse=True, deterministic=deterministic, **options
+        )
 
     def exact(*leaves: Tensor) -> Any:
         return attention_reference(*leaves, return_lse=True, **options)
