@@ -41,7 +41,7 @@ CUTE_HOST_DEVICE constexpr StepParts step_parts(int32_t group, int32_t parts) {
 // the block before has last, since under a mask the blocks of a sequence need different tiles of
 // queries. Where dQ is summed in a fixed order it would wait for all of that part. In a simulation
 // of 71 heads over one KV head, 4096 tokens, causal, and 16 parts, the backward then takes 2422
-// steps instead of 586. So there all parts have whole heads, unless a block waits for no other.
+// steps instead of 616. So there all parts have whole heads, unless a block waits for no other.
 CUTE_HOST_DEVICE constexpr StepParts step_parts(BackwardParams const& params, int32_t tile_n,
                                                 int32_t parts) {
   StepParts of = step_parts(params.heads / params.heads_kv, parts);
