@@ -41,7 +41,18 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   }
   CUTE_DEVICE int32_t next_index() const { return Traits::kOneTile ? INT32_MAX : taken_index(); }
   CUTE_DEVICE int32_t taken_index() const {
-    return (in_order() ? 0 : int32_t(gridDim.x)) + Base::take(arguments.next_tile);
+    int32_t taken = Base::take(arguments.next_tile);
+    if (!in_order()) {
+      taken += ctas();
+    }
+    return taken;
+  }
+
+  // gridDim.x, read at each use: the warp has no register to keep it.
+  CUTE_DEVICE static int32_t ctas() {
+    int32_t ctas;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(ctas));
+    return ctas;
   }
 
   // Part number `index` of all blocks, or the end. The blocks of packed sequences are counted on
