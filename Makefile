@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
-ONLY ?= bf16_d(64|128)
+ONLY ?= bf16_d(64|128)|sm90_bwd_bf16_d96$$
 
 # What the build itself needs; the rest is pyproject.toml's.
 BUILD_REQUIREMENTS := "$(TORCH)" "scikit-build-core>=0.11" "cmake>=3.28" ninja
