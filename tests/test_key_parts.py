@@ -40,7 +40,8 @@ row = fixture_of(BACKWARD)
 CASES = {
     "mqa": Case(1, 600, 500, 71, 1, {}),
     "mqa_causal": Case(2, 520, 700, 24, 1, CAUSAL),
-    "seven_heads_causal": Case(1, 700, 640, 7, 1, CAUSAL),  # parts do not have whole heads
+    "seven_heads_causal": Case(1, 700, 640, 7, 1, CAUSAL),  # bundles of 2 heads, or pieces of all
+    "two_heads_causal": Case(1, 700, 640, 2, 1, CAUSAL),  # pieces of each, or of both
     "gqa_window": Case(1, 900, 900, 16, 2, {"window": (300, 20)}),
     "77_keys": Case(2, 2100, 77, 5, 5, {}),
     "one_key": Case(2, 2100, 1, 4, 2, {}),
@@ -108,7 +109,7 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_accuracy_in_a_fixed_order(row: rows.TableRow, case: Case) -> None:
-    """There parts have whole heads under a mask, and a CTA waits for those of other blocks."""
+    """There, under a mask, no part is a piece of several heads, and a CTA waits for other blocks."""
     inputs, grad_out = make(row, case)
     check(row, inputs, grad_out, case.options, deterministic=True)
 

@@ -1,49 +1,21 @@
 // test_grad_parts.cpp: the parts into which the steps of a block of keys are divided. Compares the
-// steps of all parts with those of the whole block, and the number of parts with what a simulation
-// of all CTAs finds for every number.
+// steps of all parts with those of the whole block. test_grad_schedule.cpp has the order in which
+// CTAs take them, and how long they take.
 #include <algorithm>
-#include <functional>
-#include <queue>
 #include <set>
-#include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "check.h"
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/grad_parts.h"
+#include "grad_problem.h"
 
 namespace cute_attention {
 namespace {
 
 using testing::check;
 using testing::check_equal;
-
-constexpr int kTileM = 64;
-constexpr int kTileN = 128;
-constexpr int kCtas = 132;
-
-// A call whose queries and keys are at address 0 or behind it: nobody reads them.
-BackwardParams problem(int batch, int seqlen_q, int seqlen_k, int heads, int heads_kv,
-                       bool causal = false) {
-  BackwardParams params{};
-  params.batch = batch;
-  params.seqlen_q = seqlen_q;
-  params.seqlen_k = seqlen_k;
-  params.heads = heads;
-  params.heads_kv = heads_kv;
-  params.head_dim = params.head_dim_v = 128;
-  params.window_left = kUnbounded;
-  params.window_right = causal ? 0 : kUnbounded;
-  params.q_stride = params.grad_o_stride = {int64_t(seqlen_q) * heads * 128, heads * 128, 128};
-  return params;
-}
-
-Sequence sequence_of(BackwardParams const& params) {
-  return make_sequence(params.seqlen_q, params.seqlen_k, 0, 0, params.window_left,
-                       params.window_right);
-}
 
 // The steps of all parts together are all tiles of queries of all query heads of the group, in
 // order and with the addresses of each, and as many parts have steps as parts_with_steps() says.
@@ -52,8 +24,7 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   StepParts const of = step_parts(params, kTileN, parts);
   Sequence const sequence = sequence_of(params);
   std::vector<std::pair<int, int>> expected, found;
-  // Of parts that have whole heads, each has so many of them; otherwise all have all.
-  int const heads = of.whole_heads ? ceil_div(group, parts) : group;
+  int const heads = of.bundle;
   int const first = head_kv * group, end = first + group;
   for (int begin = first; begin < end; begin += heads) {
     for (int m_block = tiles.end - 1; m_block >= tiles.begin; --m_block) {
@@ -87,7 +58,8 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   check_equal(with_steps, filled, "parts with steps");
   int const steps = int(expected.size());
   check_equal(longest, std::min(steps, longest_part(tiles.count(), of)), "longest part");
-  check(16 * longest * parts <= 17 * steps + 16 * parts || of.whole_heads, "parts are about equal");
+  check(16 * longest * parts <= 17 * steps + 16 * parts || params.grad_q_turn != nullptr,
+        "parts are about equal");
 }
 
 void test_parts_divide_the_steps() {
@@ -110,116 +82,12 @@ void test_parts_divide_the_steps() {
     }
   }
   // The most steps that the tiles of a launch allow.
-  check_equal(parts_with_steps(int32_t(kMaxTiles), {1, 1, true}), 1, "one part");
-  check_equal(parts_with_steps(int32_t(kMaxTiles), {1, 1024, false}), 1024, "many parts");
+  check_equal(parts_with_steps(int32_t(kMaxTiles), {1, 1, 1}), 1, "one part");
+  check_equal(parts_with_steps(int32_t(kMaxTiles), {1, 1, 1024}), 1024, "many parts");
   // Parts of whole heads, where these divide well.
   check_equal(longest_part(7, step_parts(71, 4)), 7 * 18, "71 heads in 4 parts");
   check_equal(longest_part(7, step_parts(8, 8)), 7, "a head each");
   check_equal(longest_part(7, step_parts(20, 6)), 24, "20 heads in 6 parts");
-}
-
-// When the sums of dQ of each tile of queries of each query head were added to last.
-struct Additions {
-  int m_blocks;
-  std::vector<int64_t> last;
-
-  explicit Additions(BackwardParams const& params)
-      : m_blocks(ceil_div(params.seqlen_q, kTileM)),
-        last(size_t(params.batch) * params.heads * m_blocks) {}
-
-  // A part whose first step ends at `time` adds dQ of each step to that of the blocks before, when
-  // these have added theirs. Returns when its last step ends.
-  int64_t add(BackwardParams const& params, GradTile const& tile, StepRange const& range,
-              int64_t time) {
-    Sequence const sequence = sequence_of(params);
-    BackwardSteps<char, kTileM> const walk(params, tile, sequence, range);
-    auto [head, m_block] = std::pair{range.head, range.m_block};
-    for (int step = 0; step < range.count; ++step, walk.advance(head, m_block)) {
-      int64_t& before = last[(int64_t(tile.batch) * params.heads + head) * m_blocks + m_block];
-      time = std::max(step == 0 ? time : time + 1, before);
-      before = time;
-    }
-    return time;
-  }
-};
-
-// How long `ctas` CTAs take that each take the next part when they are free, in steps: a part takes
-// two steps more than it has, and two more where its sums are to be added up; these sums take one
-// step for each part of a CTA. If the params ask for a fixed order, dQ of a step waits for that of
-// the blocks before.
-double simulate(BackwardParams const& params, int parts, int ctas) {
-  GradSchedule const schedule =
-      make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, ctas, parts);
-  std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> free_at;
-  for (int cta = 0; cta < ctas; ++cta) free_at.push(0);
-  Additions additions(params);
-  int64_t end = 0;
-  for (int64_t index = 0; index < schedule.tiles(); ++index) {
-    GradTile const tile = schedule.tile(int32_t(index));
-    MTiles const tiles = m_tiles(sequence_of(params), tile.n_block * kTileN, kTileN, kTileM);
-    StepRange const range = steps_of_part(tiles, tile, step_parts(params, kTileN, parts));
-    int64_t done = free_at.top();
-    if (range.count > 0) {
-      done = params.grad_q_turn == nullptr ? done + range.count
-                                           : additions.add(params, tile, range, done + 1);
-      done += parts == 1 ? 2 : 4;
-    }
-    free_at.pop();
-    free_at.push(done);
-    end = std::max(end, done);
-  }
-  return double(end) + (parts == 1 ? 0 : double(schedule.tiles()) / ctas);
-}
-
-std::string name_of(BackwardParams const& params, int parts) {
-  std::ostringstream text;
-  text << params.batch << " x " << params.seqlen_q << " x " << params.seqlen_k << ", heads "
-       << params.heads << " over " << params.heads_kv << ", window " << params.window_left << " "
-       << params.window_right << ", " << parts << " parts";
-  return text.str();
-}
-
-// Compares the number of parts with all numbers: it is never worse than one part, and never far
-// from the best.
-void check_choice(BackwardParams const& params) {
-  int const parts = grad_parts(params, kTileM, kTileN, kCtas);
-  std::string const name = name_of(params, parts);
-  int64_t const blocks = tile_count(params.seqlen_k, kTileN, params.heads_kv, params.batch);
-  check(parts >= 1, name + ": at least one part");
-  if (blocks >= 2 * kCtas) {
-    check_equal(parts, 1, name + ": blocks that fill all CTAs twice");
-    return;
-  }
-  check(parts == 1 || blocks * parts <= 4 * kCtas, name + ": the workspace is bounded");
-  double const whole = simulate(params, 1, kCtas), time = simulate(params, parts, kCtas);
-  check(time <= 1.1 * whole + 3, name + ": " + std::to_string(time) + " steps, and " +
-                                     std::to_string(whole) + " with one part");
-  double best = whole;
-  for (int other = 2; blocks * other <= 4 * kCtas; ++other) {
-    best = std::min(best, simulate(params, other, kCtas));
-  }
-  check(time <= 1.3 * best + 3, name + ": " + std::to_string(time) + " steps, and " +
-                                    std::to_string(best) + " with the best number");
-}
-
-void test_choice() {
-  int split = 0, whole = 0;
-  for (int batch : {1, 2, 3, 5}) {
-    for (auto const& [heads, heads_kv] : {std::pair{1, 1}, {16, 1}, {71, 1}, {20, 20}, {64, 8}}) {
-      for (int seqlen_q : {1, 64, 512, 1024, 4096}) {
-        for (int seqlen_k : {1, 77, 512, 2048, 8192}) {
-          for (bool causal : {false, true}) {
-            BackwardParams params = problem(batch, seqlen_q, seqlen_k, heads, heads_kv, causal);
-            check_choice(params);
-            (grad_parts(params, kTileM, kTileN, kCtas) > 1 ? split : whole) += 1;
-            params.window_left = 300;
-            check_choice(params);
-          }
-        }
-      }
-    }
-  }
-  check(split > 100 && whole > 100, "both kinds of calls");
 }
 
 void test_known_calls() {
@@ -259,68 +127,6 @@ void test_packed_calls() {
   check_equal(packed(3, 64, 0, 4, 4), 1, "no keys");
 }
 
-// A CTA that adds to dQ in a fixed order waits for the parts of the blocks of lower numbers: these
-// come before it, whatever the number of parts.
-void test_order_of_parts() {
-  int32_t turn = 0;
-  for (int parts : {2, 3, 40}) {
-    for (int64_t l2_bytes : {int64_t(0), int64_t(2000000), int64_t(1) << 40}) {
-      BackwardParams params = problem(3, 300, 500, 8, 4);
-      params.grad_q_turn = &turn;
-      GradSchedule const schedule =
-          make_grad_schedule(params, kTileM, kTileN, l2_bytes, kCtas, parts);
-      check_equal(schedule.tiles(), int64_t(4 * 4 * 3) * parts, "parts");
-      std::set<std::tuple<int, int, int, int>> seen;
-      for (int index = 0; index < schedule.tiles(); ++index) {
-        GradTile const tile = schedule.tile(index);
-        check(tile.n_block >= 0 && tile.n_block < 4 && tile.head_kv >= 0 && tile.head_kv < 4 &&
-                  tile.batch >= 0 && tile.batch < 3 && tile.part >= 0 && tile.part < parts,
-              "a part lies in the problem");
-        for (int part = 0; part < parts && tile.n_block > 0; ++part) {
-          check(seen.count({tile.n_block - 1, tile.head_kv, tile.batch, part}) == 1,
-                "all parts of the block before have come");
-        }
-        seen.insert({tile.n_block, tile.head_kv, tile.batch, tile.part});
-      }
-      check_equal(int64_t(seen.size()), schedule.tiles(), "different parts");
-    }
-  }
-}
-
-// A fixed order costs nothing where several query heads share a KV head, but for the longer part
-// where their number does not divide the heads; and with one query head to each KV head it takes at
-// most as long as blocks that are not divided.
-void test_fixed_order() {
-  int32_t turn = 0;
-  int divided = 0;
-  for (int batch : {1, 2}) {
-    for (auto const& [heads, heads_kv] :
-         {std::pair{1, 1}, {8, 8}, {2, 1}, {16, 1}, {71, 1}, {14, 2}, {28, 4}, {64, 4}, {64, 8}}) {
-      for (int seqlen : {512, 1024, 4096, 8192}) {
-        for (bool causal : {false, true}) {
-          BackwardParams params = problem(batch, seqlen, seqlen, heads, heads_kv, causal);
-          int const parts = grad_parts(params, kTileM, kTileN, kCtas);
-          double const free = simulate(params, parts, kCtas), whole = simulate(params, 1, kCtas);
-          params.grad_q_turn = &turn;
-          check_equal(grad_parts(params, kTileM, kTileN, kCtas), parts, "the workspace fits");
-          double const fixed = simulate(params, parts, kCtas);
-          int const group = heads / heads_kv;
-          double const longer = double(ceil_div(group, parts) * parts) / group;
-          std::string const name =
-              name_of(params, parts) + ": " + std::to_string(fixed) + " steps in a fixed order, ";
-          check(fixed <= 1.05 * longer * free + 5 || fixed <= whole + 5,
-                name + std::to_string(free) + " in any, " + std::to_string(whole) + " undivided");
-          check(group == 1 || fixed <= 1.05 * longer * free + 5,
-                name + std::to_string(free) + " in any");
-          divided += parts > 1;
-        }
-      }
-    }
-  }
-  check(divided > 20, "many calls have parts");
-}
-
-// The blocks of the sums of dK and dV lie in the workspace and do not overlap.
 // One block of keys adds to dQ, and each tile of queries is one of its steps: found by looking at
 // every query and every key.
 void test_one_adder() {
@@ -361,6 +167,7 @@ void test_one_adder() {
   check(!has_one_adder(params, kTileM, kTileN), "without keys no step writes dQ");
 }
 
+// The blocks of the sums of dK and dV lie in the workspace and do not overlap.
 void test_workspace() {
   int32_t const offsets = 0;
   GradShape const shape{kTileM, kTileN, 64, 96};
@@ -397,11 +204,8 @@ void test_workspace() {
 int main() {
   using namespace cute_attention;
   test_parts_divide_the_steps();
-  test_choice();
   test_known_calls();
   test_packed_calls();
-  test_order_of_parts();
-  test_fixed_order();
   test_one_adder();
   test_workspace();
   return testing::report();

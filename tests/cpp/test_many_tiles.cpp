@@ -196,7 +196,7 @@ void test_grad_schedules() {
   MTiles const tiles{0, 0, steps, steps};
   int64_t sum = 0;
   for (int32_t part = 0; part < parts; ++part) {
-    sum += steps_of_part(tiles, {0, 0, 0, part}, {1, parts, false}).count;
+    sum += steps_of_part(tiles, {0, 0, 0, part}, {1, 1, parts}).count;
   }
   check_equal(sum, kMaxTiles, "steps of all parts");
 }

@@ -20,8 +20,9 @@ struct GradTile {
 // The order in which CTAs take the blocks of keys of all heads and sequences.
 //
 // The KV heads are divided into groups, one group after the other. L2 can hold the queries and
-// the sums of dQ of about one group, of each KV head those of one query head: its CTAs go through
-// its query heads at about the same time. Within a group the blocks of the first keys come first.
+// the sums of dQ of about one group, of each KV head those of one query head. With more query heads
+// CTAs still find them there where they began together, since they take the same tile of queries at
+// the same time (core/backward_steps.h). Within a group the blocks of the first keys come first.
 // Under a causal mask most queries see these keys, so these blocks take the longest, and the short
 // blocks are left for the end, where they keep all SMs busy.
 //
@@ -70,7 +71,8 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
       int64_t(params.seqlen_q) * (6 * params.head_dim + 2 * params.head_dim_v);
   int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
   int64_t const fitting = l2_bytes / (head_bytes > 0 ? head_bytes : 1);
-  // The parts of a block do not follow each other: they have different heads.
+  // A part of a block follows those of the blocks before that have the same steps, so there are as
+  // many rows of CTAs that follow each other as there are parts.
   int64_t const steps =
       int64_t(ceil_div(params.seqlen_q, tile_m)) * ceil_div(params.heads / params.heads_kv, parts);
   int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / parts / (4 + steps / 16) + 1;

@@ -174,8 +174,8 @@ struct BackwardPointwise {
       }
     } else {
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
-      Tensor rdP =
-          make_tensor(tdPrdP.data(), rows_and_columns(tdPrdP.layout()));  // (KEYS, QUERIES)
+      auto const by_query = rows_and_columns(tdPrdP.layout());
+      Tensor rdP = make_tensor(tdPrdP.data(), by_query);  // (KEYS, QUERIES)
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {
         scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));

@@ -1,0 +1,214 @@
+// test_grad_schedule.cpp: the order in which CTAs of the backward take the parts of all blocks of
+// keys, and how long a simulation of them takes: with every number of parts, and where dQ is summed
+// in a fixed order.
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "cute_attention/core/backward_steps.h"
+#include "cute_attention/core/grad_parts.h"
+#include "grad_problem.h"
+
+namespace cute_attention {
+namespace {
+
+using testing::check;
+using testing::check_equal;
+
+// When the sums of dQ of each tile of queries of each query head were added to last.
+struct Additions {
+  int m_blocks;
+  std::vector<int64_t> last;
+
+  explicit Additions(BackwardParams const& params)
+      : m_blocks(ceil_div(params.seqlen_q, kTileM)),
+        last(size_t(params.batch) * params.heads * m_blocks) {}
+
+  // A part whose first step ends at `time` adds dQ of each step to that of the blocks before, when
+  // these have added theirs. Returns when its last step ends.
+  int64_t add(BackwardParams const& params, GradTile const& tile, StepRange const& range,
+              int64_t time) {
+    Sequence const sequence = sequence_of(params);
+    BackwardSteps<char, kTileM> const walk(params, tile, sequence, range);
+    auto [head, m_block] = std::pair{range.head, range.m_block};
+    for (int step = 0; step < range.count; ++step, walk.advance(head, m_block)) {
+      int64_t& before = last[(int64_t(tile.batch) * params.heads + head) * m_blocks + m_block];
+      time = std::max(step == 0 ? time : time + 1, before);
+      before = time;
+    }
+    return time;
+  }
+};
+
+// How long `ctas` CTAs take that each take the next part when they are free, in steps: a part takes
+// two steps more than it has, and two more where its sums are to be added up; these sums take one
+// step for each part of a CTA. If the params ask for a fixed order, dQ of a step waits for that of
+// the blocks before.
+double simulate(BackwardParams const& params, int parts, int ctas) {
+  GradSchedule const schedule =
+      make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, ctas, parts);
+  std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> free_at;
+  for (int cta = 0; cta < ctas; ++cta) free_at.push(0);
+  Additions additions(params);
+  int64_t end = 0;
+  for (int64_t index = 0; index < schedule.tiles(); ++index) {
+    GradTile const tile = schedule.tile(int32_t(index));
+    MTiles const tiles = m_tiles(sequence_of(params), tile.n_block * kTileN, kTileN, kTileM);
+    StepRange const range = steps_of_part(tiles, tile, step_parts(params, kTileN, parts));
+    int64_t done = free_at.top();
+    if (range.count > 0) {
+      done = params.grad_q_turn == nullptr ? done + range.count
+                                           : additions.add(params, tile, range, done + 1);
+      done += parts == 1 ? 2 : 4;
+    }
+    free_at.pop();
+    free_at.push(done);
+    end = std::max(end, done);
+  }
+  return double(end) + (parts == 1 ? 0 : double(schedule.tiles()) / ctas);
+}
+
+std::string name_of(BackwardParams const& params, int parts) {
+  std::ostringstream text;
+  text << params.batch << " x " << params.seqlen_q << " x " << params.seqlen_k << ", heads "
+       << params.heads << " over " << params.heads_kv << ", window " << params.window_left << " "
+       << params.window_right << ", " << parts << " parts";
+  return text.str();
+}
+
+// Compares the number of parts with all numbers: it is never worse than one part, and never far
+// from the best.
+void check_choice(BackwardParams const& params) {
+  int const parts = grad_parts(params, kTileM, kTileN, kCtas);
+  std::string const name = name_of(params, parts);
+  int64_t const blocks = tile_count(params.seqlen_k, kTileN, params.heads_kv, params.batch);
+  check(parts >= 1, name + ": at least one part");
+  if (blocks >= 2 * kCtas) {
+    check_equal(parts, 1, name + ": blocks that fill all CTAs twice");
+    return;
+  }
+  check(parts == 1 || blocks * parts <= 4 * kCtas, name + ": the workspace is bounded");
+  double const whole = simulate(params, 1, kCtas), time = simulate(params, parts, kCtas);
+  check(time <= 1.1 * whole + 3, name + ": " + std::to_string(time) + " steps, and " +
+                                     std::to_string(whole) + " with one part");
+  double best = whole;
+  for (int other = 2; blocks * other <= 4 * kCtas; ++other) {
+    best = std::min(best, simulate(params, other, kCtas));
+  }
+  check(time <= 1.3 * best + 3, name + ": " + std::to_string(time) + " steps, and " +
+                                    std::to_string(best) + " with the best number");
+}
+
+void test_choice() {
+  int split = 0, whole = 0;
+  for (int batch : {1, 2, 3, 5}) {
+    for (auto const& [heads, heads_kv] : {std::pair{1, 1}, {16, 1}, {71, 1}, {20, 20}, {64, 8}}) {
+      for (int seqlen_q : {1, 64, 512, 1024, 4096}) {
+        for (int seqlen_k : {1, 77, 512, 2048, 8192}) {
+          for (bool causal : {false, true}) {
+            BackwardParams params = problem(batch, seqlen_q, seqlen_k, heads, heads_kv, causal);
+            check_choice(params);
+            (grad_parts(params, kTileM, kTileN, kCtas) > 1 ? split : whole) += 1;
+            params.window_left = 300;
+            check_choice(params);
+          }
+        }
+      }
+    }
+  }
+  check(split > 100 && whole > 100, "both kinds of calls");
+}
+
+// A CTA that adds to dQ in a fixed order waits for the parts of the blocks of lower numbers: these
+// come before it, whatever the number of parts.
+void test_order_of_parts() {
+  int32_t turn = 0;
+  for (int parts : {2, 3, 40}) {
+    for (int64_t l2_bytes : {int64_t(0), int64_t(2000000), int64_t(1) << 40}) {
+      BackwardParams params = problem(3, 300, 500, 8, 4);
+      params.grad_q_turn = &turn;
+      GradSchedule const schedule =
+          make_grad_schedule(params, kTileM, kTileN, l2_bytes, kCtas, parts);
+      check_equal(schedule.tiles(), int64_t(4 * 4 * 3) * parts, "parts");
+      std::set<std::tuple<int, int, int, int>> seen;
+      for (int index = 0; index < schedule.tiles(); ++index) {
+        GradTile const tile = schedule.tile(index);
+        check(tile.n_block >= 0 && tile.n_block < 4 && tile.head_kv >= 0 && tile.head_kv < 4 &&
+                  tile.batch >= 0 && tile.batch < 3 && tile.part >= 0 && tile.part < parts,
+              "a part lies in the problem");
+        for (int part = 0; part < parts && tile.n_block > 0; ++part) {
+          check(seen.count({tile.n_block - 1, tile.head_kv, tile.batch, part}) == 1,
+                "all parts of the block before have come");
+        }
+        seen.insert({tile.n_block, tile.head_kv, tile.batch, tile.part});
+      }
+      check_equal(int64_t(seen.size()), schedule.tiles(), "different parts");
+    }
+  }
+}
+
+// What a fixed order costs beside any other. Where parts have whole query heads it costs nothing
+// but the longer part where their number does not divide the heads. Where parts are pieces of a
+// head they wait for others: the longer the sequence, the more of what dividing gains is lost.
+void test_fixed_order() {
+  int32_t turn = 0;
+  int whole = 0, pieces = 0;
+  for (int batch : {1, 2}) {
+    for (auto const& [heads, heads_kv] : {std::pair{1, 1},
+                                          {2, 2},
+                                          {8, 8},
+                                          {2, 1},
+                                          {3, 1},
+                                          {8, 1},
+                                          {16, 1},
+                                          {71, 1},
+                                          {12, 2},
+                                          {14, 2},
+                                          {28, 4},
+                                          {64, 4},
+                                          {64, 8}}) {
+      for (auto const& [seqlen_q, seqlen_k] : {std::pair{512, 512},
+                                               {1024, 1024},
+                                               {2048, 2048},
+                                               {4096, 4096},
+                                               {8192, 8192},
+                                               {4096, 600}}) {
+        for (auto const& [left, right] :
+             {std::pair{int(kUnbounded), int(kUnbounded)}, {int(kUnbounded), 0}, {512, 0}}) {
+          BackwardParams params = problem(batch, seqlen_q, seqlen_k, heads, heads_kv);
+          params.window_left = left;
+          params.window_right = right;
+          int const parts = grad_parts(params, kTileM, kTileN, kCtas), group = heads / heads_kv;
+          double const any = simulate(params, parts, kCtas);
+          params.grad_q_turn = &turn;
+          check_equal(grad_parts(params, kTileM, kTileN, kCtas), parts, "the workspace fits");
+          double const fixed = simulate(params, parts, kCtas);
+          double const longer = double(ceil_div(group, parts) * parts) / group;
+          double const most = parts <= group ? 1.05 * longer * any + 5 : 3 * any + 5;
+          check(fixed <= most, name_of(params, parts) + ": " + std::to_string(fixed) +
+                                   " steps in a fixed order, " + std::to_string(any) + " in any");
+          (parts > group ? pieces : whole) += parts > 1;
+        }
+      }
+    }
+  }
+  check(whole > 20 && pieces > 20, "both kinds of parts");
+}
+
+}  // namespace
+}  // namespace cute_attention
+
+int main() {
+  using namespace cute_attention;
+  test_choice();
+  test_order_of_parts();
+  test_fixed_order();
+  return testing::report();
+}
