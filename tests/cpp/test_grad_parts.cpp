@@ -19,7 +19,8 @@ using testing::check_equal;
 
 // The steps of all parts together are all tiles of queries of all query heads of the group, in
 // order and with the addresses of each, and as many parts have steps as parts_with_steps() says.
-void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv, int parts) {
+void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv, int parts,
+                 bool up) {
   int const group = params.heads / params.heads_kv;
   StepParts const of = step_parts(params, kTileN, parts);
   Sequence const sequence = sequence_of(params);
@@ -27,7 +28,8 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   int const heads = of.bundle;
   int const first = head_kv * group, end = first + group;
   for (int begin = first; begin < end; begin += heads) {
-    for (int m_block = tiles.end - 1; m_block >= tiles.begin; --m_block) {
+    for (int i = 0; i < tiles.count(); ++i) {
+      int const m_block = up ? tiles.begin + i : tiles.end - 1 - i;
       for (int head = begin; head < std::min(begin + heads, end); ++head) {
         expected.push_back({head, m_block});
       }
@@ -37,8 +39,8 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   int with_steps = 0, longest = 0;
   for (int part = 0; part < parts; ++part) {
     GradTile const tile{0, head_kv, 1, part};
-    StepRange const range = steps_of_part(tiles, tile, of);
-    BackwardSteps<char, kTileM> const walk(params, tile, sequence, range);
+    StepRange const range = steps_of_part(tiles, tile, of, up);
+    BackwardSteps<char, kTileM, true> const walk(params, tile, sequence, range);
     check_equal(walk.count() > 0, part < filled, "the first parts have steps");
     with_steps += walk.count() > 0;
     longest = std::max(longest, walk.count());
@@ -74,7 +76,9 @@ void test_parts_divide_the_steps() {
         for (int begin = 0; begin <= 7; ++begin) {
           for (int end = begin; end <= 7; ++end) {
             for (int parts : {1, 2, 3, 5, 8, 64, 1024}) {
-              check_parts(params, {begin, begin, end, end}, heads_kv - 1, parts);
+              for (bool up : {false, true}) {
+                check_parts(params, {begin, begin, end, end}, heads_kv - 1, parts, up);
+              }
             }
           }
         }

@@ -154,6 +154,57 @@ void test_order_of_parts() {
   }
 }
 
+// In any order every second round of CTAs goes up through the tiles of queries, in a fixed order
+// none does, and with at most two query heads for each KV head neither.
+void test_rounds_that_go_up() {
+  int32_t turn = 0;
+  for (int heads : {8, 16, 24}) {
+    BackwardParams params = problem(2, 1000, 4096, heads, 8);
+    for (int32_t* turns : {static_cast<int32_t*>(nullptr), &turn}) {
+      params.grad_q_turn = turns;
+      GradSchedule const schedule =
+          make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, kCtas, 1);
+      check_equal(schedule.tiles(), int64_t(512), "almost four rounds");
+      for (int index = 0; index < schedule.tiles(); ++index) {
+        int const round = index / kCtas;
+        bool const expected = turns == nullptr && heads > 16 && (round == 1 || round == 3);
+        check_equal(schedule.goes_up(index), expected, "a round that goes up");
+      }
+    }
+  }
+}
+
+// The parts of a block are pieces of one order of steps, and may be taken in different rounds: they
+// go the same way, and have all its steps together.
+void test_parts_go_the_same_way() {
+  BackwardParams const params = problem(1, 1024, 1024, 71, 1);
+  int goes_up = 0;
+  for (int parts : {2, 5, 16, 20, 71, 100}) {
+    GradSchedule const schedule =
+        make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, kCtas, parts);
+    std::set<std::tuple<int, int, int>> seen;
+    for (int index = 0; index < schedule.tiles(); ++index) {
+      GradTile const tile = schedule.tile(index);
+      MTiles const tiles = m_tiles(sequence_of(params), tile.n_block * kTileN, kTileN, kTileM);
+      StepRange const range = steps_of_part(tiles, tile, step_parts(params, kTileN, parts),
+                                            schedule.goes_up(index));
+      goes_up += range.count > 0 && range.m_step > 0;
+      BackwardSteps<char, kTileM, true> const walk(params, tile, sequence_of(params), range);
+      auto [head, m_block] = std::pair{range.head, range.m_block};
+      for (int step = 0; step < range.count; ++step, walk.advance(head, m_block)) {
+        check(seen.insert({tile.n_block, head, m_block}).second, "each step once");
+      }
+    }
+    int64_t expected = 0;
+    for (int n_block = 0; n_block < ceil_div(params.seqlen_k, kTileN); ++n_block) {
+      expected += int64_t(params.heads) *
+                  m_tiles(sequence_of(params), n_block * kTileN, kTileN, kTileM).count();
+    }
+    check_equal(int64_t(seen.size()), expected, "all steps");
+  }
+  check(goes_up > 0, "some parts go up");
+}
+
 // What a fixed order costs beside any other. Where parts have whole query heads it costs nothing
 // but the longer part where their number does not divide the heads. Where parts are pieces of a
 // head they wait for others: the longer the sequence, the more of what dividing gains is lost.
@@ -209,6 +260,8 @@ int main() {
   using namespace cute_attention;
   test_choice();
   test_order_of_parts();
+  test_rounds_that_go_up();
+  test_parts_go_the_same_way();
   test_fixed_order();
   return testing::report();
 }

@@ -169,8 +169,8 @@ void test_grad_schedules() {
     int64_t const all_heads = int64_t(shape.heads) * shape.batch;
     for (int64_t per_group : {int64_t(1), int64_t(7), all_heads / 2 + 1, all_heads}) {
       if (per_group > all_heads) continue;
-      GradSchedule const schedule{shape.m_blocks, shape.heads, int32_t(all_heads),
-                                  int32_t(per_group), 1};
+      GradSchedule const schedule{shape.m_blocks,     shape.heads, int32_t(all_heads),
+                                  int32_t(per_group), 1,           132};
       check_equal(schedule.tiles(), shape.tiles(), "tiles of a backward pass");
       for (int64_t index : indices_of(shape.tiles())) {
         GradTile const tile = schedule.tile(int32_t(index));

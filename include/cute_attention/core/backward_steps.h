@@ -1,6 +1,7 @@
 // core/backward_steps.h: in which order a CTA of the backward pass takes the tiles of queries that
-// see its block of keys: from the last tile to the first, and each of them of all query heads of
-// the part (core/grad_parts.h), before the next one.
+// see its block of keys: from the last tile to the first, or the other way round
+// (GradSchedule::goes_up()), and each of them of all query heads of the part (core/grad_parts.h)
+// before the next one.
 //
 // So the CTAs of a KV head that begin together stay together, although under a causal mask the
 // blocks of the first keys have more tiles than the others: these end sooner. If a CTA took one
@@ -27,7 +28,9 @@ struct BackwardStep {
   Element const* grad_o;  // first row of the tile in grad_o
 };
 
-template <class Element, int kTileM>
+//   kMayGoUp  whether steps may go from the first tile to the last; otherwise the direction takes no
+//             register
+template <class Element, int kTileM, bool kMayGoUp = false>
 class BackwardSteps {
  public:
   using Step = BackwardStep<Element>;
@@ -43,7 +46,7 @@ class BackwardSteps {
   CUTE_HOST_DEVICE void advance(int32_t& head, int32_t& m_block) const {
     if (++head == range_.head_end) {
       head = range_.head_begin;
-      --m_block;
+      m_block += m_step();
     }
   }
   // The block of a tile of queries in the sums of dQ.
@@ -61,15 +64,18 @@ class BackwardSteps {
       advance(head, m_block);
       step = step_of(head, m_block);
     } else {
-      --step.m_block;
-      --step.grad_q_block;
-      step.q -= kTileM * params_.q_stride.row;
-      step.grad_o -= kTileM * params_.grad_o_stride.row;
-      step.row -= kTileM;
+      int64_t const rows = m_step() * kTileM;
+      step.m_block += m_step();
+      step.grad_q_block += m_step();
+      step.q += rows * params_.q_stride.row;
+      step.grad_o += rows * params_.grad_o_stride.row;
+      step.row += rows;
     }
   }
 
  private:
+  CUTE_HOST_DEVICE int32_t m_step() const { return kMayGoUp ? range_.m_step : -1; }
+
   CUTE_HOST_DEVICE Step step_of(int head, int m_block) const {
     int64_t const query = int64_t(m_block) * kTileM;
     int64_t const row = sequence_.row_q + query;

@@ -20,6 +20,7 @@ namespace cute_attention {
 struct StepRange {
   int32_t head_begin;  // each tile of queries is taken of the query heads [head_begin, head_end)
   int32_t head_end;
+  int32_t m_step;   // from a tile to the next: -1, or 1 where the steps go up
   int32_t head;     // query head of the first step
   int32_t m_block;  // tile of queries of the first step
   int32_t count;    // may be 0: then the others mean nothing
@@ -74,18 +75,25 @@ CUTE_HOST_DEVICE constexpr int32_t parts_with_steps(int32_t tiles, StepParts con
 
 // The steps of part `tile.part` of a block of keys that needs the tiles of queries `tiles`, each of
 // them of all query heads of the group.
+//   up  whether they go from the first tile to the last; the same for all parts of a block
 CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile const& tile,
-                                                   StepParts const& of) {
+                                                   StepParts const& of, bool up = false) {
   int32_t const pieces = pieces_with_steps(tiles.count(), of);
   int32_t const first = pieces == 0 ? of.group : tile.part / pieces * of.bundle;
   if (first >= of.group) {
-    return {0, 0, 0, 0, 0};
+    return {0, 0, -1, 0, 0, 0};
   }
   int32_t const heads = min_of(of.bundle, of.group - first);
   int32_t const longest = longest_part(tiles.count(), of);
   int32_t const begin = tile.part % pieces * longest;
   int32_t const head = tile.head_kv * of.group + first;
-  return {head, head + heads, head + begin % heads, tiles.end - 1 - begin / heads,
+  int32_t const m_step = up ? 1 : -1;
+  int32_t const m_first = up ? tiles.begin : tiles.end - 1;
+  return {head,
+          head + heads,
+          m_step,
+          head + begin % heads,
+          m_first + m_step * (begin / heads),
           min_of(longest, heads * tiles.count() - begin)};
 }
 

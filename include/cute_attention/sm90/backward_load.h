@@ -81,15 +81,16 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     if (!next.is_end()) {
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
       next.steps = steps_of_part(next.tiles, next.tile,
-                                 step_parts(params, kTileN, arguments.schedule.parts));
+                                 step_parts(params, kTileN, arguments.schedule.parts),
+                                 Traits::kMayGoUp && arguments.schedule.goes_up(index));
     }
     return next;
   }
 
   // The first queries are loaded before K and V: their buffers are free sooner.
   CUTE_DEVICE void load_work() {
-    BackwardSteps<Element, kTileM> const steps(arguments.params, work->tile, work->sequence,
-                                               work->steps);
+    BackwardSteps<Element, kTileM, Traits::kMayGoUp> const steps(arguments.params, work->tile,
+                                                                 work->sequence, work->steps);
     int const count = steps.count();
     if (count == 0) {
       return;

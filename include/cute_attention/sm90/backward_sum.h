@@ -31,8 +31,8 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     if (work.is_end()) {
       break;
     }
-    BackwardSteps<typename Traits::Element, Traits::kTileM> const steps(params, work.tile,
-                                                                        work.sequence, work.steps);
+    BackwardSteps<typename Traits::Element, Traits::kTileM, Traits::kMayGoUp> const steps(
+        params, work.tile, work.sequence, work.steps);
     int remaining = steps.count();
     // Where dQ is late, the first is of a step that does not exist (backward_compute.h).
     if (Traits::kGradQLag > 0 && remaining > 0) {
