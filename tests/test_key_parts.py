@@ -109,7 +109,7 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_accuracy_in_a_fixed_order(row: rows.TableRow, case: Case) -> None:
-    """There, under a mask, no part is a piece of several heads, and a CTA waits for other blocks."""
+    """There, under a mask, no part is a piece of several heads, and CTAs wait for each other."""
     inputs, grad_out = make(row, case)
     check(row, inputs, grad_out, case.options, deterministic=True)
 

@@ -186,8 +186,8 @@ void test_parts_go_the_same_way() {
     for (int index = 0; index < schedule.tiles(); ++index) {
       GradTile const tile = schedule.tile(index);
       MTiles const tiles = m_tiles(sequence_of(params), tile.n_block * kTileN, kTileN, kTileM);
-      StepRange const range = steps_of_part(tiles, tile, step_parts(params, kTileN, parts),
-                                            schedule.goes_up(index));
+      StepRange const range =
+          steps_of_part(tiles, tile, step_parts(params, kTileN, parts), schedule.goes_up(index));
       goes_up += range.count > 0 && range.m_step > 0;
       BackwardSteps<char, kTileM, true> const walk(params, tile, sequence_of(params), range);
       auto [head, m_block] = std::pair{range.head, range.m_block};

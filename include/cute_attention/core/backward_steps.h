@@ -28,7 +28,8 @@ struct BackwardStep {
   Element const* grad_o;  // first row of the tile in grad_o
 };
 
-//   kMayGoUp  whether steps may go from the first tile to the last; otherwise the direction takes no
+//   kMayGoUp  whether steps may go from the first tile to the last; otherwise the direction takes
+//   no
 //             register
 template <class Element, int kTileM, bool kMayGoUp = false>
 class BackwardSteps {

@@ -96,8 +96,8 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   bool const divides = all_heads > wanted && n_blocks * all_heads >= 2 * ctas;
   int64_t const groups = divides ? all_heads / wanted : 1;
   // In a fixed order a block that goes up might wait for one that goes down until that ends. The
-  // tiles of one or two heads stay in L2 in either direction: with one it gained nothing on an H100,
-  // and 16 heads over 8 took 1.05 times as long.
+  // tiles of one or two heads stay in L2 in either direction: with one it gained nothing on an
+  // H100, and 16 heads over 8 took 1.05 times as long.
   bool const turns = params.grad_q_turn == nullptr && params.heads > 2 * params.heads_kv;
   return {n_blocks,
           params.heads_kv,

@@ -80,9 +80,9 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
     if (!next.is_end()) {
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
-      next.steps = steps_of_part(next.tiles, next.tile,
-                                 step_parts(params, kTileN, arguments.schedule.parts),
-                                 Traits::kMayGoUp && arguments.schedule.goes_up(index));
+      next.steps =
+          steps_of_part(next.tiles, next.tile, step_parts(params, kTileN, arguments.schedule.parts),
+                        Traits::kMayGoUp && arguments.schedule.goes_up(index));
     }
     return next;
   }
