@@ -155,11 +155,11 @@ void test_order_of_parts() {
 }
 
 // In any order every second round of CTAs goes up through the tiles of queries, in a fixed order
-// none does, and with at most two query heads for each KV head neither.
+// none does, and without a causal mask or with at most two query heads for each KV head neither.
 void test_rounds_that_go_up() {
   int32_t turn = 0;
-  for (int heads : {8, 16, 24}) {
-    BackwardParams params = problem(2, 1000, 4096, heads, 8);
+  for (auto const& [heads, causal] : {std::pair{8, true}, {16, true}, {24, true}, {24, false}}) {
+    BackwardParams params = problem(2, 1000, 4096, heads, 8, causal);
     for (int32_t* turns : {static_cast<int32_t*>(nullptr), &turn}) {
       params.grad_q_turn = turns;
       GradSchedule const schedule =
@@ -167,7 +167,8 @@ void test_rounds_that_go_up() {
       check_equal(schedule.tiles(), int64_t(512), "almost four rounds");
       for (int index = 0; index < schedule.tiles(); ++index) {
         int const round = index / kCtas;
-        bool const expected = turns == nullptr && heads > 16 && (round == 1 || round == 3);
+        bool const expected =
+            turns == nullptr && heads > 16 && causal && (round == 1 || round == 3);
         check_equal(schedule.goes_up(index), expected, "a round that goes up");
       }
     }
@@ -177,7 +178,7 @@ void test_rounds_that_go_up() {
 // The parts of a block are pieces of one order of steps, and may be taken in different rounds: they
 // go the same way, and have all its steps together.
 void test_parts_go_the_same_way() {
-  BackwardParams const params = problem(1, 1024, 1024, 71, 1);
+  BackwardParams const params = problem(1, 1024, 1024, 71, 1, true);
   int goes_up = 0;
   for (int parts : {2, 5, 16, 20, 71, 100}) {
     GradSchedule const schedule =

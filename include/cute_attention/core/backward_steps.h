@@ -1,7 +1,6 @@
 // core/backward_steps.h: in which order a CTA of the backward pass takes the tiles of queries that
-// see its block of keys: from the last tile to the first, or the other way round
-// (GradSchedule::goes_up()), and each of them of all query heads of the part (core/grad_parts.h)
-// before the next one.
+// see its block of keys: down, from the last tile to the first, or up (GradSchedule::goes_up()).
+// Each tile is taken of all query heads of the part (core/grad_parts.h) before the next one.
 //
 // So the CTAs of a KV head that begin together stay together, although under a causal mask the
 // blocks of the first keys have more tiles than the others: these end sooner. If a CTA took one
@@ -28,9 +27,7 @@ struct BackwardStep {
   Element const* grad_o;  // first row of the tile in grad_o
 };
 
-//   kMayGoUp  whether steps may go from the first tile to the last; otherwise the direction takes
-//   no
-//             register
+//   kMayGoUp  whether steps may go up; where they may not, the direction takes no register
 template <class Element, int kTileM, bool kMayGoUp = false>
 class BackwardSteps {
  public:

@@ -98,7 +98,9 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   // In a fixed order a block that goes up might wait for one that goes down until that ends. The
   // tiles of one or two heads stay in L2 in either direction: with one it gained nothing on an
   // H100, and 16 heads over 8 took 1.05 times as long.
-  bool const turns = params.grad_q_turn == nullptr && params.heads > 2 * params.heads_kv;
+  // Where no mask lets blocks end at different times, going up took 0.96 to 1.10 times as long.
+  bool const turns = params.grad_q_turn == nullptr && params.heads > 2 * params.heads_kv &&
+                     params.window_right == 0;
   return {n_blocks,
           params.heads_kv,
           int32_t(all_heads),
