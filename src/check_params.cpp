@@ -218,9 +218,8 @@ void check_cache_numbers(KeyCache const& cache, Presence lengths) {
 
 void check_appended(ForwardParams const& p) {
   if (p.appended.seqused_k == nullptr) return;
-  require(has_cache(p) && p.cache.block_table == nullptr && p.cache.batch_idx == nullptr,
-          "appended.seqused_k is given, expected null unless cache.seqused_k is given, and ",
-          "cache.block_table and cache.batch_idx are not");
+  require(has_cache(p),
+          "appended.seqused_k is given, expected null unless cache.seqused_k is given");
   check_numbers("appended.seqused_k", p.appended.seqused_k, 4, Presence::Required);
   check_numbers("appended.cu_seqlens", p.appended.cu_seqlens, 4, Presence::Optional);
   check_range("appended.seqlen", p.appended.seqlen, 0, kMaxSeqlen);

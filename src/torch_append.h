@@ -119,7 +119,7 @@ inline AppendParams append_params(ForwardParams const& params, NewTokens const& 
   return append;
 }
 
-// Whether no two sequences have a row of a cache [sequences, tokens, heads, columns] in common.
+// Whether no two rows or pages of a cache [rows, tokens, heads, columns] have memory in common.
 inline bool rows_are_apart(TensorView const& cache) {
   auto const span = [&](int dim) { return (cache.sizes[dim] - 1) * cache.strides[dim]; };
   int64_t const row = span(2) + cache.sizes[3];
@@ -128,33 +128,42 @@ inline bool rows_are_apart(TensorView const& cache) {
 
 // Whether caches share no memory, or only that of the same token's rows.
 inline bool tokens_are_apart(TensorView const& k, TensorView const& v) {
-  bool same = true;
-  int64_t last_k = k.sizes[3], last_v = v.sizes[3];  // of the elements that memory spans
-  for (int dim = 0; dim < 3; ++dim) {
-    same = same && k.strides[dim] == v.strides[dim];
-    last_k += (k.sizes[dim] - 1) * k.strides[dim];
-    last_v += (v.sizes[dim] - 1) * v.strides[dim];
-  }
   constexpr int64_t kBytes = 2;
+  bool same = true;
+  // The elements that memory spans from a token's row on, from a page, and from the first one.
+  struct Spans {
+    int64_t row, page, all;
+  };
+  auto const spans = [&](TensorView const& cache) {
+    int64_t sums[3] = {cache.sizes[3], 0, 0};
+    for (int dim = 2, i = 0; dim >= 0; --dim, ++i) {
+      sums[i] += (cache.sizes[dim] - 1) * cache.strides[dim];
+      if (i < 2) sums[i + 1] = sums[i];
+      same = same && k.strides[dim] == v.strides[dim];
+    }
+    return Spans{sums[0], sums[1], sums[2]};
+  };
+  Spans const of_k = spans(k), of_v = spans(v);
   int64_t const between =
       int64_t(reinterpret_cast<uintptr_t>(v.data)) - int64_t(reinterpret_cast<uintptr_t>(k.data));
-  if (between >= kBytes * last_k || -between >= kBytes * last_v) return true;
-  int64_t const heads = (v.sizes[2] - 1) * v.strides[2] + v.sizes[3];
-  return same && between >= 0 && between / kBytes + heads <= k.strides[1];
+  if (between >= kBytes * of_k.all || -between >= kBytes * of_v.all) return true;
+  int64_t const behind = between / kBytes;  // by so many elements v begins after k
+  bool const in_row = behind >= 0 && behind + of_v.row <= k.strides[1];
+  bool const in_page = behind >= of_k.page && behind + of_v.page <= k.strides[0];
+  return same && (in_row || in_page);
 }
 
 // What a forward call behind `append` in the stream is told, so that it may begin while new keys
-// are written; nothing where it might read, as a sequence's earlier token, what is written for
-// another one.
+// are written; nothing where the memory of a new token may be that of another one. Rows of the
+// cache and pages of two sequences are the caller's to keep apart (attention_with_cache).
 inline AppendedKeys appended_keys(AppendParams const& append, NewTokens const& given,
                                   TensorView const& k_cache, TensorView const& v_cache) {
-  KeyCache const& cache = append.cache;
   // Without new keys nothing may be launched; then the kernel before is any.
-  bool const early = given.k->numel() > 0 && cache.block_table == nullptr &&
-                     cache.batch_idx == nullptr && rows_are_apart(k_cache) &&
-                     rows_are_apart(v_cache) && tokens_are_apart(k_cache, v_cache);
+  bool const early = given.k->numel() > 0 && rows_are_apart(k_cache) && rows_are_apart(v_cache) &&
+                     tokens_are_apart(k_cache, v_cache);
   if (!early) return {};
-  return {cache.seqused_k, append.cu_seqlens_new, append.seqlen_new, append.rotary.cos != nullptr};
+  return {append.cache.seqused_k, append.cu_seqlens_new, append.seqlen_new,
+          append.rotary.cos != nullptr};
 }
 
 }  // namespace cute_attention

@@ -1,20 +1,23 @@
 """New keys are appended while the forward already reads the cache: the bits are those of a forward
 that waits.
 
-A call with `cache_batch_idx` waits for all that is appended before it reads anything
-(AppendedKeys in params.h). So each call is compared with the same one whose sequences say that
-they have the rows that they have anyway.
+So each call (AppendedKeys in params.h) is compared with steps that wait for each other: PyTorch's
+operations turn q and k and write the cache, and a call without new keys reads it. Caches of pages
+are in test_cache_beside_pages.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from cute_attention.inference import attention_with_cache
+from cute_attention.inference import append, attention_with_cache
+from cute_attention.inference.checked import NAME, checked_cache
+from cute_attention.inference.options import with_defaults
 from tolerances import assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -43,22 +46,31 @@ class Step:
         self.k, self.v = numbers(batch, new, HEADS_KV, dim), numbers(batch, new, HEADS_KV, dim)
         self.options: dict[str, Any] = {"causal": True, "backend": "sm90", "max_seqlen_k": room}
         if rotary:
-            angles = torch.rand(room, dim // 2, device="cuda")
+            angles = torch.rand(room + new, dim // 2, device="cuda")
             self.options |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
-
-    def rows(self) -> Tensor:
-        return torch.arange(len(self.lengths), dtype=torch.int32, device="cuda")
 
     def run(self, caches: list[Tensor], **options: Any) -> Tensor:
         return attention_with_cache(
             self.q, *caches, self.lengths, k=self.k, v=self.v, **self.options, **options
         )
 
+    def run_apart(self, caches: list[Tensor], **options: Any) -> Tensor:
+        """The same by steps of which each has ended before the next begins."""
+        given = {**self.options, **options}
+        new = with_defaults(NAME, {**given, "k": self.k, "v": self.v})
+        call = checked_cache(self.q, *caches, self.lengths, new)
+        append.append(call)
+        q = call.q if call.rotary_cos is None else append.rotated_queries(call)
+        lengths = append.total_lengths(call)
+        for name in ("rotary_cos", "rotary_sin", "cu_seqlens_k_new"):
+            given.pop(name, None)
+        return attention_with_cache(q, *caches, lengths, **given)
+
     def both(self, **options: Any) -> None:
         """Bits of the output and of the caches, beside the call that waits."""
         early, waits = ([cache.clone() for cache in self.caches] for _ in range(2))
         out = self.run(early, **options)
-        wanted = self.run(waits, cache_batch_idx=self.rows(), **options)
+        wanted = self.run_apart(waits, **options)
         assert bool(wanted.isfinite().all())
         assert_same_bits(out, wanted, "out")
         for cache, want in zip(early, waits, strict=True):
@@ -131,17 +143,17 @@ def test_caches_that_overlap() -> None:
     step = Step(dim, [130, 128, 255], 1, 1, room, rotary=False)
     step.v = step.k  # both write one number where they overlap
     for shift in (0, 1):
+        step.lengths.clamp_(max=254)
         outs = []
-        for options in ({}, {"cache_batch_idx": step.rows()}):
+        for run in (step.run, step.run_apart):
             copy = memory.clone()
-            step.lengths.clamp_(max=254)
-            outs.append(step.run([copy[:, :room], copy[:, shift : room + shift]], **options))
+            outs.append(run([copy[:, :room], copy[:, shift : room + shift]]))
         assert_same_bits(outs[0], outs[1], f"out, values {shift} tokens further")
 
 
-def decode(step: Step, caches: list[Tensor], sums: Tensor, **options: Any) -> None:
+def decode(step: Step, run: Any, caches: list[Tensor], sums: Tensor, **options: Any) -> None:
     """A step whose tokens depend on every bit of the last one's, and are never above 2."""
-    out = step.run(caches, **options)
+    out = run(caches, **options)
     sums.add_(out.float())
     step.q.copy_(2 * torch.sin(out * 3 + step.q.flip(-1)))
     step.k.copy_(2 * torch.sin(out[:, :, :HEADS_KV] - step.k.flip(-1)))
@@ -149,22 +161,22 @@ def decode(step: Step, caches: list[Tensor], sums: Tensor, **options: Any) -> No
     step.lengths.add_(1)
 
 
-def decoded(dim: int, graph: bool, steps: int, **options: Any) -> list[Tensor]:
-    step = Step(dim, [0, 100, 127, 500], 1, 1, 1024)
+def decoded(step: Step, graph: bool, steps: int, apart: bool, **options: Any) -> list[Tensor]:
     caches = [cache.clone() for cache in step.caches]
-    sums = torch.zeros(4, 1, HEADS, dim, device="cuda")
+    sums = torch.zeros(step.q.shape, device="cuda")
+    run = step.run_apart if apart else step.run
     if not graph:
         for _ in range(steps):
-            decode(step, caches, sums, **options)
+            decode(step, run, caches, sums, **options)
         return [sums, step.q, *caches]
     given = (step.q, step.k, step.v, step.lengths, sums, *caches)
     before = [tensor.clone() for tensor in given]
-    decode(step, caches, sums, **options)
+    decode(step, run, caches, sums, **options)
     torch.cuda.synchronize()
     recorded = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recorded):
         for _ in range(4):
-            decode(step, caches, sums, **options)
+            decode(step, run, caches, sums, **options)
     for tensor, value in zip(given, before, strict=True):
         tensor.copy_(value)
     for _ in range(steps // 4):
@@ -172,13 +184,16 @@ def decoded(dim: int, graph: bool, steps: int, **options: Any) -> list[Tensor]:
     return [sums, step.q, *caches]
 
 
-def check_steps(dim: int, graph: bool, steps: int, splits: int) -> None:
-    found = decoded(dim, graph, steps, num_splits=splits)
-    rows = torch.arange(4, dtype=torch.int32, device="cuda")
-    wanted = decoded(dim, False, steps, num_splits=splits, cache_batch_idx=rows)
+def compare_steps(make: Callable[[], Step], graph: bool, steps: int, splits: int) -> None:
+    found = decoded(make(), graph, steps, False, num_splits=splits)
+    wanted = decoded(make(), False, steps, True, num_splits=splits)
     assert bool(wanted[0].isfinite().all())
     for name, one, other in zip(("sums", "q", "k", "v"), found, wanted, strict=True):
         assert_same_bits(one, other, name)
+
+
+def check_steps(dim: int, graph: bool, steps: int, splits: int) -> None:
+    compare_steps(lambda: Step(dim, [0, 100, 127, 500], 1, 1, 1024), graph, steps, splits)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -202,28 +217,27 @@ def test_steps_in_a_graph(dim: int, splits: int) -> None:
 @pytest.mark.parametrize("graph", [False, True])
 def test_layers_of_a_stream(graph: bool) -> None:
     """Calls that follow each other at once: the next one appends while nothing reads the cache."""
+    step = Step(128, [700, 100, 127, 500], 1, 1, 1024)
+    tokens = step.k.clone(), step.v.clone()
 
-    def layers(step: Step, **options: Any) -> list[Tensor]:
+    def layers(run: Any, graph: bool) -> list[Tensor]:
         caches = [cache.clone() for cache in step.caches]
         outs = [torch.empty(0)] * 8
 
-        def run() -> None:
+        def run_all() -> None:
             for layer in range(8):  # each overwrites the tokens of the one before
-                step_k = step.k if layer % 2 == 0 else step.v
-                outs[layer] = attention_with_cache(
-                    step.q, *caches, step.lengths, k=step_k, v=step.v, **step.options, **options
-                )
+                step.k = tokens[layer % 2]
+                outs[layer] = run(caches)
 
-        run()
+        run_all()
         if graph:
             torch.cuda.synchronize()
             recorded = torch.cuda.CUDAGraph()
             with torch.cuda.graph(recorded):
-                run()
+                run_all()
             for _ in range(20):
                 recorded.replay()
         return [*outs, *caches]
 
-    step = Step(128, [700, 100, 127, 500], 1, 1, 1024)
-    for one, other in zip(layers(step), layers(step, cache_batch_idx=step.rows()), strict=True):
+    for one, other in zip(layers(step.run, graph), layers(step.run_apart, False), strict=True):
         assert_same_bits(one, other, "a layer")

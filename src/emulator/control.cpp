@@ -132,6 +132,16 @@ void active_mask(Warp& warp, Instruction const& instruction, uint32_t mask) {
 // The fence between generic accesses and those of WGMMA and TMA.
 void fence_proxies(Warp& warp, Instruction const&, uint32_t) { warp.cta->fence(warp); }
 
+// griddepcontrol.launch_dependents
+void start_kernel_after(Warp& warp, Instruction const&, uint32_t) {
+  warp.grid->start_kernel_after();
+}
+
+// griddepcontrol.wait
+void await_kernel_before(Warp& warp, Instruction const&, uint32_t) {
+  warp.grid->await_kernel_before();
+}
+
 uint32_t mode_among(Instruction const& instruction, std::initializer_list<char const*> names) {
   uint32_t mode = 0;
   for (char const* name : names) {
@@ -155,8 +165,11 @@ Execute decode_control(Instruction& instruction) {
       instruction.words[2].compare(0, 5, "async") == 0) {
     return fence_proxies;
   }
-  // Warps see each other's memory in order. Kernels run one after the other.
-  for (char const* ignored : {"fence", "membar", "setmaxnreg", "griddepcontrol", "prefetch"}) {
+  if (name == "griddepcontrol") {
+    return instruction.has("wait") ? await_kernel_before : start_kernel_after;
+  }
+  // Warps see each other's memory in order.
+  for (char const* ignored : {"fence", "membar", "setmaxnreg", "prefetch"}) {
     if (name == ignored) return do_nothing;
   }
   if (name == "shfl") {

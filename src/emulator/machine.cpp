@@ -300,11 +300,35 @@ std::string where(Warp const& warp) {
          std::to_string(warp.index) + ", behind PTX line " + std::to_string(line);
 }
 
+void LateStores::take_back() {
+  for (auto store = stores.rbegin(); store != stores.rend(); ++store) {
+    std::copy(store->before.begin(), store->before.end(), store->place);
+  }
+}
+
+void LateStores::make() {
+  for (Store const& store : stores) std::copy(store.after.begin(), store.after.end(), store.place);
+}
+
+// The stores of a kernel that has itself begun early are not recorded: perhaps no other kernel of
+// the call follows it, and host code reads them or frees their memory.
+void Grid::start_kernel_after() { records = is_strict() && !begins_early; }
+
+// Copies that were started before read what was there before.
+void Grid::await_kernel_before() {
+  if (awaited == nullptr) return;
+  for (std::unique_ptr<Cta>& cta : ctas) {
+    while (!cta->arriving.empty()) deliver(*cta, 0);
+  }
+  awaited->make();
+  awaited = nullptr;
+}
+
 void run(Grid& grid, int resident_ctas) {
   uint64_t const count = uint64_t(grid.size[0]) * grid.size[1] * grid.size[2];
   uint64_t next = 0;
   int rounds_since_arrival = 0;
-  std::vector<std::unique_ptr<Cta>> ctas;
+  std::vector<std::unique_ptr<Cta>>& ctas = grid.ctas;
   while (next < count || !ctas.empty()) {
     while (next < count && static_cast<int>(ctas.size()) < resident_ctas) {
       ctas.push_back(begin_cta(grid, next++));

@@ -135,6 +135,18 @@ struct Cta {
   void fence(Warp& warp);                                    // fence.proxy.async
 };
 
+// What a kernel has stored to global memory by `st`, for the kernel that begins before its end.
+struct LateStores {
+  struct Store {
+    uint8_t* place;
+    std::vector<uint8_t> before, after;
+  };
+  std::vector<Store> stores;
+
+  void take_back();
+  void make();  // again, in their order
+};
+
 struct Grid {
   Kernel const* kernel = nullptr;
   uint32_t size[3];
@@ -144,7 +156,14 @@ struct Grid {
   uint8_t* parameters = nullptr;
   Timing timing = Timing::kPrompt;
   std::mt19937_64 random;
+  bool begins_early = false;      // before the end of the kernel before
+  bool records = false;           // its own stores, since the next kernel may begin
+  LateStores recorded;            // they
+  LateStores* awaited = nullptr;  // of the kernel before, whose stores are made when a warp waits
+  std::vector<std::unique_ptr<Cta>> ctas;  // that run
 
+  void start_kernel_after();
+  void await_kernel_before();
   bool is_late() {
     return timing == Timing::kLate || (timing == Timing::kRandom && random() % 4 != 0);
   }

@@ -77,9 +77,16 @@ void store(Warp& warp, Instruction const& instruction, uint32_t mask) {
     uint8_t* const place = bytes_at(warp, instruction, instruction.space, address, bytes, lane);
     uint64_t const shared = in_shared(warp, place, bytes);
     if (shared != kOutside) store_shared(warp, shared, size * parts);
+    bool const is_recorded =
+        warp.grid->records && shared == kOutside && instruction.space != kLocal;
+    std::vector<uint8_t> before;
+    if (is_recorded) before.assign(place, place + bytes);
     for (uint32_t i = 0; i < parts; ++i) {
       uint64_t const value = value_of(warp, part_of(values, i), lane);
       std::memcpy(place + i * size, &value, size);
+    }
+    if (is_recorded) {
+      warp.grid->recorded.stores.push_back({place, std::move(before), {place, place + bytes}});
     }
   });
 }

@@ -105,8 +105,27 @@ class FlushToZero {
   unsigned before_;
 };
 
-cudaError_t launch(void const* function, dim3 size, dim3 block, size_t shared, void** arguments) {
+// What the last kernel has stored, where the next one may begin before its end.
+LateStores& last_stores() {
+  static LateStores stores;
+  return stores;
+}
+
+// Runs a kernel. One that begins early sees what the kernel before has stored from its first
+// griddepcontrol.wait on, where asynchronous work is late.
+void run_behind_last(Grid& grid) {
   constexpr int kResidentCtas = 8;
+  if (grid.begins_early && !last_stores().stores.empty() && grid.is_late()) {
+    last_stores().take_back();
+    grid.awaited = &last_stores();
+  }
+  run(grid, kResidentCtas);
+  grid.await_kernel_before();
+  last_stores() = std::move(grid.recorded);
+}
+
+cudaError_t launch(void const* function, dim3 size, dim3 block, size_t shared, void** arguments,
+                   bool begins_early = false) {
   constexpr uint64_t kParameterAlignment = 128;
   std::lock_guard<std::mutex> const lock(launch_mutex());
   auto const symbol = symbols().find(function);
@@ -135,7 +154,8 @@ cudaError_t launch(void const* function, dim3 size, dim3 block, size_t shared, v
                  block.x, grid.kernel->name.c_str());
   }
   FlushToZero const flush_to_zero;
-  run(grid, kResidentCtas);
+  grid.begins_early = begins_early;
+  run_behind_last(grid);
   return cudaSuccess;
 }
 
@@ -196,10 +216,18 @@ cudaError_t __cudaLaunchKernel(void* kernel, dim3 size, dim3 block, void** argum
 }
 cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* function,
                                 void** arguments) {
-  return launch(function, config->gridDim, config->blockDim, config->dynamicSmemBytes, arguments);
+  bool begins_early = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    begins_early |= config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                    config->attrs[i].val.programmaticStreamSerializationAllowed != 0;
+  }
+  return launch(function, config->gridDim, config->blockDim, config->dynamicSmemBytes, arguments,
+                begins_early);
 }
 
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
+  std::lock_guard<std::mutex> const lock(launch_mutex());
+  last_stores().stores.clear();  // it waits for that kernel, and the next kernel for it
   std::memset(data, value, bytes);
   return cudaSuccess;
 }
