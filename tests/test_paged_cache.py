@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ class Book:
         lengths = [len(self.tokens[s]) for s in sequences]
         assert step.cache_seqlens.tolist() == lengths
         assert step.block_table.dtype == step.cache_seqlens.dtype == torch.int32
+        written = []
         for b, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
             for _ in range(count):
                 self.count += 1
@@ -37,8 +39,17 @@ class Book:
                 self.tokens[sequence].append(self.count)
                 for layer, (k, v) in enumerate(zip(self.cache.k, self.cache.v, strict=True)):
                     slot = int(step.block_table[b, page]), place
+                    written += [slot] if layer == 0 else []
                     k[slot] = self.count + layer / 4
                     v[slot] = -self.count - layer / 4
+
+        places = Counter(slot for sequence in self.tokens for slot in self.places(sequence))
+        assert all(places[slot] == 1 for slot in written)  # attention_with_cache asks for it
+
+    def places(self, sequence: int) -> list[tuple[int, int]]:
+        """Page and row of each token."""
+        pages = self.cache.pages(sequence)
+        return [(pages[t // 4], t % 4) for t in range(len(self.tokens[sequence]))]
 
     def check(self) -> None:
         """Each sequence holds its tokens in all layers; pages are used as often as they are held,

@@ -356,4 +356,14 @@ void run(Grid& grid, int resident_ctas) {
   }
 }
 
+void run_behind(Grid& grid, int resident_ctas, LateStores& before) {
+  if (grid.begins_early && !before.stores.empty() && grid.is_late()) {
+    before.take_back();
+    grid.awaited = &before;
+  }
+  run(grid, resident_ctas);
+  grid.await_kernel_before();
+  before = std::move(grid.recorded);
+}
+
 }  // namespace cute_attention::emulator

@@ -174,6 +174,11 @@ struct Grid {
 // work on its way.
 void run(Grid& grid, int resident_ctas);
 
+// Runs a grid behind a kernel that has stored `before`, and leaves there what it has stored itself.
+// Where asynchronous work is late, a grid that begins early does not see `before` until a warp
+// waits for that kernel.
+void run_behind(Grid& grid, int resident_ctas, LateStores& before);
+
 // Where a warp is, for messages.
 std::string where(Warp const& warp);
 

@@ -111,21 +111,9 @@ LateStores& last_stores() {
   return stores;
 }
 
-// Runs a kernel. One that begins early sees what the kernel before has stored from its first
-// griddepcontrol.wait on, where asynchronous work is late.
-void run_behind_last(Grid& grid) {
-  constexpr int kResidentCtas = 8;
-  if (grid.begins_early && !last_stores().stores.empty() && grid.is_late()) {
-    last_stores().take_back();
-    grid.awaited = &last_stores();
-  }
-  run(grid, kResidentCtas);
-  grid.await_kernel_before();
-  last_stores() = std::move(grid.recorded);
-}
-
 cudaError_t launch(void const* function, dim3 size, dim3 block, size_t shared, void** arguments,
                    bool begins_early = false) {
+  constexpr int kResidentCtas = 8;
   constexpr uint64_t kParameterAlignment = 128;
   std::lock_guard<std::mutex> const lock(launch_mutex());
   auto const symbol = symbols().find(function);
@@ -155,7 +143,7 @@ cudaError_t launch(void const* function, dim3 size, dim3 block, size_t shared, v
   }
   FlushToZero const flush_to_zero;
   grid.begins_early = begins_early;
-  run_behind_last(grid);
+  run_behind(grid, kResidentCtas, last_stores());
   return cudaSuccess;
 }
 

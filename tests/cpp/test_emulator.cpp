@@ -371,6 +371,38 @@ void test_wgmma() {
   check(!(sum(false, Timing::kLate) == 16.f), "accumulators that nobody waited for");
 }
 
+// What the kernel before has stored is seen behind griddepcontrol.wait, and by host code
+// afterwards.
+void test_kernel_that_begins_early() {
+  for (bool const waits : {false, true}) {
+    std::vector<uint32_t> data(256, 0);
+    LateStores stores;
+    auto const launch = [&](std::string const& body, bool early) {
+      Module module;
+      parse(program(kOwnPlace + body), module);
+      alignas(128) uint8_t parameters[256] = {};
+      uint64_t const address = reinterpret_cast<uint64_t>(data.data());
+      std::memcpy(parameters, &address, 8);
+      Grid grid;
+      grid.kernel = module.kernels.at("kernel").get();
+      std::fill_n(grid.size, 3, 1);
+      std::fill_n(grid.block, 3, 1);
+      grid.block[0] = 32;
+      grid.parameters = parameters;
+      grid.timing = Timing::kLate;
+      grid.multiprocessors = 1;
+      grid.begins_early = early;
+      run_behind(grid, 1, stores);
+    };
+    launch("griddepcontrol.launch_dependents; mov.u32 %r9, 7; st.global.u32 [%rd3], %r9;", false);
+    std::string const wait = waits ? "griddepcontrol.wait;" : "";
+    launch(wait + "ld.global.u32 %r9, [%rd3]; st.global.u32 [%rd3+128], %r9;", true);
+    bool right = true;
+    for (int i = 0; i < 32; ++i) right &= data[i] == 7 && data[i + 32] == (waits ? 7u : 0u);
+    check(right, waits ? "a kernel that waits for the one before" : "a kernel that does not wait");
+  }
+}
+
 void test_what_is_refused() {
   check(stops([] { result_of("ld.shared.u32 %r9, [memory+16384];"); }, "outside"),
         "shared memory that a launch did not ask for");
@@ -393,6 +425,7 @@ int main() {
   test_proxy_fence();
   test_reads_that_are_not_ended();
   test_wgmma();
+  test_kernel_that_begins_early();
   test_what_is_refused();
   return report();
 }

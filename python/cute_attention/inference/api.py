@@ -77,8 +77,12 @@ def attention_with_cache(
     which a window or a chunk shows the queries no key, and table entries for them. The sequence's
     own tokens have to be finite, also where a mask hides them. Nothing is read on the host but
     where the reference backend runs, so a CUDA graph that a kernel serves can be replayed with
-    other lengths. Where two sequences append to one place, either one's token is there afterwards.
-    There is no gradient.
+    other lengths. There is no gradient.
+
+    A position that a sequence of the call writes may not be among those that another sequence of
+    the call reads or writes: it may be read before or after it is written, and of two tokens at one
+    place either may be there afterwards. Other sequences are right all the same. Full pages that
+    are only read may be shared, as may the other tokens of a page.
 
     Lengths and tables are checked where they are read: by the reference backend on every device. A
     kernel cannot raise: new tokens for which there is no room, or no page, are not written, and
