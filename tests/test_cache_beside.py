@@ -3,7 +3,9 @@ that waits.
 
 So each call (AppendedKeys in params.h) is compared with steps that wait for each other: PyTorch's
 operations turn q and k and write the cache, and a call without new keys reads it. Caches of pages
-are in test_cache_beside_pages.py.
+are in test_cache_beside_pages.py. On a GPU new keys come in time even where nothing
+waits for them: that a wait is missing shows in the emulator, with the timing `late`
+(docs/emulator.md).
 """
 
 from __future__ import annotations
