@@ -89,9 +89,9 @@ struct KeyCache {
 };
 
 // The keys that the kernel right before a forward call in its stream appends to the cache
-// (append_params.h), which lets the forward begin while it still runs: where what is written for a
-// sequence no other one reads, as pages that hold earlier tokens of both, and where k and v share
-// no memory but rows of the same token.
+// (append_params.h), which lets the forward begin while it still runs: where nothing that is
+// written for a sequence is read or written for another one, and where k and v share no memory but
+// rows of the same token.
 struct AppendedKeys {
   int32_t const* seqused_k;   // [batch], the tokens before them; null: the forward waits for the
                               // end of the kernel before it reads anything
