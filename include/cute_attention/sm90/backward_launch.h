@@ -96,7 +96,8 @@ struct BackwardWithSums {
                         BackwardWorkspace* sizes) {
     *sizes = grad_workspace(*params,
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-                            parts(*params, *device).count);
+                            most_grad_parts(*params, Traits::kTileM, Traits::kTileN,
+                                            device->multiprocessors, device->l2_bytes));
     sizes->delta += kCountersWithSums;
     if (stores_first<Traits>(*params, *device)) {
       sizes->delta += grad_q_blocks(*params, Traits::kTileM).count() * Traits::kConsumers;

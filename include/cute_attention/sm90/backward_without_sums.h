@@ -98,7 +98,9 @@ struct BackwardWithoutSums {
                         BackwardWorkspace* sizes) {
     GradShape const shape{TraitsKv::kTileM, TraitsKv::kTileN, TraitsKv::kHeadDim,
                           TraitsKv::kHeadDimV};
-    *sizes = grad_workspace(*params, shape, parts(*params, *device).count);
+    *sizes = grad_workspace(*params, shape,
+                            most_grad_parts(*params, shape.tile_m, shape.tile_n,
+                                            device->multiprocessors, device->l2_bytes));
     sizes->delta += kCounters;
     sizes->grad_q_sum = 0;
     sizes->grad_q_turn = 0;
