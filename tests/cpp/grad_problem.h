@@ -9,6 +9,7 @@ namespace cute_attention {
 constexpr int kTileM = 64;
 constexpr int kTileN = 128;
 constexpr int kCtas = 132;
+constexpr int64_t kL2Bytes = 50 << 20;
 
 // A call whose queries and keys are at address 0 or behind it: nobody reads them.
 inline BackwardParams problem(int batch, int seqlen_q, int seqlen_k, int heads, int heads_kv,

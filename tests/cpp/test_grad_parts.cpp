@@ -19,10 +19,9 @@ using testing::check_equal;
 
 // The steps of all parts together are all tiles of queries of all query heads of the group, in
 // order and with the addresses of each, and as many parts have steps as parts_with_steps() says.
-void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv, int parts,
-                 bool up) {
+void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
+                 StepParts const& of, bool up) {
   int const group = params.heads / params.heads_kv;
-  StepParts const of = step_parts(params, kTileN, parts);
   Sequence const sequence = sequence_of(params);
   std::vector<std::pair<int, int>> expected, found;
   int const heads = of.bundle;
@@ -37,7 +36,7 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   }
   int const filled = parts_with_steps(tiles.count(), of);
   int with_steps = 0, longest = 0;
-  for (int part = 0; part < parts; ++part) {
+  for (int part = 0; part < of.count; ++part) {
     GradTile const tile{0, head_kv, 1, part};
     StepRange const range = steps_of_part(tiles, tile, of, up);
     BackwardSteps<char, kTileM, true> const walk(params, tile, sequence, range);
@@ -60,24 +59,24 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   check_equal(with_steps, filled, "parts with steps");
   int const steps = int(expected.size());
   check_equal(longest, std::min(steps, longest_part(tiles.count(), of)), "longest part");
-  check(16 * longest * parts <= 17 * steps + 16 * parts || params.grad_q_turn != nullptr,
-        "parts are about equal");
+  check(of.bundle < group || longest * filled < steps + std::max(filled, of.pieces) * (filled + 1),
+        "pieces of all heads are about equal");
 }
 
 void test_parts_divide_the_steps() {
   char const memory = 0;
-  int32_t turn = 0;
   for (int heads_kv : {1, 2}) {
     for (int group : {1, 3, 71}) {
       BackwardParams params = problem(2, 7 * kTileM, 500, heads_kv * group, heads_kv, true);
       params.q = params.grad_o = &memory;
-      for (int32_t* turns : {static_cast<int32_t*>(nullptr), &turn}) {
-        params.grad_q_turn = turns;
-        for (int begin = 0; begin <= 7; ++begin) {
-          for (int end = begin; end <= 7; ++end) {
-            for (int parts : {1, 2, 3, 5, 8, 64, 1024}) {
-              for (bool up : {false, true}) {
-                check_parts(params, {begin, begin, end, end}, heads_kv - 1, parts, up);
+      for (int begin = 0; begin <= 7; ++begin) {
+        for (int end = begin; end <= 7; ++end) {
+          for (int parts : {1, 2, 3, 5, 8, 64, 1024}) {
+            for (bool up : {false, true}) {
+              for (StepParts const& of :
+                   {parts_of_heads(group, parts), parts_of_all(group, parts)}) {
+                check(of.count <= parts, "at most as many parts as asked for");
+                check_parts(params, {begin, begin, end, end}, heads_kv - 1, of, up);
               }
             }
           }
@@ -86,17 +85,18 @@ void test_parts_divide_the_steps() {
     }
   }
   // The most steps that the tiles of a launch allow.
-  check_equal(parts_with_steps(int32_t(kMaxTiles), {1, 1, 1}), 1, "one part");
-  check_equal(parts_with_steps(int32_t(kMaxTiles), {1, 1, 1024}), 1024, "many parts");
-  // Parts of whole heads, where these divide well.
-  check_equal(longest_part(7, step_parts(71, 4)), 7 * 18, "71 heads in 4 parts");
-  check_equal(longest_part(7, step_parts(8, 8)), 7, "a head each");
-  check_equal(longest_part(7, step_parts(20, 6)), 24, "20 heads in 6 parts");
+  check_equal(parts_with_steps(int32_t(kMaxTiles), make_step_parts(1, 1, 1)), 1, "one part");
+  check_equal(parts_with_steps(int32_t(kMaxTiles), make_step_parts(1, 1, 1024)), 1024,
+              "many parts");
+  check_equal(longest_part(7, parts_of_heads(71, 4)), 7 * 18, "71 heads in 4 bundles");
+  check_equal(longest_part(7, parts_of_heads(8, 8)), 7, "a head each");
+  check_equal(longest_part(7, parts_of_heads(2, 6)), 3, "three pieces of a head");
+  check_equal(longest_part(7, parts_of_all(20, 6)), 24, "20 heads in 6 pieces");
 }
 
 void test_known_calls() {
   auto const parts = [](BackwardParams const& params, int tile_m = kTileM) {
-    return grad_parts(params, tile_m, kTileN, kCtas);
+    return grad_parts(params, tile_m, kTileN, kCtas, kL2Bytes).count;
   };
   check_equal(parts(problem(4, 4096, 4096, 16, 16)), 1, "512 blocks");
   check_equal(parts(problem(4, 4096, 4096, 16, 16, true)), 1, "512 blocks, causal");
@@ -121,7 +121,7 @@ void test_packed_calls() {
     BackwardParams params = problem(batch, longest, longest, heads, heads_kv);
     params.cu_seqlens_q = params.cu_seqlens_k = &offsets;
     params.total_q = params.total_k = total;
-    return grad_parts(params, 128, kTileN, kCtas);
+    return grad_parts(params, 128, kTileN, kCtas, kL2Bytes).count;
   };
   check_equal(packed(4, 2048, 8192, 71, 1), 2, "as if it were dense");
   check_equal(packed(64, 2048, 8192, 71, 1), 2, "many short sequences beside a long one");

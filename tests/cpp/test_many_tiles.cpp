@@ -169,8 +169,8 @@ void test_grad_schedules() {
     int64_t const all_heads = int64_t(shape.heads) * shape.batch;
     for (int64_t per_group : {int64_t(1), int64_t(7), all_heads / 2 + 1, all_heads}) {
       if (per_group > all_heads) continue;
-      GradSchedule const schedule{shape.m_blocks,     shape.heads, int32_t(all_heads),
-                                  int32_t(per_group), 1,           132};
+      GradSchedule const schedule{shape.m_blocks,     shape.heads,  int32_t(all_heads),
+                                  int32_t(per_group), {1, 1, 1, 1}, 132};
       check_equal(schedule.tiles(), shape.tiles(), "tiles of a backward pass");
       for (int64_t index : indices_of(shape.tiles())) {
         GradTile const tile = schedule.tile(int32_t(index));
@@ -189,14 +189,15 @@ void test_grad_schedules() {
   params.seqlen_q = 128 << 10;
   params.seqlen_k = kMaxSeqlen;
   params.head_dim = params.head_dim_v = 256;
-  GradSchedule const schedule = make_grad_schedule(params, 64, 64, 25 << 20, 132, 1);
+  GradSchedule const schedule =
+      make_grad_schedule(params, 64, 64, 25 << 20, 132, whole_blocks(params));
   check_equal(schedule.tiles(), int64_t(1 << 10) * ((kMaxSeqlen + 63) / 64), "blocks of long keys");
   // One block of keys with nearly as many steps as a launch has tiles, in the most parts.
   int32_t const steps = int32_t(kMaxTiles), parts = 1024;
   MTiles const tiles{0, 0, steps, steps};
   int64_t sum = 0;
   for (int32_t part = 0; part < parts; ++part) {
-    sum += steps_of_part(tiles, {0, 0, 0, part}, {1, 1, parts}).count;
+    sum += steps_of_part(tiles, {0, 0, 0, part}, make_step_parts(1, 1, parts)).count;
   }
   check_equal(sum, kMaxTiles, "steps of all parts");
 }

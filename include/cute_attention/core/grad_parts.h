@@ -26,35 +26,21 @@ struct StepRange {
   int32_t count;    // may be 0: then the others mean nothing
 };
 
-// How the steps of each block of keys are divided into parts: the query heads of the group into
-// bundles, and the steps of a bundle into pieces. Each piece is a part.
-struct StepParts {
-  int32_t group;   // query heads of a KV head
-  int32_t bundle;  // query heads of a bundle; the last one may have fewer
-  int32_t pieces;  // of a bundle, at most
-};
-
-// For `parts` parts or a few less. Bundles of whole heads, where that makes the longest at most a
-// sixteenth longer; else pieces of all heads together.
-CUTE_HOST_DEVICE constexpr StepParts step_parts(int32_t group, int32_t parts) {
-  int32_t const bundle = ceil_div(group, parts);
-  return 16 * int64_t(bundle) * parts <= 17 * int64_t(group) ? StepParts{group, bundle, 1}
-                                                             : StepParts{group, group, parts};
+// Nothing is divided.
+constexpr StepParts whole_blocks(BackwardParams const& params) {
+  int32_t const group = params.heads_kv > 0 ? params.heads / params.heads_kv : 1;
+  return make_step_parts(group, group, 1);
 }
 
-// The same for a call. Under a mask the blocks of a sequence need different tiles of queries. So a
-// piece may begin with a step that the block before has at the end of a piece. Where dQ is summed
-// in a fixed order it would wait for all of that one, which has steps of all heads of its bundle.
-// So there bundles have as few heads as there are parts for. In a simulation of 12 heads over 2,
-// 2048 tokens, causal, and 8 parts, the backward takes 38 steps, and 114 with pieces of all heads.
-CUTE_HOST_DEVICE constexpr StepParts step_parts(BackwardParams const& params, int32_t tile_n,
-                                                int32_t parts) {
-  int32_t const group = params.heads / params.heads_kv;
-  bool const has_mask = params.window_left != kUnbounded || params.window_right != kUnbounded;
-  if (params.grad_q_turn != nullptr && has_mask && params.seqlen_k > tile_n) {
-    return {group, ceil_div(group, parts), max_of(parts / group, 1)};
-  }
-  return step_parts(group, parts);
+// `parts` parts, or a few less: bundles of whole heads, and pieces of these where there are more
+// parts than heads.
+constexpr StepParts parts_of_heads(int32_t group, int32_t parts) {
+  return make_step_parts(group, ceil_div(group, parts), max_of(parts / group, 1));
+}
+
+// `parts` pieces of all heads together: about equal, whatever the number of heads is.
+constexpr StepParts parts_of_all(int32_t group, int32_t parts) {
+  return make_step_parts(group, group, parts);
 }
 
 // How many steps the longest part has, of a block of keys that needs `tiles` tiles of queries of
@@ -97,63 +83,83 @@ CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile
           min_of(longest, heads * tiles.count() - begin)};
 }
 
-// The numbers of steps of blocks of keys that stand for all blocks, in descending order, in a dense
-// call, or in a packed one whose sequences all have the greatest length. Under a mask the blocks
-// differ, but slowly from one to the next.
-struct BlockSteps {
+// The numbers of tiles of queries of blocks of keys that stand for all blocks, in descending order,
+// in a dense call, or in a packed one whose sequences all have the greatest length. Under a mask
+// the blocks differ, but slowly from one to the next.
+struct BlockTiles {
   static constexpr int32_t kSamples = 16;
   int32_t samples = 0;
-  int64_t steps[kSamples] = {};
+  int32_t tiles[kSamples] = {};
 
-  constexpr void insert(int64_t value) {
+  constexpr void insert(int32_t value) {
     int32_t place = samples++;
-    for (; place > 0 && steps[place - 1] < value; --place) {
-      steps[place] = steps[place - 1];
+    for (; place > 0 && tiles[place - 1] < value; --place) {
+      tiles[place] = tiles[place - 1];
     }
-    steps[place] = value;
+    tiles[place] = value;
   }
+  constexpr bool differ() const { return samples > 0 && tiles[0] != tiles[samples - 1]; }
 };
-constexpr BlockSteps sample_steps(BackwardParams const& params, int32_t tile_m, int32_t tile_n) {
+constexpr BlockTiles sample_tiles(BackwardParams const& params, int32_t tile_m, int32_t tile_n) {
   Sequence const sequence = make_sequence(params.seqlen_q, params.seqlen_k, 0, 0,
                                           params.window_left, params.window_right);
-  int64_t const group = params.heads / params.heads_kv;
   int32_t const n_blocks = ceil_div(params.seqlen_k, tile_n);
-  int32_t const samples = min_of(n_blocks, BlockSteps::kSamples);
-  BlockSteps found;
+  int32_t const samples = min_of(n_blocks, BlockTiles::kSamples);
+  BlockTiles found;
   for (int32_t i = 0; i < samples; ++i) {
     int32_t const n_block = int32_t(int64_t(2 * i + 1) * n_blocks / (2 * samples));
-    found.insert(m_tiles(sequence, n_block * tile_n, tile_n, tile_m).count() * group);
+    found.insert(m_tiles(sequence, n_block * tile_n, tile_n, tile_m).count());
   }
   return found;
 }
 
 // Estimates how long the backward takes, in steps, where each of `blocks` blocks of keys is divided
-// into `parts` parts, and `ctas` CTAs run at the same time. A part takes `overhead` steps more than
-// it has. The longest parts come first, and a CTA takes the next part when it is free. Then the
-// backward takes about as long as the largest of these lower bounds: the average time of a CTA;
-// and, for each k, k times the part of number (k - 1) * ctas + 1, counted from the longest, since
-// some CTA has k of the parts up to it. Where parts differ, CTAs do not end at the same time: half
-// of what the longest part has more than the average is added. Measured on an H200, causal: with
-// 71 heads of 64 over one KV head, batch 4, 2048 tokens, 8 parts take 931 us and 4 parts 1237 us;
-// at head dim 128, 64 heads over 8, 2048 tokens, 4 parts take 464 us and 2 parts 535 us.
-constexpr int64_t estimate_steps(BlockSteps const& of_blocks, int64_t blocks, int64_t parts,
-                                 int64_t ctas, int64_t overhead) {
-  auto const time_of_part = [&](int32_t sample) {
-    int64_t const steps = of_blocks.steps[sample];
-    return steps == 0 ? 0 : (steps + parts - 1) / parts + overhead;
+// into parts as `of` says, and `ctas` CTAs run at the same time. The longest parts come first, and
+// a CTA takes the next part when it is free. Then the backward takes about as long as the largest
+// of these lower bounds: the average time of a CTA; the longest part; and, for each k, k times a
+// part of the block that has part number (k - 1) * ctas + 1, counted from the longest, since some
+// CTA has k of the parts up to it.
+//
+// The constants were chosen for 200 backward calls of 22 shapes, each with every number of parts of
+// either kind (NVIDIA H100, bf16, causal, head dims 64 and 128): the numbers that they choose take
+// 1.01 times as long as the best ones in the mean, and 1.07 at worst.
+constexpr double estimate_steps(BlockTiles const& of_blocks, int64_t blocks, StepParts const& of,
+                                int64_t ctas) {
+  // What a part takes beside its steps: to load K, V and the first queries, and to add the last dQ;
+  // to write its sums of dK and dV. And what the kernel after takes to add them up.
+  constexpr double kBlockSteps = 1, kPartSteps = 2, kSumSteps = 4;
+  bool const divided = of.count > 1;
+  double const overhead = divided ? kBlockSteps + kPartSteps : kBlockSteps;
+  auto const mean_part = [&](int32_t sample) {
+    double const steps = double(of_blocks.tiles[sample]) * of.group;
+    return steps == 0 ? 0 : steps / of.count + overhead;
   };
-  int64_t const all_parts = blocks * parts;
-  int64_t sum = 0, longest = 0;
+  int64_t const all_parts = blocks * of.count;
+  double sum = 0;
   for (int32_t i = 0; i < of_blocks.samples; ++i) {
-    sum += time_of_part(i);
+    sum += mean_part(i);
   }
-  for (int64_t k = 1; (k - 1) * ctas < all_parts; ++k) {
-    int64_t const time = k * time_of_part(int32_t((k - 1) * ctas * of_blocks.samples / all_parts));
-    longest = time > longest ? time : longest;
+  double time = sum * double(all_parts) / double(of_blocks.samples * ctas);
+  double const longest = longest_part(of_blocks.tiles[0], of) + overhead;
+  time = longest > time ? longest : time;
+  for (int64_t k = 2; (k - 1) * ctas < all_parts; ++k) {
+    double const bound =
+        double(k) * mean_part(int32_t((k - 1) * ctas * of_blocks.samples / all_parts));
+    time = bound > time ? bound : time;
   }
-  int64_t const average = sum * all_parts / (of_blocks.samples * ctas);
-  int64_t const unevenness = (time_of_part(0) - sum / of_blocks.samples) / 2;
-  return (longest > average ? longest : average) + unevenness;
+  return time + (divided ? kSumSteps * double(all_parts) / double(ctas) : 0);
+}
+
+// What a fixed order costs besides, in steps: parts of shorter blocks wait for those of longer
+// ones, for half as long as these have more steps than the average; pieces of a bundle wait as the
+// bundle does. NVIDIA H100, 8192 tokens, causal, 24 heads of 128 over 2: two bundles take 2279 us,
+// four 1994; one head and 16384 tokens: two pieces 576, four 739.
+constexpr double waited_steps(BlockTiles const& of_blocks, StepParts const& of) {
+  double sum = 0;
+  for (int32_t i = 0; i < of_blocks.samples; ++i) {
+    sum += of_blocks.tiles[i];
+  }
+  return (of_blocks.tiles[0] - sum / of_blocks.samples) * of.bundle / 2;
 }
 
 // Whether a kernel may write dQ itself, without sums in memory: all keys that a query sees are in
@@ -181,53 +187,88 @@ constexpr int64_t count_key_blocks(BackwardParams const& params, int32_t tile_n)
   return params.cu_seqlens_k != nullptr && packed < blocks ? packed : blocks;
 }
 
-// The number of parts into which the steps of every block of keys are divided, in a launch of which
-// `ctas` CTAs run at the same time: the number with which the backward is estimated to take the
-// least time, and 1 unless another one saves a tenth of it. It depends on nothing but sizes and the
-// mask, so that the function that says how large the workspace must be, and the launch, find the
-// same number. It is right for packed sequences of all lengths, since each block divides the steps
-// that it has.
+// How the steps of every block of keys are divided into parts, in a launch of which `ctas` CTAs run
+// at the same time, on a GPU with `l2_bytes` of L2: as the backward is estimated to take the least
+// time, and not at all unless that saves a twentieth of it. It depends on nothing but sizes and the
+// mask. It is right for packed sequences of all lengths, since each block divides the steps that it
+// has.
 //
 // There are at most kRounds parts for each CTA that runs at the same time. This bounds the
 // workspace: on a GPU with 132 SMs by 70 MB, and twice as much for packed sequences.
-constexpr int32_t grad_parts(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
-                             int64_t ctas) {
+//
+//   fixed_order  whether dQ is summed in a fixed order
+constexpr StepParts divide_steps(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
+                                 int64_t ctas, int64_t l2_bytes, bool fixed_order) {
   constexpr int64_t kRounds = 4;
+  constexpr int64_t kTried = 4;  // numbers of parts for each round
   constexpr int64_t kMostParts = 1024;
   constexpr int64_t kFewestSteps = 2;  // of the longest part
-  // What a part takes beside its steps: to load K, V and the first queries, and to add the last dQ;
-  // to write its sums of dK and dV; to add them up later.
-  constexpr int64_t kBlockSteps = 2;
-  constexpr int64_t kPartSteps = 2;
-  constexpr int64_t kSumSteps = 1;
+  // Pieces of a block begin at different tiles of queries in different blocks, if a mask lets these
+  // have different numbers of them. Where L2 does not hold the queries and the sums of dQ of all
+  // heads, they are loaded again and again: 28 heads of 128 over 4, 4096 tokens, causal, took 1.18
+  // times as long with four pieces as with four bundles, and with two pieces no longer (H100).
+  constexpr double kSpread = 1.1;
   int64_t const tiles = tile_count(params.seqlen_k, tile_n, params.heads_kv, params.batch);
   int64_t const blocks = count_key_blocks(params, tile_n);
   // Kernels count parts, and the CTAs that add them up or finish dQ, in 32 bits.
   bool const countable =
       tiles <= kMaxTiles / kMostParts &&
       tile_count(params.seqlen_q, tile_m, params.heads, params.batch) <= kMaxTiles / 2;
+  StepParts best = whole_blocks(params);
   if (blocks == 0 || blocks >= 2 * ctas || !countable) {
-    return 1;
+    return best;
   }
-  BlockSteps const steps = sample_steps(params, tile_m, tile_n);
-  int32_t const group = params.heads / params.heads_kv;
-  int64_t best = 1, least = estimate_steps(steps, blocks, 1, ctas, kBlockSteps) * 9 / 10;
-  for (int64_t round = 1; round <= kRounds; ++round) {
-    int64_t parts = round * ctas / blocks;
-    for (int64_t const bound : {steps.steps[0] / kFewestSteps, kMostParts}) {
-      parts = parts < bound ? parts : bound;
+  BlockTiles const of_blocks = sample_tiles(params, tile_m, tile_n);
+  int32_t const group = best.group;
+  int64_t const most_steps = int64_t(of_blocks.tiles[0]) * group / kFewestSteps;
+  int64_t const most = most_steps < kMostParts ? most_steps : kMostParts;
+  bool const spreads = of_blocks.differ() &&
+                       int64_t(params.batch) * params.heads * query_head_bytes(params) > l2_bytes;
+  // In a fixed order a piece may begin with a step that the block before has at the end of a piece.
+  // It would wait for all of that one, which has steps of all heads of its bundle. So there bundles
+  // have as few heads as there are parts for. In a simulation of 12 heads over 2, 2048 tokens,
+  // causal, and 8 parts, the backward takes 38 steps, and 114 with pieces of all heads.
+  bool const waits = fixed_order && of_blocks.differ();
+  auto const estimate = [&](StepParts const& of) {
+    double const time = estimate_steps(of_blocks, blocks, of, ctas);
+    return waits                                       ? time + waited_steps(of_blocks, of)
+           : spreads && of.bundle > 1 && of.pieces > 2 ? time * kSpread
+                                                       : time;
+  };
+  double least = estimate(best) * 19 / 20;
+  int64_t before = 1;
+  for (int64_t tried = 1; tried <= kRounds * kTried; ++tried) {
+    int64_t const wanted = tried * ctas / (kTried * blocks);
+    int64_t const parts = wanted < most ? wanted : most;
+    if (parts <= before) {
+      continue;
     }
-    if (parts > 1) {
-      parts = parts_with_steps(int32_t(steps.steps[0] / group), step_parts(group, int32_t(parts)));
-      int64_t const time = estimate_steps(steps, blocks, parts, ctas, kBlockSteps + kPartSteps) +
-                           kSumSteps * (1 + blocks * parts / ctas);
-      if (time < least) {
-        best = parts;
+    before = parts;
+    for (bool of_heads : {true, false}) {
+      StepParts of =
+          of_heads ? parts_of_heads(group, int32_t(parts)) : parts_of_all(group, int32_t(parts));
+      of = make_step_parts(group, of.bundle, pieces_with_steps(of_blocks.tiles[0], of));
+      double const time = estimate(of);
+      if (time < least && (of_heads || !waits)) {
+        best = of;
         least = time;
       }
     }
   }
-  return int32_t(best);
+  return best;
+}
+
+constexpr StepParts grad_parts(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
+                               int64_t ctas, int64_t l2_bytes) {
+  return divide_steps(params, tile_m, tile_n, ctas, l2_bytes, params.grad_q_turn != nullptr);
+}
+
+// The most parts that a block has, whether the order is fixed or not: for the function that says
+// how large the workspace must be, which is not told.
+constexpr int32_t most_grad_parts(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
+                                  int64_t ctas, int64_t l2_bytes) {
+  return max_of(divide_steps(params, tile_m, tile_n, ctas, l2_bytes, false).count,
+                divide_steps(params, tile_m, tile_n, ctas, l2_bytes, true).count);
 }
 
 }  // namespace cute_attention

@@ -17,6 +17,18 @@ struct GradTile {
   int32_t part;  // which part of the block's steps (core/grad_parts.h)
 };
 
+// How the steps of each block of keys are divided into parts (core/grad_parts.h): the query heads
+// of the group into bundles, and the steps of a bundle into pieces. Each piece is a part.
+struct StepParts {
+  int32_t group;   // query heads of a KV head
+  int32_t bundle;  // query heads of a bundle; the last one may have fewer
+  int32_t pieces;  // of a bundle, at most
+  int32_t count;   // parts of a block, at most; 1 where nothing is divided
+};
+constexpr StepParts make_step_parts(int32_t group, int32_t bundle, int32_t pieces) {
+  return {group, bundle, pieces, bundle < 1 ? 1 : ceil_div(group, bundle) * pieces};
+}
+
 // The order in which CTAs take the blocks of keys of all heads and sequences.
 //
 // The KV heads are divided into groups, one group after the other. L2 can hold the queries and
@@ -35,11 +47,13 @@ struct GradSchedule {
   int32_t heads_kv;         // KV heads of one sequence
   int32_t all_heads;        // KV heads of all sequences together
   int32_t heads_per_group;  // KV heads of one group
-  int32_t parts;            // of a block of keys
+  StepParts parts;          // of a block of keys
   int32_t ctas;             // of a round that goes up or down; 0 where all go down
 
   // How many parts all blocks of keys have. A launch may have at most kMaxTiles.
-  CUTE_HOST_DEVICE constexpr int64_t tiles() const { return int64_t(n_blocks) * all_heads * parts; }
+  CUTE_HOST_DEVICE constexpr int64_t tiles() const {
+    return int64_t(n_blocks) * all_heads * parts.count;
+  }
 
   // Whether the steps of part `index` go from the first tile of queries to the last. All parts of a
   // block go the same way, since they are pieces of one order of steps.
@@ -48,22 +62,27 @@ struct GradSchedule {
   // all of them. Those of the second begin when a block of the first ends, under a causal mask the
   // shorter ones later, and end together. So they go up.
   CUTE_HOST_DEVICE constexpr bool goes_up(int32_t index) const {
-    return ctas > 0 && index / parts * parts / ctas % 2 == 1;
+    return ctas > 0 && index / parts.count * parts.count / ctas % 2 == 1;
   }
 
   CUTE_HOST_DEVICE constexpr GradTile tile(int32_t index) const {
-    int32_t const tiles_per_group = n_blocks * heads_per_group * parts;
+    int32_t const tiles_per_group = n_blocks * heads_per_group * parts.count;
     int32_t const first_head = index / tiles_per_group * heads_per_group;
-    int32_t const parts_here = min_of(heads_per_group, all_heads - first_head) * parts;
+    int32_t const parts_here = min_of(heads_per_group, all_heads - first_head) * parts.count;
     int32_t const in_group = index % tiles_per_group;
     int32_t const in_block = in_group % parts_here;
-    int32_t const head = first_head + in_block / parts;
-    return {in_group / parts_here, head % heads_kv, head / heads_kv, in_block % parts};
+    int32_t const head = first_head + in_block / parts.count;
+    return {in_group / parts_here, head % heads_kv, head / heads_kv, in_block % parts.count};
   }
 };
 
+// What L2 holds of a query head: Q and dO in 16 bits, and the sums of dQ in 32.
+constexpr int64_t query_head_bytes(BackwardParams const& params) {
+  return int64_t(params.seqlen_q) * (6 * params.head_dim + 2 * params.head_dim_v);
+}
+
 // `l2_bytes` says how much of the L2 cache a group may take, `ctas` how many CTAs run at the same
-// time, `parts` into how many parts the steps of a block are divided (grad_parts()).
+// time, `parts` how the steps of a block are divided (grad_parts()).
 //
 // If dQ is summed in a fixed order, the CTAs of a head follow each other, each one step of the loop
 // over queries behind the one before. Then few CTAs of a head should run at the same time: four,
@@ -73,20 +92,20 @@ struct GradSchedule {
 // as the one in any order, with 33 heads 1.09 times.
 constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t tile_m,
                                           int32_t tile_n, int64_t l2_bytes, int64_t ctas,
-                                          int32_t parts) {
-  // What L2 holds for a KV head: Q and dO of a query head in 16 bits, and its sums of dQ in 32.
-  // With the bytes of all query heads groups are smaller, and the longest blocks of the last one
-  // begin when other CTAs have nothing left to take: a causal backward of 8192 tokens took 1.32
-  // times as long with 64 heads of 128 over 4, 1.16 with 32 over 8 (H200).
-  int64_t const head_bytes =
-      int64_t(params.seqlen_q) * (6 * params.head_dim + 2 * params.head_dim_v);
+                                          StepParts const& parts) {
+  // Of a KV head the bytes of one query head count. With those of all query heads groups are
+  // smaller, and the longest blocks of the last one begin when other CTAs have nothing left to
+  // take: a causal backward of 8192 tokens took 1.32 times as long with 64 heads of 128 over
+  // 4, 1.16 with 32 over 8 (H200).
+  int64_t const head_bytes = query_head_bytes(params);
   int64_t const all_heads = int64_t(params.batch) * params.heads_kv;
   int64_t const fitting = l2_bytes / (head_bytes > 0 ? head_bytes : 1);
   // A part of a block follows those of the blocks before that have the same steps, so there are as
   // many rows of CTAs that follow each other as there are parts.
-  int64_t const steps =
-      int64_t(ceil_div(params.seqlen_q, tile_m)) * ceil_div(params.heads / params.heads_kv, parts);
-  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / parts / (4 + steps / 16) + 1;
+  int64_t const steps = int64_t(ceil_div(params.seqlen_q, tile_m)) *
+                        ceil_div(params.heads / params.heads_kv, parts.count);
+  int64_t const least =
+      params.grad_q_turn == nullptr ? 1 : ctas / parts.count / (4 + steps / 16) + 1;
   int64_t const wanted = fitting > least ? fitting : least;
   // All groups have about as many heads. If 64 heads were divided into groups of 7, the last group
   // would have one head, and most of the chip would be idle.
@@ -171,7 +190,7 @@ struct GradShape {
 };
 
 // The workspaces of a backward pass that computes `delta` for each query, adds up dQ in blocks, and
-// divides the steps of a block of keys into `parts` parts:
+// has `parts` parts of each block of keys:
 //
 //   delta          [2, lse_size]               [0]: grad_lse - rowsum(grad_o * o);
 //                                              [1]: LSE * log2(e)

@@ -14,9 +14,9 @@
 namespace cute_attention {
 
 // What backward_finish is told of the parts. It has `ctas` CTAs more, its first ones, that add them
-// up: none where `parts` is 1.
+// up: none where nothing is divided.
 struct PartSums {
-  int32_t parts;
+  StepParts parts;
   int32_t ctas;
 };
 
@@ -36,9 +36,9 @@ struct KeyGradientSums {
   static_assert(kBlockCtas * kFinishThreads == kTileN * kRowVectors, "each thread has a vector");
 
   // The CTAs that add up the parts of all blocks of keys.
-  static PartSums part_sums(BackwardParams const& params, int32_t parts) {
+  static PartSums part_sums(BackwardParams const& params, StepParts const& parts) {
     int64_t const tiles = tile_count(params.seqlen_k, kTileN, params.heads_kv, params.batch);
-    return {parts, parts == 1 ? 0 : int32_t(tiles * kBlockCtas)};
+    return {parts, parts.count == 1 ? 0 : int32_t(tiles * kBlockCtas)};
   }
 
   // The block of part `part` of a block of keys.
@@ -79,7 +79,8 @@ struct KeyGradientSums {
   }
 
   // Adds up the parts of the vectors of CTA `cta`, and writes them.
-  CUTE_DEVICE static void add_up(BackwardParams const& params, int32_t parts, int32_t cta) {
+  CUTE_DEVICE static void add_up(BackwardParams const& params, StepParts const& parts,
+                                 int32_t cta) {
     int32_t const n_blocks = ceil_div(params.seqlen_k, kTileN);
     int32_t const index = cta / kBlockCtas, head = index / n_blocks;
     GradTile const tile{index % n_blocks, head % params.heads_kv, head / params.heads_kv, 0};
@@ -91,7 +92,7 @@ struct KeyGradientSums {
       return;
     }
     int32_t const tiles = m_tiles(sequence, tile.n_block * kTileN, kTileN, kTileM).count();
-    int32_t const with_steps = parts_with_steps(tiles, step_parts(params, kTileN, parts));
+    int32_t const with_steps = parts_with_steps(tiles, parts);
     float const* source = block(params, sequence, tile, 0) + row * kCols + col;
     int64_t const distance = grad_kv_blocks(params, kTileN).count() * (kTileN * kCols);
     float sum[kVector] = {};

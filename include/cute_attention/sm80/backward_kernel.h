@@ -66,7 +66,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
   PendingSums<Traits::kThreads, kHeadDim / 16> sums;  // one share for each K block of S^T
 
   CUTE_DEVICE BackwardKernel(BackwardParams const& params, SharedMemory& shared,
-                             GradTile const& tile, int32_t parts)
+                             GradTile const& tile, StepParts const& parts)
       : Places(params, shared, tile, parts),
         warp_column(warp_uniform(int(threadIdx.x) / (32 * Traits::kWarpsN))),
         scores(params),
@@ -89,7 +89,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
     if (range.count > 0) {
       compute(tdKrdK, tdVrdV);
     }
-    if (parts == 1) {
+    if (parts.count == 1) {
       store_key_gradients<Traits>(params, shared, tile, sequence, thread, tdKrdK, tdVrdV);
     } else if (range.count > 0) {
       using Mma = typename Traits::TiledMmaKV;

@@ -48,9 +48,9 @@ struct BackwardLaunch {
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
                         BackwardWorkspace* sizes) {
-    *sizes = grad_workspace(*params,
-                            {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-                            parts(*params, *device));
+    *sizes = grad_workspace(
+        *params, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
+        most_grad_parts(*params, Traits::kTileM, Traits::kTileN, ctas(*device), device->l2_bytes));
     sizes->grad_bias_parts = GradBiasLaunch<Row, kSharedMemoryBytes>::workspace(*params, *device);
   }
 
@@ -64,9 +64,10 @@ struct BackwardLaunch {
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    PartSums const sums = Sums::part_sums(
-        backward_params,
-        backward_params.grad_kv_parts == nullptr ? 1 : parts(backward_params, *context->device));
+    PartSums const sums =
+        Sums::part_sums(backward_params, backward_params.grad_kv_parts == nullptr
+                                             ? whole_blocks(backward_params)
+                                             : parts(backward_params, *context->device));
     // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
     // that is read or written once.
     GradSchedule const schedule =
@@ -81,7 +82,7 @@ struct BackwardLaunch {
       backward_prepare<Row><<<unsigned(m_tiles), kThreads, 0, stream>>>(backward_params);
     }
     if (n_tiles > 0) {
-      backward<Row><<<unsigned(n_tiles * sums.parts), kThreads, kSharedMemoryBytes, stream>>>(
+      backward<Row><<<unsigned(n_tiles * sums.parts.count), kThreads, kSharedMemoryBytes, stream>>>(
           backward_params, schedule);
     }
     if (m_tiles > 0) {
@@ -99,9 +100,9 @@ struct BackwardLaunch {
   static int64_t ctas(DeviceInfo const& device) {
     return int64_t(device.multiprocessors) * (8 / Row::kConfig.warps);
   }
-  // Into how many parts the steps of a block of keys are divided.
-  static int32_t parts(BackwardParams const& params, DeviceInfo const& device) {
-    return grad_parts(params, Traits::kTileM, Traits::kTileN, ctas(device));
+  // How the steps of a block of keys are divided.
+  static StepParts parts(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_parts(params, Traits::kTileM, Traits::kTileN, ctas(device), device.l2_bytes);
   }
 };
 

@@ -33,7 +33,7 @@ struct BackwardPlaces {
   BackwardParams const& params;
   typename Traits::SharedMemory& shared;
   GradTile const tile;
-  int32_t const parts;  // of a block of keys
+  StepParts const& parts;  // of a block of keys
   Sequence const sequence;
   int const n_begin;  // first key of the block
   MTiles const tiles;
@@ -41,7 +41,7 @@ struct BackwardPlaces {
   int const thread;
 
   CUTE_DEVICE BackwardPlaces(BackwardParams const& params, typename Traits::SharedMemory& shared,
-                             GradTile const& tile, int32_t parts)
+                             GradTile const& tile, StepParts const& parts)
       : params(params),
         shared(shared),
         tile(tile),
@@ -49,7 +49,7 @@ struct BackwardPlaces {
         sequence(load_sequence(params, tile.batch)),
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
-        range(steps_of_part(tiles, tile, step_parts(params, kTileN, parts))),
+        range(steps_of_part(tiles, tile, parts)),
         thread(int(threadIdx.x)) {}
 
   //   tSrS  (MMA, MMA_N, MMA_M)

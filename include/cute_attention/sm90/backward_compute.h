@@ -86,7 +86,7 @@ struct BackwardCompute : BackwardPointwise<Row> {
         break;
       }
       compute_keys(work);
-      if (arguments.schedule.parts == 1) {
+      if (arguments.schedule.parts.count == 1) {
         // One after the other or row by row, the stores are the same; ptxas spills with the other
         // order in kernels on either side.
         if constexpr (kOverlapsBlocks) {
@@ -134,7 +134,7 @@ struct BackwardCompute : BackwardPointwise<Row> {
       compute_step(work, remaining == count, remaining == 1);
     } while (--remaining > 0);
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
-    if (kOverlapsBlocks && arguments.schedule.parts == 1) {
+    if (kOverlapsBlocks && arguments.schedule.parts.count == 1) {
       store_values(work);
     }
     if constexpr (Traits::kGradQLag > 0) {

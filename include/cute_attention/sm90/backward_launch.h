@@ -96,7 +96,8 @@ struct BackwardWithSums {
                         BackwardWorkspace* sizes) {
     *sizes = grad_workspace(*params,
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-                            parts(*params, *device));
+                            most_grad_parts(*params, Traits::kTileM, Traits::kTileN,
+                                            device->multiprocessors, device->l2_bytes));
     sizes->delta += kCountersWithSums;
     if (stores_first<Traits>(*params, *device)) {
       sizes->delta += grad_q_blocks(*params, Traits::kTileM).count() * Traits::kConsumers;
@@ -125,8 +126,8 @@ struct BackwardWithSums {
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    PartSums const sums =
-        Sums::part_sums(p, p.grad_kv_parts == nullptr ? 1 : parts(p, *context->device));
+    PartSums const sums = Sums::part_sums(
+        p, p.grad_kv_parts == nullptr ? whole_blocks(p) : parts(p, *context->device));
     // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
     // that is read or written once.
     arguments.schedule =
@@ -182,7 +183,7 @@ struct BackwardWithSums {
     }
     if (n_tiles > 0) {
       int32_t const most = Traits::kOneTile ? int32_t(kMaxTiles) : context->device->multiprocessors;
-      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, most);
+      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts.count, most);
       auto const kernel = at_once            ? kWriter
                           : of_keys          ? kKeys
                           : floats           ? kFloatTiles
@@ -216,9 +217,10 @@ struct BackwardWithSums {
     return Traits::kWritesGradQ && has_one_adder(params, Traits::kTileM, Traits::kTileN);
   }
 
-  // Into how many parts the steps of a block of keys are divided. The grid is persistent.
-  static int32_t parts(BackwardParams const& params, DeviceInfo const& device) {
-    return grad_parts(params, Traits::kTileM, Traits::kTileN, device.multiprocessors);
+  // How the steps of a block of keys are divided. The grid is persistent.
+  static StepParts parts(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_parts(params, Traits::kTileM, Traits::kTileN, device.multiprocessors,
+                      device.l2_bytes);
   }
 };
 

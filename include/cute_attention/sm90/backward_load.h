@@ -68,7 +68,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
         next.sequence = load_sequence(params, next.tile.batch);
       }
     } else {
-      int32_t const parts = arguments.schedule.parts;
+      int32_t const parts = arguments.schedule.parts.count;
       int32_t const of_a_block = params.heads_kv * parts;
       PackedBlock const block = blocks.find(index / of_a_block);
       if (block.batch < params.batch) {
@@ -80,9 +80,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
     if (!next.is_end()) {
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
-      next.steps =
-          steps_of_part(next.tiles, next.tile, step_parts(params, kTileN, arguments.schedule.parts),
-                        Traits::kMayGoUp && arguments.schedule.goes_up(index));
+      next.steps = steps_of_part(next.tiles, next.tile, arguments.schedule.parts,
+                                 Traits::kMayGoUp && arguments.schedule.goes_up(index));
     }
     return next;
   }

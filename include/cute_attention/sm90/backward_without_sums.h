@@ -69,7 +69,8 @@ template <class Row>
 using PartsOf = KeyGradientSums<GradKvTraits<Row>, GradKvTraits<Row>::kSumThreads>;
 template <class Row>
 __global__ void __launch_bounds__(GradKvTraits<Row>::kSumThreads)
-    grad_kv_sum(CUTE_GRID_CONSTANT BackwardParams const params, int32_t parts) {
+    grad_kv_sum(CUTE_GRID_CONSTANT BackwardParams const params,
+                CUTE_GRID_CONSTANT StepParts const parts) {
   PartsOf<Row>::add_up(params, parts, int32_t(blockIdx.x));
 }
 
@@ -97,7 +98,9 @@ struct BackwardWithoutSums {
                         BackwardWorkspace* sizes) {
     GradShape const shape{TraitsKv::kTileM, TraitsKv::kTileN, TraitsKv::kHeadDim,
                           TraitsKv::kHeadDimV};
-    *sizes = grad_workspace(*params, shape, parts(*params, *device));
+    *sizes = grad_workspace(*params, shape,
+                            most_grad_parts(*params, shape.tile_m, shape.tile_n,
+                                            device->multiprocessors, device->l2_bytes));
     sizes->delta += kCounters;
     sizes->grad_q_sum = 0;
     sizes->grad_q_turn = 0;
@@ -118,8 +121,8 @@ struct BackwardWithoutSums {
     }
     int32_t const multiprocessors = context->device->multiprocessors;
     int32_t const most_ctas = kOneTile<Row> ? int32_t(kMaxTiles) : multiprocessors;
-    PartSums const sums =
-        PartsOf<Row>::part_sums(p, p.grad_kv_parts == nullptr ? 1 : parts(p, *context->device));
+    PartSums const sums = PartsOf<Row>::part_sums(
+        p, p.grad_kv_parts == nullptr ? whole_blocks(p) : parts(p, *context->device));
     // Queries may take half of the L2 cache, as where dQ is summed.
     arguments.schedule =
         make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN, context->device->l2_bytes / 2,
@@ -149,7 +152,7 @@ struct BackwardWithoutSums {
       }
     }
     if (n_tiles > 0) {
-      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, most_ctas);
+      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts.count, most_ctas);
       grad_kv<Row><<<unsigned(ctas), kThreads, kBytesKv, stream>>>(arguments);
     }
     if (sums.ctas > 0) {
@@ -168,9 +171,10 @@ struct BackwardWithoutSums {
   }
 
  private:
-  // Into how many parts the steps of a block of keys are divided. The grid is persistent.
-  static int32_t parts(BackwardParams const& params, DeviceInfo const& device) {
-    return grad_parts(params, TraitsKv::kTileM, TraitsKv::kTileN, device.multiprocessors);
+  // How the steps of a block of keys are divided. The grid is persistent.
+  static StepParts parts(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_parts(params, TraitsKv::kTileM, TraitsKv::kTileN, device.multiprocessors,
+                      device.l2_bytes);
   }
 };
 

@@ -55,7 +55,7 @@ struct GradKvConsumer {
         compute.end_keys();
         ++blocks;
       }
-      if (arguments.schedule.parts == 1) {
+      if (arguments.schedule.parts.count == 1) {
         compute.store(work);
       } else if (work.steps.count > 0) {
         compute.store_part(work);
