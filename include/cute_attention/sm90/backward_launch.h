@@ -142,11 +142,13 @@ struct BackwardWithSums {
     bool const bias_from_global = has_bias && !of_keys && !floats && !tma_loads_bias(p);
     if constexpr (Traits::kBiasTiles) {
       if (error == cudaSuccess && has_bias && !of_keys && !bias_from_global) {
-        constexpr int kRows = Traits::kTileM;
         auto* const tiles = &arguments.bias;
         auto const packing = unpacked_queries();
-        error = floats ? make_bias_tiles<Element, kRows, kWarpgroupM>(tiles, p, packing)
-                       : make_bias_tiles<Element, kRows, Traits::kTileN>(tiles, p, packing);
+        constexpr int kRows = Traits::kTileM;
+        constexpr int kKeys = Traits::kBiasOfWarpgroups ? kWarpgroupM : Traits::kTileN;
+        constexpr int kRowsOfFloats = BackwardTraits<RowOfFloats>::kBiasRows;
+        error = floats ? make_bias_tiles<Element, kRowsOfFloats, kWarpgroupM>(tiles, p, packing)
+                       : make_bias_tiles<Element, kRows, kKeys>(tiles, p, packing);
       }
     }
     arguments.stores_grad_bias = n_tiles > 0 && stores_grad_bias<Traits>(p);
