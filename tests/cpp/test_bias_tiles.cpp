@@ -24,7 +24,9 @@ CUTE_ATTENTION_FORWARD(forward_128, Sm90, Float16, 128, 128, Bias, 128, 128, 2, 
 CUTE_ATTENTION_FORWARD(forward_256, Sm90, BFloat16, 256, 256, Bias, 128, 64, 2, 12, O1)
 CUTE_ATTENTION_BACKWARD(backward_256, Sm90, Float16, 256, 256, Bias, 128, 64, 2, 12, O3)
 CUTE_ATTENTION_BACKWARD(backward_128, Sm90, Float16, 128, 128, Bias, 64, 128, 2, 12, O3)
-CUTE_ATTENTION_BACKWARD(backward_64, Sm90, BFloat16, 64, 64, Bias, 64, 128, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(backward_64, Sm90, BFloat16, 64, 64, Bias, 128, 128, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(backward_64_dropout, Sm90, BFloat16, 64, 64, Bias | Dropout, 64, 128, 2, 12,
+                        O3)
 }  // namespace rows
 namespace {
 
@@ -223,11 +225,19 @@ void test_key_bias() {
   check_equal(banks.size(), vectors.size(), "banks of different vectors");
 }
 
-// Every score of a step of the backward, which computes S^T.
+// Every score of a step of the backward, which computes S^T. Where each warpgroup has a tile of its
+// own, these lie side by side as the boxes of one.
 template <class Row>
 void test_backward(KnownBias const& bias) {
   using Traits = sm90::BackwardTraits<Row>;
-  using Layout = typename Traits::SharedMemory::SmemLayoutBias;
+  using Buffer = typename Traits::SharedMemory::SmemLayoutBias;
+  using Layout = sm90::SmemTiles<typename Traits::Element, Traits::kTileM, Traits::kTileN,
+                                 Traits::kBiasOfWarpgroups ? 1 : Traits::kStages, sm90::kBiasBox>;
+  constexpr int kColsOfBuffer = decltype(size<1>(Buffer{}))::value;
+  for (int row = 0; row < Traits::kTileM; ++row)
+    for (int key = 0; key < Traits::kTileN; ++key)
+      check_equal(place<Buffer>(row, key % kColsOfBuffer, key / kColsOfBuffer),
+                  place<Layout>(row, key), "a number of a warpgroup's tile");
   BiasTensor const tensor{nullptr, 8, 8, bias.has_row ? 8 : 0, 1, 0};
   BiasTiles const tiles =
       sm90::unmapped_bias_tiles(tensor, Traits::kTileM, Traits::kTileN, unpacked_queries());
@@ -257,14 +267,16 @@ void test_float_backward(KnownBias const& bias) {
   using Traits = sm90::BackwardTraits<sm90::FloatBias<Row>>;
   using Of = sm90::FloatBiasOfTranspose;
   using Layout = typename Traits::SharedMemory::SmemLayoutBias;
-  constexpr int kRows = Traits::kTileM, kKeys = sm90::kWarpgroupM, kSteps = kRows / 16;
+  constexpr int kRows = Traits::kBiasRows, kKeys = sm90::kWarpgroupM;
+  constexpr int kSteps = Traits::kTileM / 16, kStepsOfTile = kRows / 16;
   static_assert(Traits::kTileN == kKeys * Traits::kConsumers);
   BiasTensor const tensor{nullptr, 8, 8, bias.has_row ? 8 : 0, 1, 1};
   BiasTiles const tiles = sm90::unmapped_bias_tiles(tensor, kRows, kKeys, unpacked_queries());
   sm90::Box const box = sm90::bias_box(tensor, kRows, unpacked_queries());
   check_equal(tiles.bytes, box.rows * kKeys * 4, "bytes");
   auto const tile = float_tile_by_tma<Layout>(bias, box);
-  auto const cSt = make_identity_tensor(Shape<Int<Traits::kTileN>, Int<kRows>>{});  // (N, M)
+  auto const cSt =  // (N, M)
+      make_identity_tensor(Shape<Int<Traits::kTileN>, Int<Traits::kTileM>>{});
   std::vector<int> reads(tile.size());
   for (int thread = 0; thread < 128 * Traits::kConsumers; ++thread) {
     int const own = thread % 128, first_key = thread / 128 * kKeys;
@@ -274,17 +286,17 @@ void test_float_backward(KnownBias const& bias) {
     for (int step = 0; step < kSteps; ++step) {
       auto scores = make_tensor<float>(Int<sm90::kBiasNumbers>{});  // (8)
       fill(scores, 0.5f);
-      sm90::add_float_bias_step<kRows>(tiles, tile.data(), own, step, 2.f, scores);
+      sm90::add_float_bias_step<kRows>(tiles, tile.data(), own, step % kStepsOfTile, 2.f, scores);
       for (int i = 0; i < size(scores); ++i) {
         auto const key_and_query = tScS(sm90::kBiasNumbers * step + i);
         int const key = int(get<0>(key_and_query)) - first_key;
-        int const query = int(get<1>(key_and_query));
+        int const query = int(get<1>(key_and_query)) % kRows;  // a tile after the other
         check_equal(scores(i), 2.f * float(bias(query, key, 0)) + 0.5f, "bias in fp32 of S^T");
         if (thread < 128) ++reads[place<Layout>(tiles.row(query), 2 * key) / 2];
       }
     }
   }
-  int const times = bias.has_row ? 1 : kRows;
+  int const times = (bias.has_row ? 1 : kRows) * Traits::kBiasesOfStep;
   for (int i = 0; i < box.rows * kKeys; ++i) {
     int const place_of_number = place<Layout>(i / kKeys, 2 * (i % kKeys)) / 2;
     check_equal(reads[place_of_number], times, "reads of a number");
@@ -407,8 +419,11 @@ int main() {
       test_float_forward<rows::forward_128>(bias, shift);
       test_float_forward<rows::forward_256>(bias, shift);
     }
+    test_backward<rows::backward_64>(bias);
+    test_backward<rows::backward_64_dropout>(bias);
     test_backward<rows::backward_128>(bias);
     test_float_backward<rows::backward_64>(bias);
+    test_float_backward<rows::backward_64_dropout>(bias);
     test_float_backward<rows::backward_128>(bias);
   }
   test_key_bias<rows::forward_64>();

@@ -116,8 +116,8 @@ struct BackwardPointwise {
       }
       add_bias_tile<BiasOfTranspose, kTileM>(  // a box of it is a warpgroup's
           arguments.bias, shared.bias_tile(Traits::kBiasOfWarpgroups ? 0 : stage_index), 0,
-          opaque(thread),
-          bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
+          opaque(thread), bias_per_unit(arguments.params, work.sequence, arguments.params.scale),
+          tSrS);
       if constexpr (Traits::kBiasOfWarpgroups) {
         release_bias();
       }
@@ -213,7 +213,7 @@ struct BackwardPointwise {
   CUTE_DEVICE void add_float_bias(int k, float per_unit, Eight&& scores) const {
     auto const* const tile = shared.bias_tile(bias_warpgroup());
     add_float_bias_step<Traits::kBiasRows>(arguments.bias, reinterpret_cast<float const*>(tile),
-                                opaque(thread) % kWarpgroupThreads, k, per_unit, scores);
+                                           opaque(thread) % kWarpgroupThreads, k, per_unit, scores);
   }
   CUTE_DEVICE void release_bias() const {
     end_reads();

@@ -123,9 +123,9 @@ CUTE_DEVICE void add_float_bias_tile(BiasTiles const& bias, float const* tile, i
   }
 }
 
-// Where in a tile of a warpgroup of the backward (warpgroup_bias.h) the numbers lie of the scores of a thread, which are of S^T: two keys, 8
-// apart, of two queries side by side of each 8. The lanes of a warp load one number each, of 8 keys
-// of four queries, none of which share banks.
+// Where in a tile of a warpgroup of the backward (warpgroup_bias.h) the numbers lie of the scores
+// of a thread, which are of S^T: two keys, 8 apart, of two queries side by side of each 8. The
+// lanes of a warp load one number each, of 8 keys of four queries, none of which share banks.
 struct FloatBiasOfTranspose {
   using Of = FloatBiasOfScores;
   // The first query of a thread, of each 8.
