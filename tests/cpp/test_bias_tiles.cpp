@@ -267,16 +267,14 @@ void test_float_backward(KnownBias const& bias) {
   using Traits = sm90::BackwardTraits<sm90::FloatBias<Row>>;
   using Of = sm90::FloatBiasOfTranspose;
   using Layout = typename Traits::SharedMemory::SmemLayoutBias;
-  constexpr int kRows = Traits::kBiasRows, kKeys = sm90::kWarpgroupM;
-  constexpr int kSteps = Traits::kTileM / 16, kStepsOfTile = kRows / 16;
+  constexpr int kRows = Traits::kTileM, kKeys = sm90::kWarpgroupM, kSteps = kRows / 16;
   static_assert(Traits::kTileN == kKeys * Traits::kConsumers);
   BiasTensor const tensor{nullptr, 8, 8, bias.has_row ? 8 : 0, 1, 1};
   BiasTiles const tiles = sm90::unmapped_bias_tiles(tensor, kRows, kKeys, unpacked_queries());
   sm90::Box const box = sm90::bias_box(tensor, kRows, unpacked_queries());
   check_equal(tiles.bytes, box.rows * kKeys * 4, "bytes");
   auto const tile = float_tile_by_tma<Layout>(bias, box);
-  auto const cSt =  // (N, M)
-      make_identity_tensor(Shape<Int<Traits::kTileN>, Int<Traits::kTileM>>{});
+  auto const cSt = make_identity_tensor(Shape<Int<Traits::kTileN>, Int<kRows>>{});  // (N, M)
   std::vector<int> reads(tile.size());
   for (int thread = 0; thread < 128 * Traits::kConsumers; ++thread) {
     int const own = thread % 128, first_key = thread / 128 * kKeys;
@@ -286,17 +284,17 @@ void test_float_backward(KnownBias const& bias) {
     for (int step = 0; step < kSteps; ++step) {
       auto scores = make_tensor<float>(Int<sm90::kBiasNumbers>{});  // (8)
       fill(scores, 0.5f);
-      sm90::add_float_bias_step<kRows>(tiles, tile.data(), own, step % kStepsOfTile, 2.f, scores);
+      sm90::add_float_bias_step<kRows>(tiles, tile.data(), own, step, 2.f, scores);
       for (int i = 0; i < size(scores); ++i) {
         auto const key_and_query = tScS(sm90::kBiasNumbers * step + i);
         int const key = int(get<0>(key_and_query)) - first_key;
-        int const query = int(get<1>(key_and_query)) % kRows;  // a tile after the other
+        int const query = int(get<1>(key_and_query));
         check_equal(scores(i), 2.f * float(bias(query, key, 0)) + 0.5f, "bias in fp32 of S^T");
         if (thread < 128) ++reads[place<Layout>(tiles.row(query), 2 * key) / 2];
       }
     }
   }
-  int const times = (bias.has_row ? 1 : kRows) * Traits::kBiasesOfStep;
+  int const times = bias.has_row ? 1 : kRows;
   for (int i = 0; i < box.rows * kKeys; ++i) {
     int const place_of_number = place<Layout>(i / kKeys, 2 * (i % kKeys)) / 2;
     check_equal(reads[place_of_number], times, "reads of a number");

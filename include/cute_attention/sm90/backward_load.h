@@ -186,20 +186,16 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   // After Q, for which it does not wait: the consumers still have the tiles of the step before.
   // Phases: await_bias() of sm90/backward_pointwise.h.
   CUTE_DEVICE void load_warpgroup_bias(Step const& step, int m_begin) {
-    constexpr int kTiles = Traits::kBiasesOfStep;
 #pragma unroll 1  // few registers
-    for (int part = 0; part < kTiles * Traits::kConsumers; ++part) {
-      int const warpgroup = part % Traits::kConsumers, tile = part / Traits::kConsumers;
-      Barrier::wait(&shared.bias_barriers.empty[warpgroup],
-                    (kTiles > 1 ? uint32_t(tile) : ring.stage) ^ 1);
+    for (int warpgroup = 0; warpgroup < Traits::kConsumers; ++warpgroup) {
+      Barrier::wait(&shared.bias_barriers.empty[warpgroup], ring.stage ^ 1);
       if (leader) {
         constexpr int kCols = Traits::kBiasCols;
         uint64_t& full = shared.bias_barriers.full[warpgroup];
-        int32_t const row = m_begin + tile * Traits::kBiasRows;
         int32_t const col = (work->tile.n_block * Traits::kConsumers + warpgroup) * kCols;
-        load_bias_tile<Traits::kBiasRows, kCols>(arguments.bias,
-                                                 {work->tile.batch, step.head, 0, row, col},
-                                                 shared.bias_tile(warpgroup), full);
+        load_bias_tile<kTileM, kCols>(arguments.bias,
+                                      {work->tile.batch, step.head, 0, m_begin, col},
+                                      shared.bias_tile(warpgroup), full);
         Barrier::arrive(&full);
       }
     }

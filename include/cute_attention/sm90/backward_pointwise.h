@@ -97,19 +97,13 @@ struct BackwardPointwise {
     } else if constexpr (Traits::kKeyBias) {
       key_bias.add(bias_per_unit(arguments.params, work.sequence, arguments.params.scale), rS);
     } else if constexpr (Traits::kFloatBias) {
-      constexpr int kBlocksOfTile = Traits::kBiasRows / 16;
+      await_bias(stage_index);
       CUTE_UNROLL
       for (int k = 0; k < kBlocks; ++k) {
-        if (k % kBlocksOfTile == 0) {
-          await_bias(Traits::kBiasesOfStep > 1 ? k / kBlocksOfTile : stage_index);
-        }
-        add_float_bias(k % kBlocksOfTile,
-                       bias_per_unit(arguments.params, work.sequence, arguments.params.scale),
+        add_float_bias(k, bias_per_unit(arguments.params, work.sequence, arguments.params.scale),
                        make_tensor(tSrS.data() + kBiasNumbers * k, Int<kBiasNumbers>{}));
-        if ((k + 1) % kBlocksOfTile == 0) {
-          release_bias();
-        }
       }
+      release_bias();
     } else if constexpr (Traits::kBiasTiles) {
       if constexpr (Traits::kBiasOfWarpgroups) {
         await_bias(stage_index);
@@ -204,16 +198,16 @@ struct BackwardPointwise {
 
   // Computed anew at each use: no register keeps it, nor an address that follows from it.
   CUTE_DEVICE int bias_warpgroup() const { return opaque(thread) / kWarpgroupThreads; }
-  // The tile of the bias of this warpgroup. If each step has one, the number of a step's stage is
-  // the phase of its tile, too, for there are two stages; if each has two, it is their number.
-  CUTE_DEVICE void await_bias(uint32_t phase) const {
-    Barrier::wait(&shared.bias_barriers.full[bias_warpgroup()], phase);
+  // The tile of the bias of this warpgroup, of which each step has the next: with two stages the
+  // number of a step's stage is the phase of its tile, too.
+  CUTE_DEVICE void await_bias(uint32_t stage_index) const {
+    Barrier::wait(&shared.bias_barriers.full[bias_warpgroup()], stage_index);
   }
   template <class Eight>
   CUTE_DEVICE void add_float_bias(int k, float per_unit, Eight&& scores) const {
     auto const* const tile = shared.bias_tile(bias_warpgroup());
-    add_float_bias_step<Traits::kBiasRows>(arguments.bias, reinterpret_cast<float const*>(tile),
-                                           opaque(thread) % kWarpgroupThreads, k, per_unit, scores);
+    add_float_bias_step<kTileM>(arguments.bias, reinterpret_cast<float const*>(tile),
+                                opaque(thread) % kWarpgroupThreads, k, per_unit, scores);
   }
   CUTE_DEVICE void release_bias() const {
     end_reads();

@@ -134,17 +134,13 @@ struct BackwardTraits {
 
   // A tile of the bias comes with Q of a step, and is released with it. Where two tiles do not fit,
   // each warpgroup has one for its keys, with barriers of its own (warpgroup_bias.h): in fp32, and
-  // with steps of 128 queries. There a tile of fp32 has 64 of the queries, and a step has two, one
-  // after the other. Numbers of keys are in registers.
+  // with steps of 128 queries. Numbers of keys are in registers.
   static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
   static constexpr bool kFloatBias = kColumnsOfNumber<Row> > 1;
   static constexpr bool kKeyBias = sm90::kKeyBias<Row>;
   static constexpr bool kBiasOfWarpgroups = kBiasTiles && (kFloatBias || kTileM > 64);
-  static constexpr int kBiasRows = kFloatBias ? 64 : kTileM;
   static constexpr int kBiasCols = kColumnsOfNumber<Row> * kWarpgroupM;  // of a warpgroup
-  static constexpr int kBiasesOfStep = kTileM / kBiasRows;
-  static_assert(!kBiasOfWarpgroups || (kStages == 2 && kBiasesOfStep <= 2),
-                "a step of each two has the first stage, or a step has two tiles");
+  static_assert(!kBiasOfWarpgroups || kStages == 2, "a step of each two has the first stage");
 
   // dQ of a step is cut into one part for each warpgroup: 64 queries of some of the columns.
   static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
@@ -267,7 +263,7 @@ struct BackwardTraits {
 
   struct SharedMemory
       : BiasBuffer<kBiasTiles && !kBiasOfWarpgroups, Element, kTileM, kTileN, kStages>,
-        WarpgroupBiasBuffers<kBiasOfWarpgroups, Element, kBiasRows, kBiasCols, kConsumers> {
+        WarpgroupBiasBuffers<kBiasOfWarpgroups, Element, kTileM, kBiasCols, kConsumers> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
