@@ -14,6 +14,7 @@
 #include "cute_attention/sm90/forward_traits.h"
 #include "cute_attention/sm90/grad_kv_traits.h"
 #include "cute_attention/sm90/grad_q_traits.h"
+#include "cute_attention/sm90/steps_of_64.h"
 #include "kernels/row.h"
 #include "layouts/layout_json.h"
 
@@ -264,7 +265,7 @@ void test_backward(KnownBias const& bias) {
 // one number each, share no banks, but of the same numbers.
 template <class Row>
 void test_float_backward(KnownBias const& bias) {
-  using Traits = sm90::BackwardTraits<sm90::FloatBias<Row>>;
+  using Traits = sm90::BackwardTraits<sm90::FloatBias<sm90::StepsOf64<Row>>>;
   using Of = sm90::FloatBiasOfTranspose;
   using Layout = typename Traits::SharedMemory::SmemLayoutBias;
   constexpr int kRows = Traits::kTileM, kKeys = sm90::kWarpgroupM, kSteps = kRows / 16;

@@ -17,6 +17,7 @@
 #include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/grad_bias_launch.h"
 #include "cute_attention/sm90/key_bias.h"
+#include "cute_attention/sm90/steps_of_64.h"
 
 namespace cute_attention::sm90 {
 
@@ -79,24 +80,22 @@ struct BackwardWithSums {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kThreads = Traits::kThreads;
+  using Sums = typename BackwardFinish<Row>::Sums;
+  static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
-  // Whether the kernel of this row reads a bias of 16 bits from tiles. Only such a row has others
-  // for other kinds: with tiles in fp32, which may have other steps and so has launches of its own,
-  // with numbers of keys, and with a bias in global memory.
-  static constexpr bool kHasTiles = Traits::kBiasTiles && !Traits::kFloatBias;
-  static constexpr bool kHasFloatTiles = kHasTiles && kHasFloatBias<Row>;
-  static constexpr bool kHasKeys = kHasTiles && kHasKeyBias<Row>;
-  using WithFloats = BackwardWithSums<FloatBias<Row>>;
-  // The row whose kernels run before and after: one for all kinds of bias with the same steps.
-  using Table = typename RowOfTable<Row>::Type;
-  using Steps = std::conditional_t<Table::kConfig.tile_m == Row::kConfig.tile_m, Table, Row>;
-  using Finish = BackwardFinish<Steps>;
-  using Sums = typename Finish::Sums;
-  static constexpr int kFinishThreads = Finish::kThreads;
-  using GradBias = GradBiasLaunch<Table>;
+  // Whether the row has kernels for biases that TMA cannot load as 16 bits: all whose tiles have 64
+  // queries (BackwardOfEitherStep).
+  static constexpr bool kTakesAnyBias = Traits::kBiasTiles && !kHasStepsOf64<Row>;
+  // The row of the kernel with tiles of a bias in fp32, of rows that have it.
+  static constexpr bool kHasFloatTiles = kTakesAnyBias && kHasFloatBias<Row>;
+  using RowOfFloats = std::conditional_t<kHasFloatTiles, FloatBias<Row>, Row>;
+  static constexpr int kBytesWithFloats =
+      int(sizeof(typename BackwardTraits<RowOfFloats>::SharedMemory));
+  // Likewise of the one with numbers of keys.
+  using RowOfKeys = std::conditional_t<kHasKeyBias<Row>, KeyBias<Row>, Row>;
+  using GradBias = GradBiasLaunch<typename RowOfTable<Row>::Type>;
 
-  // A WorkspaceFunction (kernel_library.h). The pointer to a bias does not say yet which kernel
-  // reads it: with a bias in fp32 the workspaces are large enough for either step.
+  // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
                         BackwardWorkspace* sizes) {
     *sizes = grad_workspace(*params,
@@ -112,30 +111,12 @@ struct BackwardWithSums {
       sizes->grad_q_sum = 0;
       sizes->grad_q_turn = 0;
     }
-    if constexpr (kHasFloatTiles) {
-      if (params->bias.is_float) {
-        BackwardWorkspace floats{};
-        WithFloats::workspace(params, device, &floats);
-        sizes->delta = max_of(sizes->delta, floats.delta);
-        sizes->grad_q_sum = max_of(sizes->grad_q_sum, floats.grad_q_sum);
-        sizes->grad_q_turn = max_of(sizes->grad_q_turn, floats.grad_q_turn);
-        sizes->grad_kv_parts = max_of(sizes->grad_kv_parts, floats.grad_kv_parts);
-      }
-    }
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
   static int32_t launch(void const* params, LaunchContext const* context) {
     BackwardArguments arguments;
     arguments.params = *static_cast<BackwardParams const*>(params);
-    bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(arguments.params);
-    bool const of_keys = kHasKeys && takes_key_bias<Row>(arguments.params, unpacked_queries());
-    if constexpr (kHasFloatTiles) {
-      bool const floats = arguments.params.bias.is_float && tma_describes_bias(arguments.params);
-      if (has_bias && floats && !of_keys) {
-        return WithFloats::launch(params, context);
-      }
-    }
     bool const at_once = writes_grad_q(arguments.params);
     if (at_once) {
       arguments.params.grad_q_sum = nullptr;
@@ -158,12 +139,19 @@ struct BackwardWithSums {
     arguments.next_tile = next_tile(p);
     arguments.sum_states = sum_states<Traits>(p, *context->device);
     cudaError_t error = make_backward_maps<Traits>(arguments);
-    bool const bias_from_global = kHasTiles && has_bias && !of_keys && !tma_loads_bias(p);
+    bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
+    bool const of_keys = takes_key_bias<Row>(p, unpacked_queries());
+    bool const floats =
+        kHasFloatTiles && !of_keys && has_bias && p.bias.is_float && tma_describes_bias(p);
+    bool const bias_from_global = has_bias && !of_keys && !floats && !tma_loads_bias(p);
     if constexpr (Traits::kBiasTiles) {
       if (error == cudaSuccess && has_bias && !of_keys && !bias_from_global) {
+        constexpr int kRows = Traits::kTileM;
         constexpr int kKeysOfTile = Traits::kBiasOfWarpgroups ? kWarpgroupM : Traits::kTileN;
-        error = make_bias_tiles<Element, Traits::kTileM, kKeysOfTile>(&arguments.bias, p,
-                                                                      unpacked_queries());
+        auto* const tiles = &arguments.bias;
+        auto const packing = unpacked_queries();
+        error = floats ? make_bias_tiles<Element, kRows, kWarpgroupM>(tiles, p, packing)
+                       : make_bias_tiles<Element, kRows, kKeysOfTile>(tiles, p, packing);
       }
     }
     arguments.stores_grad_bias = n_tiles > 0 && stores_grad_bias<Traits>(p);
@@ -174,16 +162,18 @@ struct BackwardWithSums {
       return error;
     }
     auto const device = context->device->ordinal;
-    error = at_once            ? allow_shared_memory<kWriter>(kSharedMemoryBytes, device)
-            : of_keys          ? allow_shared_memory<kKeys>(kSharedMemoryBytes, device)
-            : bias_from_global ? allow_shared_memory<kOtherBias>(kSharedMemoryBytes, device)
-                               : allow_shared_memory<kAdder>(kSharedMemoryBytes, device);
+    int const shared_bytes = floats ? kBytesWithFloats : kSharedMemoryBytes;
+    error = at_once            ? allow_shared_memory<kWriter>(shared_bytes, device)
+            : of_keys          ? allow_shared_memory<kKeys>(shared_bytes, device)
+            : floats           ? allow_shared_memory<kFloatTiles>(shared_bytes, device)
+            : bias_from_global ? allow_shared_memory<kOtherBias>(shared_bytes, device)
+                               : allow_shared_memory<kAdder>(shared_bytes, device);
     if (error != cudaSuccess) {
       return error;
     }
     if (m_tiles > 0) {
-      backward_prepare<Steps><<<unsigned(m_tiles), PrepareTraits<Steps>::kThreads, 0, stream>>>(
-          p, arguments.sum_states);
+      backward_prepare<Row>
+          <<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p, arguments.sum_states);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
@@ -191,8 +181,8 @@ struct BackwardWithSums {
       }
     }
     if constexpr (Traits::kStoresGradS) {
-      if (arguments.stores_grad_bias && ClearGradBias<Steps>::has_hidden(p)) {
-        clear_grad_bias<Steps><<<unsigned(m_tiles), ClearGradBias<Steps>::kThreads, 0, stream>>>(p);
+      if (arguments.stores_grad_bias && ClearGradBias<Row>::has_hidden(p)) {
+        clear_grad_bias<Row><<<unsigned(m_tiles), ClearGradBias<Row>::kThreads, 0, stream>>>(p);
       }
     }
     if (n_tiles > 0) {
@@ -200,13 +190,14 @@ struct BackwardWithSums {
       int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts, most);
       auto const kernel = at_once            ? kWriter
                           : of_keys          ? kKeys
+                          : floats           ? kFloatTiles
                           : bias_from_global ? kOtherBias
                                              : kAdder;
-      kernel<<<unsigned(ctas), kThreads, kSharedMemoryBytes, stream>>>(arguments);
+      kernel<<<unsigned(ctas), kThreads, shared_bytes, stream>>>(arguments);
     }
     int64_t const finish_ctas = sums.ctas + (at_once ? 0 : m_tiles);
     if (m_tiles > 0 && finish_ctas > 0) {
-      backward_finish<Steps>
+      backward_finish<Row>
           <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
               p, sums, arguments.sum_states);
     }
@@ -217,12 +208,13 @@ struct BackwardWithSums {
   }
 
  private:
-  // The kernel that adds dQ to sums, the same where the bias is of keys and where TMA cannot load
-  // it, and the one that writes dQ, of rows that have it.
+  // The kernel that adds dQ to sums, the same where the bias is of keys, where it is in fp32 and
+  // where TMA cannot load it, and the one that writes dQ, of rows that have it.
   static constexpr auto kAdder = &backward<Row, false>;
-  static constexpr auto kKeys = &backward<std::conditional_t<kHasKeys, KeyBias<Row>, Row>, false>;
+  static constexpr auto kKeys = &backward<RowOfKeys, false>;
+  static constexpr auto kFloatTiles = &backward<RowOfFloats, false>;
   static constexpr auto kOtherBias =
-      &backward<std::conditional_t<kHasTiles, BiasFromGlobal<Row>, Row>, false>;
+      &backward<std::conditional_t<kTakesAnyBias, BiasFromGlobal<Row>, Row>, false>;
   static constexpr auto kWriter = &backward<Row, Traits::kWritesGradQ>;
 
   static bool writes_grad_q(BackwardParams const& params) {
@@ -235,8 +227,41 @@ struct BackwardWithSums {
   }
 };
 
+// The launches of a row with steps of 128 queries whose other calls have steps of 64.
+template <class Row>
+struct BackwardOfEitherStep {
+  using Of128 = BackwardWithSums<Row>;
+  using Of64 = BackwardWithSums<StepsOf64<Row>>;
+
+  // A WorkspaceFunction (kernel_library.h): large enough for either, since it does not see where
+  // the bias is.
+  static void workspace(BackwardParams const* params, DeviceInfo const* device,
+                        BackwardWorkspace* sizes) {
+    BackwardWorkspace others{};
+    Of128::workspace(params, device, &others);
+    Of64::workspace(params, device, sizes);  // that of grad_bias_parts, if dS is stored, is 0
+    sizes->delta = max_of(sizes->delta, others.delta);
+    sizes->grad_q_sum = max_of(sizes->grad_q_sum, others.grad_q_sum);
+    sizes->grad_q_turn = max_of(sizes->grad_q_turn, others.grad_q_turn);
+    sizes->grad_kv_parts = max_of(sizes->grad_kv_parts, others.grad_kv_parts);
+  }
+
+  // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
+  static int32_t launch(void const* params, LaunchContext const* context) {
+    auto const& p = *static_cast<BackwardParams const*>(params);
+    bool const has_numbers = takes_key_bias<Row>(p, unpacked_queries()) || tma_loads_bias(p);
+    return has_numbers && !stores_grad_bias<typename Of64::Traits>(p)
+               ? Of128::launch(params, context)
+               : Of64::launch(params, context);
+  }
+};
+
+template <class Row>
+using BackwardWithSumsOfRow =
+    std::conditional_t<kHasStepsOf64<Row>, BackwardOfEitherStep<Row>, BackwardWithSums<Row>>;
+
 template <class Row>
 using BackwardLaunch =
-    std::conditional_t<kSumsGradQ<Row>, BackwardWithSums<Row>, BackwardWithoutSums<Row>>;
+    std::conditional_t<kSumsGradQ<Row>, BackwardWithSumsOfRow<Row>, BackwardWithoutSums<Row>>;
 
 }  // namespace cute_attention::sm90

@@ -11,10 +11,9 @@ namespace cute_attention::sm90 {
 
 // A row whose kernel reads a bias in fp32 from tiles. Their numbers take twice the bytes. So in the
 // forward it has half the keys of the row in a tile, and as many stages as fit; in the backward one
-// tile for each warpgroup (warpgroup_bias.h), and steps of 64 queries: a tile of more does not fit.
+// tile for each warpgroup (warpgroup_bias.h), with steps of 64 queries: of more it does not fit.
 template <class Row>
 struct FloatBias : Row {
-  static constexpr int kMostQueries = 64;  // of a step
   static constexpr int kKeys = Row::kConfig.tile_n / 2;
   static constexpr int kBytesOfStage = kKeys * (2 * (Row::kKey.head_dim + Row::kKey.head_dim_v) +
                                                 int(sizeof(float)) * Row::kConfig.tile_m);
@@ -25,8 +24,7 @@ struct FloatBias : Row {
   static constexpr KernelConfig kConfig =
       Row::kKey.direction == Direction::Forward
           ? KernelConfig{Row::kConfig.tile_m, kKeys, kStages, Row::kConfig.warps}
-          : KernelConfig{min_of(Row::kConfig.tile_m, kMostQueries), Row::kConfig.tile_n,
-                         Row::kConfig.stages, Row::kConfig.warps};
+          : Row::kConfig;
 };
 
 // Whether a row has that kernel. Those of every combination, which take the compiler longest, read
@@ -39,16 +37,6 @@ template <class Row>
 constexpr int kColumnsOfNumber = 1;
 template <class Row>
 constexpr int kColumnsOfNumber<FloatBias<Row>> = 2;
-
-// The row of the table that such a row is made of; any other row is that itself.
-template <class Row>
-struct RowOfTable {
-  using Type = Row;
-};
-template <class Row>
-struct RowOfTable<FloatBias<Row>> {
-  using Type = Row;
-};
 
 }  // namespace cute_attention::sm90
 
