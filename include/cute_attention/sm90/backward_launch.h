@@ -232,6 +232,8 @@ template <class Row>
 struct BackwardOfEitherStep {
   using Of128 = BackwardWithSums<Row>;
   using Of64 = BackwardWithSums<StepsOf64<Row>>;
+  static constexpr int kThreads = Of128::kThreads;
+  static constexpr int kSharedMemoryBytes = Of128::kSharedMemoryBytes;
 
   // A WorkspaceFunction (kernel_library.h): large enough for either, since it does not see where
   // the bias is.

@@ -182,9 +182,10 @@ struct BackwardTraits {
   static constexpr bool kStoresFirst = kKey.score_mods == score_mods::None;
 
   // Whether dS may be the gradient of the bias, which TMA then stores (backward_grad_bias.h). So it
-  // lies in shared memory as in that: keys side by side. With other modifiers dS is another one,
-  // and steps of 128 queries are slower with the stores than steps of 64 (steps_of_64.h).
-  static constexpr bool kStoresGradS = kKey.score_mods == score_mods::Bias && kTileM <= 64;
+  // lies in shared memory as in that: keys side by side. With other modifiers dS is another one.
+  // In steps of 128 queries no call has it stored (steps_of_64.h), but with keys side by side the
+  // kernel needs fewer registers: the other way it spills 8 bytes.
+  static constexpr bool kStoresGradS = kKey.score_mods == score_mods::Bias;
 
   template <class Op>
   using OfConsumers = decltype(cute::make_tiled_mma(
