@@ -23,9 +23,10 @@ Json with_bias_buffer(Json buffers, typename Traits::SharedMemory const& plan) {
 template <class Traits>
 Json with_bias_boxes(Json copies) {
   if constexpr (Traits::kBiasTiles) {
-    using Tile = RowsOfGroups<typename Traits::SharedMemory::SmemLayoutBias, 1>;
-    copies.add(
-        boxes_json<Tile, sm90::TmaBoxes<Traits::kTileM, Traits::kTileN, sm90::kBiasBox>>("bias"));
+    using Layout = typename Traits::SharedMemory::SmemLayoutBias;  // of a stage, or a warpgroup
+    using Tile = RowsOfGroups<Layout, 1>;
+    constexpr int kRows = cute::size<0>(Layout{}), kCols = cute::size<1>(Layout{});
+    copies.add(boxes_json<Tile, sm90::TmaBoxes<kRows, kCols, sm90::kBiasBox>>("bias"));
   }
   return copies;
 }

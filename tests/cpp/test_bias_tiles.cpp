@@ -14,6 +14,7 @@
 #include "cute_attention/sm90/forward_traits.h"
 #include "cute_attention/sm90/grad_kv_traits.h"
 #include "cute_attention/sm90/grad_q_traits.h"
+#include "cute_attention/sm90/steps_of_64.h"
 #include "kernels/row.h"
 #include "layouts/layout_json.h"
 
@@ -24,7 +25,9 @@ CUTE_ATTENTION_FORWARD(forward_128, Sm90, Float16, 128, 128, Bias, 128, 128, 2, 
 CUTE_ATTENTION_FORWARD(forward_256, Sm90, BFloat16, 256, 256, Bias, 128, 64, 2, 12, O1)
 CUTE_ATTENTION_BACKWARD(backward_256, Sm90, Float16, 256, 256, Bias, 128, 64, 2, 12, O3)
 CUTE_ATTENTION_BACKWARD(backward_128, Sm90, Float16, 128, 128, Bias, 64, 128, 2, 12, O3)
-CUTE_ATTENTION_BACKWARD(backward_64, Sm90, BFloat16, 64, 64, Bias, 64, 128, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(backward_64, Sm90, BFloat16, 64, 64, Bias, 128, 128, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(backward_64_dropout, Sm90, BFloat16, 64, 64, Bias | Dropout, 64, 128, 2, 12,
+                        O3)
 }  // namespace rows
 namespace {
 
@@ -223,11 +226,19 @@ void test_key_bias() {
   check_equal(banks.size(), vectors.size(), "banks of different vectors");
 }
 
-// Every score of a step of the backward, which computes S^T.
+// Every score of a step of the backward, which computes S^T. Where each warpgroup has a tile of its
+// own, these lie side by side as the boxes of one.
 template <class Row>
 void test_backward(KnownBias const& bias) {
   using Traits = sm90::BackwardTraits<Row>;
-  using Layout = typename Traits::SharedMemory::SmemLayoutBias;
+  using Buffer = typename Traits::SharedMemory::SmemLayoutBias;
+  using Layout = sm90::SmemTiles<typename Traits::Element, Traits::kTileM, Traits::kTileN,
+                                 Traits::kBiasOfWarpgroups ? 1 : Traits::kStages, sm90::kBiasBox>;
+  constexpr int kColsOfBuffer = decltype(size<1>(Buffer{}))::value;
+  for (int row = 0; row < Traits::kTileM; ++row)
+    for (int key = 0; key < Traits::kTileN; ++key)
+      check_equal(place<Buffer>(row, key % kColsOfBuffer, key / kColsOfBuffer),
+                  place<Layout>(row, key), "a number of a warpgroup's tile");
   BiasTensor const tensor{nullptr, 8, 8, bias.has_row ? 8 : 0, 1, 0};
   BiasTiles const tiles =
       sm90::unmapped_bias_tiles(tensor, Traits::kTileM, Traits::kTileN, unpacked_queries());
@@ -254,7 +265,7 @@ void test_backward(KnownBias const& bias) {
 // one number each, share no banks, but of the same numbers.
 template <class Row>
 void test_float_backward(KnownBias const& bias) {
-  using Traits = sm90::BackwardTraits<sm90::FloatBias<Row>>;
+  using Traits = sm90::BackwardTraits<sm90::FloatBias<sm90::StepsOf64<Row>>>;
   using Of = sm90::FloatBiasOfTranspose;
   using Layout = typename Traits::SharedMemory::SmemLayoutBias;
   constexpr int kRows = Traits::kTileM, kKeys = sm90::kWarpgroupM, kSteps = kRows / 16;
@@ -407,8 +418,11 @@ int main() {
       test_float_forward<rows::forward_128>(bias, shift);
       test_float_forward<rows::forward_256>(bias, shift);
     }
+    test_backward<rows::backward_64>(bias);
+    test_backward<rows::backward_64_dropout>(bias);
     test_backward<rows::backward_128>(bias);
     test_float_backward<rows::backward_64>(bias);
+    test_float_backward<rows::backward_64_dropout>(bias);
     test_float_backward<rows::backward_128>(bias);
   }
   test_key_bias<rows::forward_64>();

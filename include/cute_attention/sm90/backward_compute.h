@@ -49,6 +49,10 @@ struct BackwardCompute : BackwardPointwise<Row> {
   // To write dQ takes registers that are not there beside it, S and dP.
   static constexpr bool kGradQFirst = Traits::kGradQFirst && !kWritesGradQ;
 
+  // Whether there are few registers beside S and dP.
+  static constexpr bool kFewRegisters =
+      kGradQFirst || (Row::kKey.score_mods == score_mods::Bias && kTileM > 64);
+
   // Whether what the next block needs comes as early as it can. Then dV leaves while the other
   // warpgroup ends its last step.
   static constexpr bool kOverlapsBlocks = Traits::kOverlapsBlocks;
@@ -302,7 +306,7 @@ struct BackwardCompute : BackwardPointwise<Row> {
     warpgroup_fence_operand(tSrS);
     auto const lse = Pointwise::lse(ring.stage);  // (KEYS, QUERIES)
     auto const terms =
-        Pointwise::template begin<kGradQFirst>(work, ring.stage, tSrS, lse, key_bias, tdVrP);
+        Pointwise::template begin<kFewRegisters>(work, ring.stage, tSrS, lse, key_bias, tdVrP);
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
       start_grad_q(tdQrdQ);

@@ -32,8 +32,9 @@ struct BackwardKernel {
     init_barriers(shared.grad_s_full, kReaders, shared.grad_s_empty, kReaders + storers);
     init_barriers(shared.grad_q_full, kWarpgroupWarps, shared.grad_q_empty, 1);
     Barrier::init(&shared.landed, 1);
-    if constexpr (Traits::kFloatBias) {
-      init_barriers(shared.bias_full, 1, shared.bias_empty, kWarpgroupWarps);
+    if constexpr (Traits::kBiasOfWarpgroups) {
+      auto& bias = shared.bias_barriers;
+      init_barriers(bias.full, 1, bias.empty, kWarpgroupWarps);
     }
   }
 

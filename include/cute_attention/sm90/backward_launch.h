@@ -17,6 +17,7 @@
 #include "cute_attention/sm90/bias_map.h"
 #include "cute_attention/sm90/grad_bias_launch.h"
 #include "cute_attention/sm90/key_bias.h"
+#include "cute_attention/sm90/steps_of_64.h"
 
 namespace cute_attention::sm90 {
 
@@ -82,14 +83,17 @@ struct BackwardWithSums {
   using Sums = typename BackwardFinish<Row>::Sums;
   static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
+  // Whether the row has kernels for biases that TMA cannot load as 16 bits: all whose tiles have 64
+  // queries (BackwardOfEitherStep).
+  static constexpr bool kTakesAnyBias = Traits::kBiasTiles && !kHasStepsOf64<Row>;
   // The row of the kernel with tiles of a bias in fp32, of rows that have it.
-  static constexpr bool kHasFloatTiles = Traits::kBiasTiles && kHasFloatBias<Row>;
+  static constexpr bool kHasFloatTiles = kTakesAnyBias && kHasFloatBias<Row>;
   using RowOfFloats = std::conditional_t<kHasFloatTiles, FloatBias<Row>, Row>;
   static constexpr int kBytesWithFloats =
       int(sizeof(typename BackwardTraits<RowOfFloats>::SharedMemory));
   // Likewise of the one with numbers of keys.
   using RowOfKeys = std::conditional_t<kHasKeyBias<Row>, KeyBias<Row>, Row>;
-  using GradBias = GradBiasLaunch<Row>;
+  using GradBias = GradBiasLaunch<typename RowOfTable<Row>::Type>;
 
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
@@ -144,10 +148,11 @@ struct BackwardWithSums {
     if constexpr (Traits::kBiasTiles) {
       if (error == cudaSuccess && has_bias && !of_keys && !bias_from_global) {
         constexpr int kRows = Traits::kTileM;
+        constexpr int kKeysOfTile = Traits::kBiasOfWarpgroups ? kWarpgroupM : Traits::kTileN;
         auto* const tiles = &arguments.bias;
         auto const packing = unpacked_queries();
         error = floats ? make_bias_tiles<Element, kRows, kWarpgroupM>(tiles, p, packing)
-                       : make_bias_tiles<Element, kRows, Traits::kTileN>(tiles, p, packing);
+                       : make_bias_tiles<Element, kRows, kKeysOfTile>(tiles, p, packing);
       }
     }
     arguments.stores_grad_bias = n_tiles > 0 && stores_grad_bias<Traits>(p);
@@ -210,7 +215,7 @@ struct BackwardWithSums {
   static constexpr auto kKeys = &backward<RowOfKeys, false>;
   static constexpr auto kFloatTiles = &backward<RowOfFloats, false>;
   static constexpr auto kOtherBias =
-      &backward<std::conditional_t<Traits::kBiasTiles, BiasFromGlobal<Row>, Row>, false>;
+      &backward<std::conditional_t<kTakesAnyBias, BiasFromGlobal<Row>, Row>, false>;
   static constexpr auto kWriter = &backward<Row, Traits::kWritesGradQ>;
 
   static bool writes_grad_q(BackwardParams const& params) {
@@ -224,8 +229,43 @@ struct BackwardWithSums {
   }
 };
 
+// The launches of a row with steps of 128 queries whose other calls have steps of 64.
+template <class Row>
+struct BackwardOfEitherStep {
+  using Of128 = BackwardWithSums<Row>;
+  using Of64 = BackwardWithSums<StepsOf64<Row>>;
+  static constexpr int kThreads = Of128::kThreads;
+  static constexpr int kSharedMemoryBytes = Of128::kSharedMemoryBytes;
+
+  // A WorkspaceFunction (kernel_library.h): large enough for either, since it does not see where
+  // the bias is.
+  static void workspace(BackwardParams const* params, DeviceInfo const* device,
+                        BackwardWorkspace* sizes) {
+    BackwardWorkspace others{};
+    Of128::workspace(params, device, &others);
+    Of64::workspace(params, device, sizes);  // that of grad_bias_parts, if dS is stored, is 0
+    sizes->delta = max_of(sizes->delta, others.delta);
+    sizes->grad_q_sum = max_of(sizes->grad_q_sum, others.grad_q_sum);
+    sizes->grad_q_turn = max_of(sizes->grad_q_turn, others.grad_q_turn);
+    sizes->grad_kv_parts = max_of(sizes->grad_kv_parts, others.grad_kv_parts);
+  }
+
+  // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
+  static int32_t launch(void const* params, LaunchContext const* context) {
+    auto const& p = *static_cast<BackwardParams const*>(params);
+    bool const has_numbers = takes_key_bias<Row>(p, unpacked_queries()) || tma_loads_bias(p);
+    return has_numbers && !stores_grad_bias<typename Of64::Traits>(p)
+               ? Of128::launch(params, context)
+               : Of64::launch(params, context);
+  }
+};
+
+template <class Row>
+using BackwardWithSumsOfRow =
+    std::conditional_t<kHasStepsOf64<Row>, BackwardOfEitherStep<Row>, BackwardWithSums<Row>>;
+
 template <class Row>
 using BackwardLaunch =
-    std::conditional_t<kSumsGradQ<Row>, BackwardWithSums<Row>, BackwardWithoutSums<Row>>;
+    std::conditional_t<kSumsGradQ<Row>, BackwardWithSumsOfRow<Row>, BackwardWithoutSums<Row>>;
 
 }  // namespace cute_attention::sm90

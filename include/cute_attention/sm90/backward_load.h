@@ -26,7 +26,6 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   Ring<Traits::kStages> ring{};
   Ring<Traits::kStagesK> ring_k{};
   Ring<1> ring_v{};
-  Ring<1> ring_bias{};  // of fp32
 
   CUTE_DEVICE BackwardLoad(BackwardArguments const& arguments, SharedMemory& shared)
       : Base(arguments, shared, {arguments.params.cu_seqlens_k, arguments.params.batch, kTileN}) {}
@@ -147,7 +146,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     uint64_t& full = shared.query_full[ring.stage];
     auto& stage = shared.stages[ring.stage];
     if (leader) {
-      if constexpr (Traits::kBiasTiles && !Traits::kFloatBias) {
+      if constexpr (Traits::kBiasTiles && !Traits::kBiasOfWarpgroups) {
         if (call_has<kScoreMods, score_mods::Bias>(arguments.params)) {
           load_bias_tile<kTileM, kTileN>(
               arguments.bias,
@@ -178,27 +177,27 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
         arguments.map_q, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.q.data() + ring.stage * (Traits::kBytesQ / int(sizeof(Element))), full);
-    if constexpr (Traits::kFloatBias) {
-      load_float_bias(step, m_begin);
+    if constexpr (Traits::kBiasOfWarpgroups) {
+      load_warpgroup_bias(step, m_begin);
     }
   }
 
   // After Q, for which it does not wait: the consumers still have the tiles of the step before.
-  CUTE_DEVICE void load_float_bias(Step const& step, int m_begin) {
+  // Phases: await_bias() of sm90/backward_pointwise.h.
+  CUTE_DEVICE void load_warpgroup_bias(Step const& step, int m_begin) {
 #pragma unroll 1  // few registers
     for (int warpgroup = 0; warpgroup < Traits::kConsumers; ++warpgroup) {
-      Barrier::wait(&shared.bias_empty[warpgroup], ring_bias.parity ^ 1);
+      Barrier::wait(&shared.bias_barriers.empty[warpgroup], ring.stage ^ 1);
       if (leader) {
-        constexpr int kCols = Traits::SharedMemory::kCols;
-        uint64_t& full = shared.bias_full[warpgroup];
-        int32_t const col = work->tile.n_block * (2 * kTileN) + warpgroup * kCols;
+        constexpr int kCols = Traits::kBiasCols;
+        uint64_t& full = shared.bias_barriers.full[warpgroup];
+        int32_t const col = (work->tile.n_block * Traits::kConsumers + warpgroup) * kCols;
         load_bias_tile<kTileM, kCols>(arguments.bias,
                                       {work->tile.batch, step.head, 0, m_begin, col},
                                       shared.bias_tile(warpgroup), full);
         Barrier::arrive(&full);
       }
     }
-    ring_bias.advance();
   }
 
   CUTE_DEVICE void load_grad_o(Step const& step, int m_begin) {

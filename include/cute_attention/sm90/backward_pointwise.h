@@ -66,6 +66,8 @@ struct BackwardPointwise {
     }
   }
 
+  static_assert(!Scores::kModifiesCopies || !Traits::kBiasOfWarpgroups,
+                "take_copies() reads tiles that come with Q");
   // With kModifiesCopies begin() rounds P, and leaves in scores what dP + delta is multiplied with:
   // P times the derivative of a map, neither of them negative. Its sign says that its score is
   // dropped. It does so for these of a step's blocks of 16 queries, and finish() for the others. At
@@ -95,17 +97,24 @@ struct BackwardPointwise {
     } else if constexpr (Traits::kKeyBias) {
       key_bias.add(bias_per_unit(arguments.params, work.sequence, arguments.params.scale), rS);
     } else if constexpr (Traits::kFloatBias) {
-      await_float_bias(stage_index);
+      await_bias(stage_index);
       CUTE_UNROLL
       for (int k = 0; k < kBlocks; ++k) {
         add_float_bias(k, bias_per_unit(arguments.params, work.sequence, arguments.params.scale),
                        make_tensor(tSrS.data() + kBiasNumbers * k, Int<kBiasNumbers>{}));
       }
-      release_float_bias();
+      release_bias();
     } else if constexpr (Traits::kBiasTiles) {
-      add_bias_tile<BiasOfTranspose, kTileM>(
-          arguments.bias, shared.bias_tile(stage_index), 0, opaque(thread),
-          bias_per_unit(arguments.params, work.sequence, arguments.params.scale), tSrS);
+      if constexpr (Traits::kBiasOfWarpgroups) {
+        await_bias(stage_index);
+      }
+      add_bias_tile<BiasOfTranspose, kTileM>(  // a box of it is a warpgroup's
+          arguments.bias, shared.bias_tile(Traits::kBiasOfWarpgroups ? 0 : stage_index), 0,
+          opaque(thread), bias_per_unit(arguments.params, work.sequence, arguments.params.scale),
+          tSrS);
+      if constexpr (Traits::kBiasOfWarpgroups) {
+        release_bias();
+      }
     } else if constexpr (Scores::kTermsInScores) {
       placed().add_terms(work, stage, tSrS);
     }
@@ -187,21 +196,23 @@ struct BackwardPointwise {
  private:
   CUTE_DEVICE PlacedScores<Traits, Scores> placed() const { return {arguments.params, thread}; }
 
-  // Tiles of a bias in fp32, of which each step has the next: with two stages the number of a
-  // step's stage is the phase of its tile, too.
-  CUTE_DEVICE void await_float_bias(uint32_t stage_index) const {
-    Barrier::wait(&shared.bias_full[thread / kWarpgroupThreads], stage_index);
+  // Computed anew at each use: no register keeps it, nor an address that follows from it.
+  CUTE_DEVICE int bias_warpgroup() const { return opaque(thread) / kWarpgroupThreads; }
+  // The tile of the bias of this warpgroup, of which each step has the next: with two stages the
+  // number of a step's stage is the phase of its tile, too.
+  CUTE_DEVICE void await_bias(uint32_t stage_index) const {
+    Barrier::wait(&shared.bias_barriers.full[bias_warpgroup()], stage_index);
   }
   template <class Eight>
   CUTE_DEVICE void add_float_bias(int k, float per_unit, Eight&& scores) const {
-    auto const* const tile = shared.bias_tile(thread / kWarpgroupThreads);
+    auto const* const tile = shared.bias_tile(bias_warpgroup());
     add_float_bias_step<kTileM>(arguments.bias, reinterpret_cast<float const*>(tile),
                                 opaque(thread) % kWarpgroupThreads, k, per_unit, scores);
   }
-  CUTE_DEVICE void release_float_bias() const {
+  CUTE_DEVICE void release_bias() const {
     end_reads();
     if (thread % 32 == 0) {
-      Barrier::arrive(&shared.bias_empty[thread / kWarpgroupThreads]);
+      Barrier::arrive(&shared.bias_barriers.empty[bias_warpgroup()]);
     }
   }
 

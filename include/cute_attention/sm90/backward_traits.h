@@ -20,6 +20,7 @@
 #include "cute_attention/sm90/key_bias.h"
 #include "cute_attention/sm90/smem_tiles.h"
 #include "cute_attention/sm90/warpgroup.h"
+#include "cute_attention/sm90/warpgroup_bias.h"
 #include "cute_attention/study.h"
 
 namespace cute_attention::sm90 {
@@ -131,12 +132,15 @@ struct BackwardTraits {
   // Q and dO of a step are released in the next one, which may be the first of the next block.
   static_assert(kStages >= 2, "Q and dO of two steps");
 
-  // A tile of the bias comes with Q of a step, and is released with it. Those of fp32 have buffers
-  // and barriers of their own. Numbers of keys are in registers.
+  // A tile of the bias comes with Q of a step, and is released with it. Where two tiles do not fit,
+  // each warpgroup has one for its keys, with barriers of its own (warpgroup_bias.h): in fp32, and
+  // with steps of 128 queries. Numbers of keys are in registers.
   static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
   static constexpr bool kFloatBias = kColumnsOfNumber<Row> > 1;
   static constexpr bool kKeyBias = sm90::kKeyBias<Row>;
-  static_assert(!kFloatBias || kStages == 2, "a step of each two has the first stage");
+  static constexpr bool kBiasOfWarpgroups = kBiasTiles && (kFloatBias || kTileM > 64);
+  static constexpr int kBiasCols = kColumnsOfNumber<Row> * kWarpgroupM;  // of a warpgroup
+  static_assert(!kBiasOfWarpgroups || kStages == 2, "a step of each two has the first stage");
 
   // dQ of a step is cut into one part for each warpgroup: 64 queries of some of the columns.
   static constexpr int kRowPartsQ = kTileM / kWarpgroupM;
@@ -179,6 +183,8 @@ struct BackwardTraits {
 
   // Whether dS may be the gradient of the bias, which TMA then stores (backward_grad_bias.h). So it
   // lies in shared memory as in that: keys side by side. With other modifiers dS is another one.
+  // In steps of 128 queries no call has it stored (steps_of_64.h), but with keys side by side the
+  // kernel needs fewer registers: the other way it spills 8 bytes.
   static constexpr bool kStoresGradS = kKey.score_mods == score_mods::Bias;
 
   template <class Op>
@@ -257,8 +263,9 @@ struct BackwardTraits {
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
 
-  struct SharedMemory : BiasBuffer<kBiasTiles && !kFloatBias, Element, kTileM, kTileN, kStages>,
-                        FloatBiasBuffers<kFloatBias, Element, kTileM, kConsumers> {
+  struct SharedMemory
+      : BiasBuffer<kBiasTiles && !kBiasOfWarpgroups, Element, kTileM, kTileN, kStages>,
+        WarpgroupBiasBuffers<kBiasOfWarpgroups, Element, kTileM, kBiasCols, kConsumers> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
@@ -292,6 +299,7 @@ struct BackwardTraits {
     uint64_t grad_q_full[kConsumers];   // a warpgroup's part of dQ: kWarpgroupWarps arrivals
     uint64_t grad_q_empty[kConsumers];  // it has been read: 1 arrival
     uint64_t landed;  // a tile that the load warp has to mend before it is full: 1 arrival
+    WarpgroupBiasBarriers<kBiasOfWarpgroups, kConsumers> bias_barriers;
   };
   static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
 };

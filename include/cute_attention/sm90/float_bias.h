@@ -11,7 +11,7 @@ namespace cute_attention::sm90 {
 
 // A row whose kernel reads a bias in fp32 from tiles. Their numbers take twice the bytes. So in the
 // forward it has half the keys of the row in a tile, and as many stages as fit; in the backward one
-// tile for each warpgroup, where the row has two for both.
+// tile for each warpgroup (warpgroup_bias.h), with steps of 64 queries: of more it does not fit.
 template <class Row>
 struct FloatBias : Row {
   static constexpr int kKeys = Row::kConfig.tile_n / 2;
@@ -123,27 +123,9 @@ CUTE_DEVICE void add_float_bias_tile(BiasTiles const& bias, float const* tile, i
   }
 }
 
-// The tiles of a backward kernel, one for each consumer warpgroup: its 64 keys of the queries of a
-// step. They have barriers of their own: a tile is free as soon as the scores have it, before Q of
-// the step is.
-template <bool kHasTiles, class Element, int kRows, int kWarpgroups>
-struct FloatBiasBuffers {};
-template <class Element, int kRows, int kWarpgroups>
-struct FloatBiasBuffers<true, Element, kRows, kWarpgroups> {
-  static constexpr int kCols = 2 * kWarpgroupM;  // of 16 bits
-  using SmemLayoutBias =                         // (M, N, WARPGROUP)
-      SmemTiles<Element, kRows, kCols, kWarpgroups, kBiasBox>;
-  cute::array_aligned<Element, cute::cosize_v<SmemLayoutBias>, 1024> bias;
-  uint64_t bias_full[kWarpgroups];   // 1 arrival
-  uint64_t bias_empty[kWarpgroups];  // kWarpgroupWarps arrivals
-
-  // The tile of a warpgroup, (M, N).
-  CUTE_DEVICE Element* bias_tile(int warpgroup) { return bias.data() + warpgroup * kRows * kCols; }
-};
-
-// Where in such a tile the numbers lie of the scores of a thread, which are of S^T: two keys, 8
-// apart, of two queries side by side of each 8. The lanes of a warp load one number each, of 8 keys
-// of four queries, none of which share banks.
+// Where in a tile of a warpgroup of the backward (warpgroup_bias.h) the numbers lie of the scores
+// of a thread, which are of S^T: two keys, 8 apart, of two queries side by side of each 8. The
+// lanes of a warp load one number each, of 8 keys of four queries, none of which share banks.
 struct FloatBiasOfTranspose {
   using Of = FloatBiasOfScores;
   // The first query of a thread, of each 8.
