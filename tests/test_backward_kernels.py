@@ -101,13 +101,23 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 @pytest.mark.parametrize("options", [{}, CAUSAL], ids=["full", "causal"])
 def test_many_sums_of_dq_begin_with_a_store(row: rows.TableRow, options: dict[str, Any]) -> None:
     """Few blocks of keys, and more than 2^15 numbers of dQ for each multiprocessor
-    (sm90/backward_states.h): nobody sets the sums to zero."""
-    if row.arch != "sm90" or row.score_mods or row.head_dim > 128:
+    (sm90/backward_states.h): nobody sets the sums to zero, but for rows with some features."""
+    if row.arch != "sm90" or row.head_dim > 128:
         pytest.skip("sums begin with zeros, or there are none")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     batch = 1 + 2**15 * multiprocessors // (270 * row.head_dim)
     inputs, grad_out = make(row, Case(batch, 270, 270, 1, 1, options))
     check(row, inputs, grad_out, options)
+
+
+def test_ctas_go_up_in_their_second_round(row: rows.TableRow) -> None:
+    """More blocks of keys than multiprocessors, of KV heads that three query heads share
+    (GradSchedule::goes_up()): of the warps of a CTA each must go the same way."""
+    if row.arch != "sm90" or row.head_dim > 128:
+        pytest.skip("steps go down")
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    inputs, grad_out = make(row, Case(1 + multiprocessors // 2, 400, 400, 3, 1, CAUSAL))
+    check(row, inputs, grad_out, CAUSAL)
 
 
 @pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5, 1e28])

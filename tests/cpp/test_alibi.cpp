@@ -155,8 +155,8 @@ void check_lists() {
   check_equal(None::exponent_scale(params), 0.125f, "unit without modifiers");
   check_equal(Line::exponent_scale(params), 0.125f, "unit with ALiBi");
   check_equal(Both::exponent_scale(params), 30.f, "unit with softcap and ALiBi");
-  check_equal(Line(params).derivative(0.5f), 1.f, "derivative of ALiBi");
-  check_equal(Both(params).derivative(0.5f), 0.75f, "derivative of softcap and ALiBi");
+  check_equal(Line(params).derivative<false>(0.5f), 1.f, "derivative of ALiBi");
+  check_equal(Both(params).derivative<false>(0.5f), 0.75f, "derivative of softcap and ALiBi");
 }
 
 }  // namespace

@@ -125,10 +125,11 @@ void check_forward(Call const& call, int m_begin, int n_begin) {
 
 // P and dS / (dP + delta) of copies of kRows x kCols scores after the other, as the backward takes
 // them.
-template <int kRows, int kCols, class Tile>
+//   kFinite  of BackwardScores
+template <bool kFinite, int kRows, int kCols, class Tile>
 void check_copies(Call const& call, BackwardParams const& params, std::vector<float> const& bias,
                   Tile const& tile) {
-  using Scores = BackwardScores<score_mods::Every>;
+  using Scores = BackwardScores<score_mods::Every, score_mods::None, kFinite>;
   static_assert(Scores::kModifiesCopies && !Scores::kTermsInExponent && !Scores::kMasksFirst);
   Scores const scores(params);
   auto const head = Scores::of_head(params, kBatch, kHead);
@@ -137,7 +138,7 @@ void check_copies(Call const& call, BackwardParams const& params, std::vector<fl
     for (int col = 0; col < Tile::kCols; col += kCols) {
       Tensor copies = make_tensor<float>(Int<kRows * kCols>{});  // (8)
       auto const part = copies_of_scores<kRows, kCols>(tile, row, col, copies);
-      Scores::add_terms<half_t>(params, head, part);
+      Scores::template add_terms<half_t>(params, head, part);
       mask_scores_by_side(part);
       for (int i = 0; i < kRows; ++i) {
         for (int j = 0; j < kCols; ++j) {
@@ -168,13 +169,13 @@ void check_backward(Call const& call, int m_begin, int n_begin) {
   QueryPacking const packing = unpacked_queries();
   for (int thread = 0; thread < kThreads; ++thread) {
     auto scores = partition_fragment_C(Mma{}, Shape<Int<kTileM>, Int<kTileN>>{});
-    check_copies<2, 4>(call, params, bias,
-                       make_score_tile<kTileM, kTileN>(Mma{}, thread, scores, sequence, packing,
-                                                       m_begin, n_begin));
+    check_copies<false, 2, 4>(call, params, bias,
+                              make_score_tile<kTileM, kTileN>(Mma{}, thread, scores, sequence,
+                                                              packing, m_begin, n_begin));
     auto transposed = partition_fragment_C(Mma{}, Shape<Int<kTileN>, Int<kTileM>>{});
-    check_copies<4, 2>(call, params, bias,
-                       make_score_tile_of_transpose<kTileM, kTileN>(
-                           Mma{}, thread, transposed, sequence, packing, m_begin, n_begin));
+    check_copies<true, 4, 2>(call, params, bias,
+                             make_score_tile_of_transpose<kTileM, kTileN>(
+                                 Mma{}, thread, transposed, sequence, packing, m_begin, n_begin));
   }
 }
 

@@ -1,5 +1,5 @@
 // test_softcap.cpp: softcap of scores against tanh in double, for caps of any size and scores up to
-// infinity; that a score does not depend on those beside it; and its derivative.
+// infinity; that a score does not depend on those beside it; its derivative; and hidden scores.
 #include "layouts/host_cuda.h"
 // The headers below need the one above, and these two functions.
 inline float __fdividef(float a, float b) { return a / b; }
@@ -16,6 +16,7 @@ inline int __any_sync(unsigned, int vote) { return vote; }  // a warp of one thr
 #endif
 
 #include "check.h"
+#include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/softcap.h"
 #include "cute_attention/params.h"
 
@@ -123,10 +124,31 @@ void check_scores() {
 }
 
 void check_derivative() {
-  check_equal(SoftcapMap::derivative(0.5f), 0.75f, "derivative");
-  check_equal(SoftcapMap::derivative(1.f), 0.f, "derivative at the cap");
-  check_equal(SoftcapMap::derivative(-kInfinity), 0.f, "derivative of a hidden score");
-  check_equal(SoftcapMap::derivative(kNaN), 0.f, "derivative of a hidden score that is NaN");
+  check_equal(SoftcapMap::derivative<false>(0.5f), 0.75f, "derivative");
+  check_equal(SoftcapMap::derivative<true>(0.5f), 0.75f, "derivative, of a finite score");
+  check_equal(SoftcapMap::derivative<false>(1.f), 0.f, "derivative at the cap");
+  check_equal(SoftcapMap::derivative<false>(-kInfinity), 0.f, "derivative of a hidden score");
+  check_equal(SoftcapMap::derivative<false>(kNaN), 0.f, "derivative of a hidden NaN");
+}
+
+// P and dS / (dP + delta) of a hidden score are 0 for caps of any size, of queries that see no key
+// too.
+template <bool kFinite>
+void check_hidden() {
+  using Scores = BackwardScores<score_mods::Softcap, score_mods::None, kFinite>;
+  static_assert((Scores::kHidden == -kInfinity) == !kFinite);
+  for (float softcap : {1e-30f, 1e-5f, 30.f, 1e5f, 1e30f}) {
+    BackwardParams params{};
+    params.scale = 0.125f;
+    params.softcap = softcap;
+    for (float lse : {0.f, -100.f, 100.f, kInfinity}) {
+      float score = Scores::kHidden;
+      float const factor = Scores(params).factor(score, lse, NoTerms{}, 0);
+      std::string const name = " of a hidden score, with a cap of " + std::to_string(softcap);
+      check_equal(score, 0.f, "P" + name);
+      check_equal(factor, 0.f, "the factor of dP" + name);
+    }
+  }
 }
 
 template <class Map>
@@ -151,5 +173,7 @@ int main() {
   check_map<SoftcapMap>();
   check_map<SoftcapMapBy<PlainPolynomial>>();
   check_derivative();
+  check_hidden<false>();
+  check_hidden<true>();
   return testing::report();
 }

@@ -19,7 +19,9 @@ namespace cute_attention {
 // copy of a few scores, in registers that it uses again for the next few, masks the copy, and has
 // factor() compute P from it.
 //   kElsewhere  modifiers that the kernel applies by itself
-template <uint32_t kScoreMods, uint32_t kElsewhere = score_mods::None>
+//   kFinite     whether mapped scores stay finite: what hides one is kHidden, and not -infinity.
+//               Then the derivative takes an instruction less.
+template <uint32_t kScoreMods, uint32_t kElsewhere = score_mods::None, bool kFinite = false>
 struct BackwardScores {
   using Modifiers = ScoreModifiers<kScoreMods, kElsewhere>;
   using Terms = typename Modifiers::Terms;
@@ -32,12 +34,24 @@ struct BackwardScores {
       Modifiers::kHasMap && (kScoreMods & score_mods::Bias) != 0;
   static_assert(kMasksFirst || !kTermsInScores || kModifiesCopies,
                 "the derivative of a map is computed from what the map left");
+  // A hidden score. The finite one makes P = 0 too, and its square, in the derivative of softcap,
+  // is finite. Copies are hidden, but not the mapped scores from which derivatives come.
+  static constexpr float kHidden =
+      kFinite && Modifiers::kHasMap && !kModifiesCopies ? -1e18f : -INFINITY;
   Modifiers modifiers;
   float scale_log2;
 
   template <class Params>
   CUTE_DEVICE explicit BackwardScores(Params const& params)
-      : modifiers(params), scale_log2(Modifiers::exponent_scale(params) * float(M_LOG2E)) {}
+      : modifiers(params), scale_log2(scale_of(params) * float(M_LOG2E)) {}
+
+  // What a score in its unit is multiplied with. A cap below 1e-15 is rounded up to that, where P
+  // is the same, so that P of the finite kHidden is 0 for any cap.
+  template <class Params>
+  CUTE_DEVICE static float scale_of(Params const& params) {
+    float const scale = Modifiers::exponent_scale(params);
+    return kHidden == -INFINITY ? scale : fmaxf(scale, 1e-15f);
+  }
 
   // What a step needs to know of the head of its queries.
   template <class Params>
@@ -133,7 +147,7 @@ struct BackwardScores {
     } else {
       float const mapped = score;
       score = probability(mapped, lse_log2, terms, i);
-      return score * modifiers.derivative(mapped);
+      return score * modifiers.template derivative<kFinite>(mapped);
     }
   }
 
@@ -143,7 +157,7 @@ struct BackwardScores {
   CUTE_DEVICE float factor(float& score, float modified, float lse_log2) const {
     float const mapped = score;
     score = exp2f(modified * scale_log2 - lse_log2);
-    return score * modifiers.derivative(mapped);
+    return score * modifiers.template derivative<kFinite>(mapped);
   }
 
   // When dP + delta is there.

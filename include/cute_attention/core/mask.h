@@ -31,8 +31,9 @@ CUTE_DEVICE void mask_scores(Tile const& tile) {
 // Hides the same keys, those behind the last visible one and those before the first one apart:
 // where no key of the tile lies on a side, that side costs one branch, which all threads of the
 // warp take alike. Under a causal mask a score then costs one compare.
+//   hidden_score  what a hidden score becomes
 template <class Tile>
-CUTE_DEVICE void mask_scores_by_side(Tile const& tile) {
+CUTE_DEVICE void mask_scores_by_side(Tile const& tile, float hidden_score = -INFINITY) {
   Sequence const& sequence = tile.sequence;
   auto const hide = [&](auto const& is_hidden) {
     CUTE_UNROLL
@@ -41,7 +42,7 @@ CUTE_DEVICE void mask_scores_by_side(Tile const& tile) {
       CUTE_UNROLL
       for (int col = 0; col < Tile::kCols; ++col) {
         if (hidden(tile.keys_behind_first(row, col))) {
-          tile.scores(row, col) = -INFINITY;
+          tile.scores(row, col) = hidden_score;
         }
       }
     }
@@ -64,14 +65,15 @@ CUTE_DEVICE void mask_scores_by_side(Tile const& tile) {
 }
 
 // Hides all keys from queries past the end of the sequence.
+//   hidden_score  what a hidden score becomes
 template <class Tile>
-CUTE_DEVICE void mask_missing_queries(Tile const& tile) {
+CUTE_DEVICE void mask_missing_queries(Tile const& tile, float hidden_score = -INFINITY) {
   CUTE_UNROLL
   for (int row = 0; row < Tile::kRows; ++row) {
     bool const missing = tile.query(row) >= tile.sequence.seqlen_q;
     CUTE_UNROLL
     for (int col = 0; col < Tile::kCols; ++col) {
-      tile.scores(row, col) = missing ? -INFINITY : tile.scores(row, col);
+      tile.scores(row, col) = missing ? hidden_score : tile.scores(row, col);
     }
   }
 }

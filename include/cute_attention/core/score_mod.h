@@ -115,8 +115,9 @@ struct OptionalMap {
       chosen.template map<kGroup>(scores, near);
     }
   }
+  template <bool kFinite>
   CUTE_DEVICE float derivative(float mapped) const {
-    return is_there ? chosen.derivative(mapped) : 1.f;
+    return is_there ? chosen.template derivative<kFinite>(mapped) : 1.f;
   }
 };
 
@@ -190,7 +191,10 @@ struct ModifierList {
   }
   template <int kGroup, class Scores>
   CUTE_DEVICE void map(Scores&&, bool) const {}
-  CUTE_DEVICE static float derivative(float) { return 1.f; }
+  template <bool kFinite>
+  CUTE_DEVICE static float derivative(float) {
+    return 1.f;
+  }
 };
 
 template <class First, class... Others>
@@ -240,11 +244,13 @@ struct ModifierList<First, Others...> {
   }
 
   // d(modified score) / d(scale * q.k), from `mapped`, the score after all maps of the list.
+  //   kFinite  whether no mapped score is infinite, as one is that a mask has set to -infinity
+  template <bool kFinite>
   CUTE_DEVICE float derivative(float mapped) const {
     if constexpr (First::kIsMap) {
-      return first.derivative(mapped) * rest.derivative(mapped);
+      return first.template derivative<kFinite>(mapped) * rest.template derivative<kFinite>(mapped);
     } else {
-      return rest.derivative(mapped);
+      return rest.template derivative<kFinite>(mapped);
     }
   }
 };

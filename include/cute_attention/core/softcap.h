@@ -177,9 +177,12 @@ struct SoftcapMapBy {
     }
   }
 
-  // d(softcap * y) / ds, from y; 0 for a hidden score.
+  // d(softcap * y) / ds, from y.
+  //   kFinite  whether no y is infinite. Else that of -infinity, a hidden score, is 0.
+  template <bool kFinite>
   CUTE_DEVICE static float derivative(float modified) {
-    return fmaxf(fmaf(-modified, modified, 1.f), 0.f);
+    float const derivative = fmaf(-modified, modified, 1.f);
+    return kFinite ? derivative : fmaxf(derivative, 0.f);
   }
 
  private:

@@ -22,7 +22,8 @@ struct BackwardPointwise {
   static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
   using Scores =
       BackwardScores<kScoreMods,
-                     Traits::kBiasTiles || Traits::kKeyBias ? score_mods::Bias : score_mods::None>;
+                     Traits::kBiasTiles || Traits::kKeyBias ? score_mods::Bias : score_mods::None,
+                     true>;
   using KeyBiasNumbers = std::conditional_t<Traits::kKeyBias, KeyBiasOfStep, NoKeyBias>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
@@ -69,21 +70,27 @@ struct BackwardPointwise {
   static_assert(!Scores::kModifiesCopies || !Traits::kBiasOfWarpgroups,
                 "take_copies() reads tiles that come with Q");
   // With kModifiesCopies begin() rounds P, and leaves in scores what dP + delta is multiplied with:
-  // P times the derivative of a map, neither of them negative. Its sign says that its score is
-  // dropped. It does so for these of a step's blocks of 16 queries, and finish() for the others. At
-  // head dim 128 registers do not hold all of P in 16 bits beside dP, and none of it where a thread
-  // has the addresses of a bias in global memory.
+  // P times the derivative of a map, neither of them negative, but for rounding, where what its
+  // sign then changes is as small. Its sign says that its score is dropped. It does so for these of
+  // a step's blocks of 16 queries, and finish() for the others. At head dim 128 registers do not
+  // hold all of P in 16 bits beside dP, and none of it where a thread has the addresses of a bias
+  // in global memory.
   static constexpr int kBlocks = kTileM / 16;
   static constexpr int kBlocksFirst = Traits::kHeadDim <= 64 ? kBlocks
                                       : Traits::kBiasTiles   ? kBlocks / 2
                                                              : 0;
+  // With a map and without copies begin() rounds P too, and leaves P times the derivative in
+  // scores: so the exponentials run beside dP. ptxas spilled where they waited for dP, as they do
+  // for the other rows.
+  static constexpr bool kTakesFactors =
+      Scores::Modifiers::kHasMap && !Scores::kModifiesCopies && !kDrops;
   // Before dP is there: makes scores P, or what a map leaves of them (backward_scores.h), or
   // factors. Returns the terms in exponents, for finish().
   //   kFewRegisters  whether the LSE is not loaded far ahead
   //   tSrS           (MMA, MMA_N, MMA_M)
   //   sLse           lse() of the step
   //   key_bias       load_key_bias() of the step
-  //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits, with kModifiesCopies
+  //   tdVrP          (MMA, MMA_N, MMA_M / 16)  becomes P in 16 bits where it is rounded here
   template <bool kFewRegisters, class Lse>
   CUTE_DEVICE auto begin(BackwardWork const& work, uint32_t stage_index, FragmentS& tSrS, Lse sLse,
                          KeyBiasNumbers const& key_bias, Operand& tdVrP) const {
@@ -139,6 +146,11 @@ struct BackwardPointwise {
     }
     if constexpr (Scores::kModifiesCopies) {
       take_copies(work, stage_index, 0, kBlocksFirst, tSrS, tdVrP);
+    } else if constexpr (kTakesFactors) {
+      CUTE_UNROLL
+      for (int k = 0; k < kBlocks; ++k) {
+        take_factors(k, terms, sLse, tSrS, tdVrP);
+      }
     }
     return terms;
   }
@@ -181,6 +193,11 @@ struct BackwardPointwise {
         }
         convert_block(tSrS, k, tdVrP);
       }
+    } else if constexpr (kTakesFactors) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(tSrS); ++i) {
+        tdPrdP(i) *= tSrS(i);
+      }
     } else {
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
       auto const by_query = rows_and_columns(tdPrdP.layout());
@@ -214,6 +231,25 @@ struct BackwardPointwise {
     if (thread % 32 == 0) {
       Barrier::arrive(&shared.bias_barriers.empty[bias_warpgroup()]);
     }
+  }
+
+  // Makes P of the mapped and masked scores of block `k`, and these factors.
+  //   sLse   (KEYS, QUERIES)
+  //   tSrS   (MMA, MMA_N, MMA_M)
+  //   tdVrP  (MMA, MMA_N, MMA_M / 16)  its block `k` becomes P in 16 bits
+  template <class Terms, class Lse>
+  CUTE_DEVICE void take_factors(int k, Terms const& terms, Lse const& sLse, FragmentS& tSrS,
+                                Operand& tdVrP) const {
+    using namespace cute;
+    Tensor rP = make_tensor<float>(Int<8>{});
+    CUTE_UNROLL
+    for (int i = 8 * k; i < 8 * k + 8; ++i) {
+      int const query = 4 * k + i % 8 / 4 * 2 + i % 2, key = i / 2 % 2;
+      rP(i % 8) = tSrS(i);
+      tSrS(i) = scores.factor(rP(i % 8), sLse(0, query), terms.of_query(query), key);
+    }
+    auto of_block = tdVrP(_, 0, k);  // (MMA)
+    convert_into(rP, of_block);
   }
 
   // Clears what is dropped of block `k` of P, and gives its factors their signs.

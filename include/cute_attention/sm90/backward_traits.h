@@ -173,13 +173,20 @@ struct BackwardTraits {
   // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.
   static constexpr bool kWritesGradQ = kKey.score_mods == score_mods::None;
 
+  // The rows with the same choices below.
+  static constexpr bool kNoneOrAlibiOrSoftcap = kKey.score_mods == score_mods::None ||
+                                                kKey.score_mods == score_mods::Alibi ||
+                                                kKey.score_mods == score_mods::Softcap;
+
   // Whether the steps of a block may go up (GradSchedule::goes_up()). For the direction the load
   // warp of head dim 96 has no registers, nor has that of head dim 64 with dropout: they spilled 8
   // to 24 bytes. The other rows with modifiers have not been measured so.
-  static constexpr bool kMayGoUp = kKey.score_mods == score_mods::None && kHeadDim != 96;
+  static constexpr bool kMayGoUp = kNoneOrAlibiOrSoftcap && kHeadDim != 96;
 
-  // Whether sums of dQ may begin with a store (backward_states.h).
-  static constexpr bool kStoresFirst = kKey.score_mods == score_mods::None;
+  // Whether sums of dQ may begin with a store (backward_states.h). The other rows have not been
+  // measured so.
+  static constexpr bool kStoresFirst =
+      kNoneOrAlibiOrSoftcap || kKey.score_mods == score_mods::Every;
 
   // Whether dS may be the gradient of the bias, which TMA then stores (backward_grad_bias.h). So it
   // lies in shared memory as in that: keys side by side. With other modifiers dS is another one.

@@ -47,7 +47,7 @@ struct PlacedScores {
                                                          tile(work, stage.m_block, tSrS, packing));
   }
 
-  // Sets hidden scores, and those of queries past the end of the sequence, to -infinity.
+  // Hides scores, and those of queries past the end of the sequence: they become Scores::kHidden.
   template <class FragmentS>
   CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) const {
     if (work.tiles.masked(m_block)) {
@@ -79,9 +79,9 @@ struct PlacedScores {
  private:
   template <class Tile>
   CUTE_DEVICE static void mask_tile(BackwardWork const& work, int m_block, Tile const& tile) {
-    mask_scores_by_side(tile);
+    mask_scores_by_side(tile, Scores::kHidden);
     if ((m_block + 1) * kTileM > work.sequence.seqlen_q) {
-      mask_missing_queries(tile);
+      mask_missing_queries(tile, Scores::kHidden);
     }
   }
 };
