@@ -89,7 +89,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
     if (range.count > 0) {
       compute(tdKrdK, tdVrdV);
     }
-    if (parts.count == 1) {
+    if (parts == 1) {
       store_key_gradients<Traits>(params, shared, tile, sequence, thread, tdKrdK, tdVrdV);
     } else if (range.count > 0) {
       using Mma = typename Traits::TiledMmaKV;

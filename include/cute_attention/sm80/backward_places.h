@@ -33,7 +33,7 @@ struct BackwardPlaces {
   BackwardParams const& params;
   typename Traits::SharedMemory& shared;
   GradTile const tile;
-  StepParts const& parts;  // of a block of keys
+  int32_t const parts;  // of a block of keys
   Sequence const sequence;
   int const n_begin;  // first key of the block
   MTiles const tiles;
@@ -45,7 +45,7 @@ struct BackwardPlaces {
       : params(params),
         shared(shared),
         tile(tile),
-        parts(parts),
+        parts(parts.count),
         sequence(load_sequence(params, tile.batch)),
         n_begin(tile.n_block * kTileN),
         tiles(m_tiles(sequence, n_begin, kTileN, kTileM)),
