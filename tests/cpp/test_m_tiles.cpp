@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cute_attention/core/grad_tile.h"
+#include "cute_attention/core/grad_parts.h"
 #include "cute_attention/core/m_tiles.h"
 
 namespace cute_attention {
@@ -107,7 +107,8 @@ void test_schedule_covers_every_block_once() {
     for (bool in_turn : {false, true}) {
       BackwardParams params = problem();
       params.grad_q_turn = in_turn ? &turn : nullptr;
-      GradSchedule const schedule = make_grad_schedule(params, 64, 128, l2_bytes, 5, 1);
+      GradSchedule const schedule =
+          make_grad_schedule(params, 64, 128, l2_bytes, 5, whole_blocks(params));
       check_equal(schedule.tiles(), int64_t(4 * 4 * 3), "tiles");
       std::set<std::tuple<int, int, int>> seen;
       for (int index = 0; index < schedule.tiles(); ++index) {
@@ -129,19 +130,23 @@ void test_groups_of_a_schedule_are_even() {
   BackwardParams params = problem();
   params.batch = 16;  // 64 KV heads; a query head has 300 * 512 bytes
   int64_t const head_bytes = 300 * 512;
-  check_equal(make_grad_schedule(params, 64, 128, 7 * head_bytes, 100, 1).heads_per_group, 8,
-              "nine groups of 8 at most instead of nine of 7 and one of 1");
-  check_equal(make_grad_schedule(params, 64, 128, 0, 100, 1).heads_per_group, 1,
+  check_equal(make_grad_schedule(params, 64, 128, 7 * head_bytes, 100, whole_blocks(params))
+                  .heads_per_group,
+              8, "nine groups of 8 at most instead of nine of 7 and one of 1");
+  check_equal(make_grad_schedule(params, 64, 128, 0, 100, whole_blocks(params)).heads_per_group, 1,
               "one head at least");
-  check_equal(make_grad_schedule(params, 64, 128, 0, 129, 1).heads_per_group, 64,
+  check_equal(make_grad_schedule(params, 64, 128, 0, 129, whole_blocks(params)).heads_per_group, 64,
               "all where a CTA has less than two of the 256 blocks");
-  check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 100, 1).heads_per_group, 64,
-              "all at most");
+  check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 100, whole_blocks(params))
+                  .heads_per_group,
+              64, "all at most");
   int32_t turn = 0;
   params.grad_q_turn = &turn;  // 5 steps of 64 queries: 132 CTAs / 4 CTAs of a head + 1 is 34
-  check_equal(make_grad_schedule(params, 64, 128, 0, 132, 1).heads_per_group, 64, "in order");
+  check_equal(make_grad_schedule(params, 64, 128, 0, 132, whole_blocks(params)).heads_per_group, 64,
+              "in order");
   params.batch = 64;
-  check_equal(make_grad_schedule(params, 64, 128, 0, 132, 1).heads_per_group, 37, "in order");
+  check_equal(make_grad_schedule(params, 64, 128, 0, 132, whole_blocks(params)).heads_per_group, 37,
+              "in order");
 }
 
 void test_packed_blocks_do_not_overlap() {

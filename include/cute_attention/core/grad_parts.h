@@ -114,20 +114,22 @@ constexpr BlockTiles sample_tiles(BackwardParams const& params, int32_t tile_m, 
 }
 
 // Estimates how long the backward takes, in steps, where each of `blocks` blocks of keys is divided
-// into parts as `of` says, and `ctas` CTAs run at the same time. The longest parts come first, and
-// a CTA takes the next part when it is free. Then the backward takes about as long as the largest
-// of these lower bounds: the average time of a CTA; the longest part; and, for each k, k times a
-// part of the block that has part number (k - 1) * ctas + 1, counted from the longest, since some
-// CTA has k of the parts up to it.
+// into parts as `of` says, a step has `tile_m` queries, and `ctas` CTAs run at the same time. The
+// longest parts come first, and a CTA takes the next part when it is free. Then the backward takes
+// about as long as the largest of these lower bounds: the average time of a CTA; the longest part;
+// and, for each k, k times a part of the block that has part number (k - 1) * ctas + 1, counted
+// from the longest, since some CTA has k of the parts up to it.
 //
 // The constants were chosen for 200 backward calls of 22 shapes, each with every number of parts of
 // either kind (NVIDIA H100, bf16, causal, head dims 64 and 128): the numbers that they choose take
 // 1.01 times as long as the best ones in the mean, and 1.07 at worst.
 constexpr double estimate_steps(BlockTiles const& of_blocks, int64_t blocks, StepParts const& of,
-                                int64_t ctas) {
+                                int64_t ctas, int32_t tile_m) {
   // What a part takes beside its steps: to load K, V and the first queries, and to add the last dQ;
   // to write its sums of dK and dV. And what the kernel after takes to add them up.
-  constexpr double kBlockSteps = 1, kPartSteps = 2, kSumSteps = 4;
+  // The sums have as many numbers for each column as a step has products, so these are 256
+  // queries'.
+  constexpr double kBlockSteps = 1, kPartSteps = 2, kSumQueries = 256;
   bool const divided = of.count > 1;
   double const overhead = divided ? kBlockSteps + kPartSteps : kBlockSteps;
   auto const mean_part = [&](int32_t sample) {
@@ -147,7 +149,7 @@ constexpr double estimate_steps(BlockTiles const& of_blocks, int64_t blocks, Ste
         double(k) * mean_part(int32_t((k - 1) * ctas * of_blocks.samples / all_parts));
     time = bound > time ? bound : time;
   }
-  return time + (divided ? kSumSteps * double(all_parts) / double(ctas) : 0);
+  return time + (divided ? kSumQueries / tile_m * double(all_parts) / double(ctas) : 0);
 }
 
 // What a fixed order costs besides, in steps: parts of shorter blocks wait for those of longer
@@ -230,7 +232,7 @@ constexpr StepParts divide_steps(BackwardParams const& params, int32_t tile_m, i
   // causal, and 8 parts, the backward takes 38 steps, and 114 with pieces of all heads.
   bool const waits = fixed_order && of_blocks.differ();
   auto const estimate = [&](StepParts const& of) {
-    double const time = estimate_steps(of_blocks, blocks, of, ctas);
+    double const time = estimate_steps(of_blocks, blocks, of, ctas, tile_m);
     return waits                                       ? time + waited_steps(of_blocks, of)
            : spreads && of.bundle > 1 && of.pieces > 2 ? time * kSpread
                                                        : time;
