@@ -147,8 +147,8 @@ def test_strides(row: rows.TableRow, layout: str) -> None:
 
 
 def test_expanded(row: rows.TableRow) -> None:
-    """A bias that the caller expanded has strides of 0, and a gradient of its whole shape, which the
-    backward does not store."""
+    """A bias that the caller expanded has strides of 0, and a gradient of its whole shape. The
+    backward does not store that."""
     tensors = inputs_of(row, BATCH, (QUERIES, KEYS), (HEADS, HEADS))
     narrow = torch.randn(shape_of("h"), device="cuda").to(DTYPES[row.dtype])
     whole = narrow.expand(shape_of("bhqk")).contiguous()
