@@ -67,6 +67,8 @@ def tile_bytes(row: TableRow) -> int:
     backward += _numbers_of_a_query(row) * row.stages * row.tile_m
     bias = 2 * row.stages * scores if "bias" in row.score_mods else 0  # in sm90
     if row.arch == "sm90" and row.direction == "backward":  # two buffers of dS, and dQ in fp32
+        if row.tile_m > 64:  # a tile of the bias for the keys of each warpgroup, in one buffer
+            bias //= row.stages
         return backward + bias + 2 * 2 * scores + 4 * q
     if row.arch == "sm90":  # Q has two buffers if they fit; O does not go through shared memory
         bookkeeping = BOOKKEEPING["sm90", "forward"]
