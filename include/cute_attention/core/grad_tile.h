@@ -140,21 +140,17 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   // parts for blocks that come with the longest of all heads first.
   int32_t const n_blocks = ceil_div(params.seqlen_k, tile_n);
   bool const divides = all_heads > wanted && n_blocks * all_heads >= 2 * ctas;
-  int64_t const of_group =
-      divides ? heads_of_group(sample_tiles(params, tile_m, tile_n), n_blocks, all_heads, wanted, ctas)
-              : all_heads;
+  int64_t const of_group = divides ? heads_of_group(sample_tiles(params, tile_m, tile_n), n_blocks,
+                                                    all_heads, wanted, ctas)
+                                   : all_heads;
   // In a fixed order a block that goes up might wait for one that goes down until that ends. The
   // tiles of one or two heads stay in L2 in either direction: with one it gained nothing on an
   // H100, and 16 heads over 8 took 1.05 times as long.
   // Where no mask lets blocks end at different times, going up took 0.96 to 1.10 times as long.
   bool const turns = params.grad_q_turn == nullptr && params.heads > 2 * params.heads_kv &&
                      params.window_right == 0;
-  return {n_blocks,
-          params.heads_kv,
-          int32_t(all_heads),
-          int32_t(of_group),
-          parts,
-          turns ? int32_t(ctas) : 0};
+  return {n_blocks,          params.heads_kv, int32_t(all_heads),
+          int32_t(of_group), parts,           turns ? int32_t(ctas) : 0};
 }
 
 // Where in a workspace the blocks of the tiles of q, or of k, lie. Each tile of each head of each

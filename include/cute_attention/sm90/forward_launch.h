@@ -145,11 +145,11 @@ struct ForwardLaunch {
            arguments.params.seqlen_q <= arguments.packing.queries(Traits::kTileM);
   }
 
-  // Keys that are read once may be forgotten by L2 at once. Steps over 134 to 537 MB took 0.96 to 0.98 of the time at head dims
-  // 128 and 256 (H100); where L2 was full of what had to be written, 0.91 over 134 MB and 1.00
-  // over 537, but 1.01 to 1.03 over more. At head dim 64, where the 256 bytes that TMA has L2
-  // fetch are of two heads, and the other head's may be forgotten before they are read, 1.07 and
-  // 1.16 over 1 x 128k keys.
+  // Keys that are read once may be forgotten by L2 at once. Steps over 134 to 537 MB took 0.96 to
+  // 0.98 of the time at head dims 128 and 256 (H100); where L2 was full of what had to be written,
+  // 0.91 over 134 MB and 1.00 over 537, but 1.01 to 1.03 over more. At head dim 64, where the 256
+  // bytes that TMA has L2 fetch are of two heads, and the other head's may be forgotten before they
+  // are read, 1.07 and 1.16 over 1 x 128k keys.
   static cute::TMA::CacheHintSm90 keys_hint(ForwardArguments const& arguments) {
     ForwardParams const& params = arguments.params;
     int32_t const least_cols = min_of(params.head_dim, params.head_dim_v);
@@ -221,14 +221,12 @@ struct ForwardLaunch {
     cudaError_t error =
         make_tensor_map<Element>(&arguments.map_q, q, packing.group,
                                  {Traits::kBox, 1 << packing.shift, packing.queries(kWarpgroupM)});
-    error = error == cudaSuccess
-                ? make_tensor_map<Element>(&arguments.map_k, k, 1, {Traits::kBox, 1, box_rows},
-                                           fetched)
-                : error;
-    error = error == cudaSuccess
-                ? make_tensor_map<Element>(&arguments.map_v, v, 1, {Traits::kBoxV, 1, box_rows},
-                                           fetched)
-                : error;
+    error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_k, k, 1,
+                                                            {Traits::kBox, 1, box_rows}, fetched)
+                                 : error;
+    error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_v, v, 1,
+                                                            {Traits::kBoxV, 1, box_rows}, fetched)
+                                 : error;
     if constexpr (has_qv(Row::kKey.score_mods)) {
       TensorView qv = q;
       qv.data = params.qv;
