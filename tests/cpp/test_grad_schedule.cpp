@@ -51,9 +51,9 @@ struct Additions {
 // two steps more than it has, and two more where its sums are to be added up; these sums take one
 // step for each part of a CTA. If the params ask for a fixed order, dQ of a step waits for that of
 // the blocks before.
-double simulate(BackwardParams const& params, StepParts const& parts, int ctas) {
-  GradSchedule const schedule =
-      make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, ctas, parts);
+double simulate(BackwardParams const& params, StepParts const& parts, int ctas,
+                int64_t l2_bytes = int64_t(1) << 24) {
+  GradSchedule const schedule = make_grad_schedule(params, kTileM, kTileN, l2_bytes, ctas, parts);
   std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> free_at;
   for (int cta = 0; cta < ctas; ++cta) free_at.push(0);
   Additions additions(params);
@@ -211,6 +211,31 @@ void test_parts_go_the_same_way() {
   check(goes_up > 0, "some parts go up");
 }
 
+// No CTA waits long for the last group of KV heads: under a causal mask its longest blocks begin
+// while there is work for all.
+void test_last_groups() {
+  for (int seqlen : {2048, 4096, 8192}) {
+    for (int heads : {16, 20, 25, 32, 40, 56, 64, 71, 80, 96, 128}) {
+      BackwardParams const params = problem(1, seqlen, seqlen, heads, heads, true);
+      int const n_blocks = seqlen / kTileN;
+      if (heads * n_blocks < 6 * kCtas) {
+        continue;  // whole rounds of blocks decide
+      }
+      double steps = 0;
+      for (int n_block = 0; n_block < n_blocks; ++n_block) {
+        steps += 2 + m_tiles(sequence_of(params), n_block * kTileN, kTileN, kTileM).count();
+      }
+      double const mean = steps * heads / kCtas;
+      for (int64_t l2_bytes : {25, 30, 36}) {
+        double const end = simulate(params, whole_blocks(params), kCtas, l2_bytes << 20);
+        check(end < 1.04 * mean, std::to_string(heads) + " heads of " + std::to_string(seqlen) +
+                                     ", " + std::to_string(l2_bytes) +
+                                     " MB: " + std::to_string(end / mean) + " of the mean");
+      }
+    }
+  }
+}
+
 // What a fixed order costs beside any other. Where parts have whole query heads it costs nothing
 // but the longer part where their number does not divide the heads. Where parts are pieces of a
 // head they wait for others: the longer the sequence, the more of what dividing gains is lost.
@@ -272,6 +297,7 @@ int main() {
   test_order_of_parts();
   test_rounds_that_go_up();
   test_parts_go_the_same_way();
+  test_last_groups();
   test_fixed_order();
   return testing::report();
 }

@@ -126,27 +126,26 @@ void test_schedule_covers_every_block_once() {
   }
 }
 
-void test_groups_of_a_schedule_are_even() {
+void test_groups_of_heads() {
   BackwardParams params = problem();
-  params.batch = 16;  // 64 KV heads; a query head has 300 * 512 bytes
+  params.batch = 16;  // 64 KV heads of 4 blocks of keys; a query head has 300 * 512 bytes
+  params.window_left = params.window_right = kUnbounded;
   int64_t const head_bytes = 300 * 512;
-  check_equal(make_grad_schedule(params, 64, 128, 7 * head_bytes, 100, whole_blocks(params))
-                  .heads_per_group,
-              8, "nine groups of 8 at most instead of nine of 7 and one of 1");
-  check_equal(make_grad_schedule(params, 64, 128, 0, 100, whole_blocks(params)).heads_per_group, 1,
-              "one head at least");
-  check_equal(make_grad_schedule(params, 64, 128, 0, 129, whole_blocks(params)).heads_per_group, 64,
-              "all where a CTA has less than two of the 256 blocks");
-  check_equal(make_grad_schedule(params, 64, 128, 64 * head_bytes, 100, whole_blocks(params))
-                  .heads_per_group,
-              64, "all at most");
+  auto const heads = [&params](int64_t l2_bytes, int ctas) {
+    return make_grad_schedule(params, 64, 128, l2_bytes, ctas, whole_blocks(params))
+        .heads_per_group;
+  };
+  check_equal(heads(7 * head_bytes, 6), 7, "as many as fit, where the one that is left is enough");
+  check_equal(heads(7 * head_bytes, 24), 8, "eight groups of 8, not nine of 7 and one of 1");
+  check_equal(heads(6 * head_bytes, 24), 8, "nor ten of 6 and one of 4");
+  check_equal(heads(0, 4), 1, "one head at least");
+  check_equal(heads(0, 129), 64, "all where a CTA has less than two of the 256 blocks");
+  check_equal(heads(64 * head_bytes, 100), 64, "all at most");
   int32_t turn = 0;
   params.grad_q_turn = &turn;  // 5 steps of 64 queries: 132 CTAs / 4 CTAs of a head + 1 is 34
-  check_equal(make_grad_schedule(params, 64, 128, 0, 132, whole_blocks(params)).heads_per_group, 64,
-              "in order");
+  check_equal(heads(0, 132), 64, "in order");
   params.batch = 64;
-  check_equal(make_grad_schedule(params, 64, 128, 0, 132, whole_blocks(params)).heads_per_group, 37,
-              "in order");
+  check_equal(heads(0, 132), 37, "in order: six groups of 37 and one of 34, none of 18");
 }
 
 void test_packed_blocks_do_not_overlap() {
@@ -215,7 +214,7 @@ int main() {
   test_every_mask_of_a_small_world();
   test_long_sequences_do_not_overflow();
   test_schedule_covers_every_block_once();
-  test_groups_of_a_schedule_are_even();
+  test_groups_of_heads();
   test_packed_blocks_do_not_overlap();
   test_dense_blocks_do_not_overlap();
   test_workspace();

@@ -8,6 +8,7 @@
 #include <cute/config.hpp>
 #include <initializer_list>
 
+#include "cute_attention/core/block_tiles.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/m_tiles.h"
 #include "cute_attention/core/sequence.h"
@@ -83,36 +84,6 @@ CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile
           min_of(longest, heads * tiles.count() - begin)};
 }
 
-// The numbers of tiles of queries of blocks of keys that stand for all blocks, in descending order,
-// in a dense call, or in a packed one whose sequences all have the greatest length. Under a mask
-// the blocks differ, but slowly from one to the next.
-struct BlockTiles {
-  static constexpr int32_t kSamples = 16;
-  int32_t samples = 0;
-  int32_t tiles[kSamples] = {};
-
-  constexpr void insert(int32_t value) {
-    int32_t place = samples++;
-    for (; place > 0 && tiles[place - 1] < value; --place) {
-      tiles[place] = tiles[place - 1];
-    }
-    tiles[place] = value;
-  }
-  constexpr bool differ() const { return samples > 0 && tiles[0] != tiles[samples - 1]; }
-};
-constexpr BlockTiles sample_tiles(BackwardParams const& params, int32_t tile_m, int32_t tile_n) {
-  Sequence const sequence = make_sequence(params.seqlen_q, params.seqlen_k, 0, 0,
-                                          params.window_left, params.window_right);
-  int32_t const n_blocks = ceil_div(params.seqlen_k, tile_n);
-  int32_t const samples = min_of(n_blocks, BlockTiles::kSamples);
-  BlockTiles found;
-  for (int32_t i = 0; i < samples; ++i) {
-    int32_t const n_block = int32_t(int64_t(2 * i + 1) * n_blocks / (2 * samples));
-    found.insert(m_tiles(sequence, n_block * tile_n, tile_n, tile_m).count());
-  }
-  return found;
-}
-
 // Estimates how long the backward takes, in steps, where each of `blocks` blocks of keys is divided
 // into parts as `of` says, a step has `tile_m` queries, and `ctas` CTAs run at the same time. The
 // longest parts come first, and a CTA takes the next part when it is free. Then the backward takes
@@ -157,11 +128,7 @@ constexpr double estimate_steps(BlockTiles const& of_blocks, int64_t blocks, Ste
 // bundle does. NVIDIA H100, 8192 tokens, causal, 24 heads of 128 over 2: two bundles take 2279 us,
 // four 1994; one head and 16384 tokens: two pieces 576, four 739.
 constexpr double waited_steps(BlockTiles const& of_blocks, StepParts const& of) {
-  double sum = 0;
-  for (int32_t i = 0; i < of_blocks.samples; ++i) {
-    sum += of_blocks.tiles[i];
-  }
-  return (of_blocks.tiles[0] - sum / of_blocks.samples) * of.bundle / 2;
+  return (of_blocks.tiles[0] - of_blocks.mean()) * of.bundle / 2;
 }
 
 // Whether a kernel may write dQ itself, without sums in memory: all keys that a query sees are in

@@ -4,6 +4,7 @@
 
 #include <cute/config.hpp>
 
+#include "cute_attention/core/block_tiles.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/sequence.h"
 #include "cute_attention/params.h"
@@ -81,6 +82,34 @@ constexpr int64_t query_head_bytes(BackwardParams const& params) {
   return int64_t(params.seqlen_q) * (6 * params.head_dim + 2 * params.head_dim_v);
 }
 
+// How many of `all_heads` KV heads a group has: at least `wanted`, and so that the last group has
+// work for all CTAs until its longest blocks end. Their steps have no other CTAs to share them. If
+// 64 heads of 4096 tokens are divided into nine groups of seven, the one that is left has the last
+// tenth of a causal backward to itself, with 32 blocks for 132 CTAs.
+//
+//   n_blocks   blocks of keys of a head
+//   ctas       how many CTAs run at the same time
+constexpr int64_t heads_of_group(BlockTiles const& of_blocks, int64_t n_blocks, int64_t all_heads,
+                                 int64_t wanted, int64_t ctas) {
+  // CTAs may wait for a hundredth of the backward.
+  constexpr double kWaits = 0.01;
+  double const of_head = of_blocks.mean() * double(n_blocks);
+  double const needed =
+      of_head == 0 ? 0 : of_blocks.tiles[0] * double(ctas) / of_head - kWaits * double(all_heads);
+  int64_t best = wanted, most = 0;
+  for (int64_t heads = wanted; heads <= 2 * wanted && heads <= all_heads; ++heads) {
+    int64_t const last = all_heads % heads == 0 ? heads : all_heads % heads;
+    if (last > most) {
+      best = heads;
+      most = last;
+    }
+    if (double(last) >= needed) {
+      break;
+    }
+  }
+  return best;
+}
+
 // `l2_bytes` says how much of the L2 cache a group may take, `ctas` how many CTAs run at the same
 // time, `parts` how the steps of a block are divided (grad_parts()).
 //
@@ -107,25 +136,21 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   int64_t const least =
       params.grad_q_turn == nullptr ? 1 : ctas / parts.count / (4 + steps / 16) + 1;
   int64_t const wanted = fitting > least ? fitting : least;
-  // All groups have about as many heads. If 64 heads were divided into groups of 7, the last group
-  // would have one head, and most of the chip would be idle.
   // With less than two blocks for each CTA there is one group: grad_parts() chooses the number of
   // parts for blocks that come with the longest of all heads first.
   int32_t const n_blocks = ceil_div(params.seqlen_k, tile_n);
   bool const divides = all_heads > wanted && n_blocks * all_heads >= 2 * ctas;
-  int64_t const groups = divides ? all_heads / wanted : 1;
+  int64_t const of_group = divides ? heads_of_group(sample_tiles(params, tile_m, tile_n), n_blocks,
+                                                    all_heads, wanted, ctas)
+                                   : all_heads;
   // In a fixed order a block that goes up might wait for one that goes down until that ends. The
   // tiles of one or two heads stay in L2 in either direction: with one it gained nothing on an
   // H100, and 16 heads over 8 took 1.05 times as long.
   // Where no mask lets blocks end at different times, going up took 0.96 to 1.10 times as long.
   bool const turns = params.grad_q_turn == nullptr && params.heads > 2 * params.heads_kv &&
                      params.window_right == 0;
-  return {n_blocks,
-          params.heads_kv,
-          int32_t(all_heads),
-          int32_t((all_heads + groups - 1) / groups),
-          parts,
-          turns ? int32_t(ctas) : 0};
+  return {n_blocks,          params.heads_kv, int32_t(all_heads),
+          int32_t(of_group), parts,           turns ? int32_t(ctas) : 0};
 }
 
 // Where in a workspace the blocks of the tiles of q, or of k, lie. Each tile of each head of each

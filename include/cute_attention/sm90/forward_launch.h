@@ -139,19 +139,23 @@ struct ForwardLaunch {
     return make_schedule(params, arguments.packing.queries(Traits::kTileM), ctas, l2_bytes);
   }
 
-  // Where one tile has all queries that see a key, as in decoding, K and V are read once, and L2
-  // may forget them at once. Steps over 134 to 537 MB took 0.96 to 0.98 of the time at head dims
-  // 128 and 256 (H100); where L2 was full of what had to be written, 0.91 over 134 MB and 1.00
-  // over 537, but 1.01 to 1.03 over more. At head dim 64, where the 256 bytes that TMA has L2
-  // fetch are of two heads, and the other head's may be forgotten before they are read, 1.07 and
-  // 1.16 over 1 x 128k keys.
+  // Whether one tile has all queries that see a key, as in decoding.
+  static bool reads_keys_once(ForwardArguments const& arguments) {
+    return arguments.packing.parts == 1 &&
+           arguments.params.seqlen_q <= arguments.packing.queries(Traits::kTileM);
+  }
+
+  // Keys that are read once may be forgotten by L2 at once. Steps over 134 to 537 MB took 0.96 to
+  // 0.98 of the time at head dims 128 and 256 (H100); where L2 was full of what had to be written,
+  // 0.91 over 134 MB and 1.00 over 537, but 1.01 to 1.03 over more. At head dim 64, where the 256
+  // bytes that TMA has L2 fetch are of two heads, and the other head's may be forgotten before they
+  // are read, 1.07 and 1.16 over 1 x 128k keys.
   static cute::TMA::CacheHintSm90 keys_hint(ForwardArguments const& arguments) {
     ForwardParams const& params = arguments.params;
-    bool const once = arguments.schedule.m_blocks == 1 && arguments.packing.parts == 1;
     int32_t const least_cols = min_of(params.head_dim, params.head_dim_v);
     double const keys = double(params.batch) * params.heads_kv * params.seqlen_k;
     double const bytes = 2 * keys * (double(params.head_dim) + params.head_dim_v);
-    return once && least_cols >= kPromotedCols && bytes <= kMostForgottenBytes
+    return reads_keys_once(arguments) && least_cols >= kPromotedCols && bytes <= kMostForgottenBytes
                ? cute::TMA::CacheHintSm90::EVICT_FIRST
                : cute::TMA::CacheHintSm90::EVICT_LAST;
   }
@@ -209,15 +213,20 @@ struct ForwardLaunch {
       k = v = q;
     }
     QueryPacking const& packing = arguments.packing;
+    // Keys that are read once: 8 x 8192 to 64 x 16384 keys of head dims 128 and 256 take 0.89 to
+    // 0.91 of the time so (H200; 1.00 on an H100).
+    CUtensorMapL2promotion const fetched = reads_keys_once(arguments)
+                                               ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                               : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     cudaError_t error =
         make_tensor_map<Element>(&arguments.map_q, q, packing.group,
                                  {Traits::kBox, 1 << packing.shift, packing.queries(kWarpgroupM)});
-    error = error == cudaSuccess
-                ? make_tensor_map<Element>(&arguments.map_k, k, 1, {Traits::kBox, 1, box_rows})
-                : error;
-    error = error == cudaSuccess
-                ? make_tensor_map<Element>(&arguments.map_v, v, 1, {Traits::kBoxV, 1, box_rows})
-                : error;
+    error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_k, k, 1,
+                                                            {Traits::kBox, 1, box_rows}, fetched)
+                                 : error;
+    error = error == cudaSuccess ? make_tensor_map<Element>(&arguments.map_v, v, 1,
+                                                            {Traits::kBoxV, 1, box_rows}, fetched)
+                                 : error;
     if constexpr (has_qv(Row::kKey.score_mods)) {
       TensorView qv = q;
       qv.data = params.qv;

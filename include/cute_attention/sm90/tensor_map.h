@@ -49,10 +49,11 @@ struct Box {
 // whose heads come in groups of `group`. A box arrives in shared memory with cols fastest, then
 // heads, then rows, swizzled within its columns; what lies outside the view, or in a box past
 // the end of a group, is filled with zeros. Coordinates are (col, head of the group, row, group,
-// batch).
+// batch). `fetched` is how many bytes L2 fetches from memory together.
 template <class Element>
 cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t group,
-                            Box const& box) {
+                            Box const& box,
+                            CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   static_assert(sizeof(Element) == 2);
   auto const encode = tensor_map_encoder();
   if (encode == nullptr) {
@@ -80,7 +81,7 @@ cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t gr
                                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
              5, const_cast<void*>(view.data), extents, strides, sizes, element_strides,
              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzles[box_swizzle_bits(box.cols)],
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             fetched, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return static_cast<cudaError_t>(result);  // errors of both have the same numbers
 }
 
