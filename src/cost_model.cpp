@@ -8,27 +8,37 @@
 namespace cute_attention {
 namespace {
 
-// The share of the peak that a row's inner loop reaches, and the share that it reaches where three
-// warpgroups compute.
-constexpr double kEfficiency = 0.75;
-constexpr double kEfficiencyOfThreeWarpgroups = 0.78;
 constexpr double kExpsPerClock = 16;  // exponentials (MUFU results) that an SM computes in a clock
-// What a CTA takes before and after its key tiles: it loads Q and the first K, and stores O.
-constexpr double kCtaClocks = 2500;
-// What a key tile takes in addition to its arithmetic: barriers and the maxima of rows.
-constexpr double kTileClocks = 200;
-// The same of sm90 rows of one consumer warpgroup, of which three CTAs share an SM: one computes
-// while another waits in a barrier or for its first K. Fitted, with kEfficiency, to an H100.
-constexpr double kCtaClocksOfOneConsumer = 4000;
-constexpr double kTileClocksOfOneConsumer = 100;
-// Alone on its SM such a CTA begins and ends sooner; but nobody else computes while its products
-// and its softmax wait for each other, so that a key tile takes so long at least. Fitted likewise.
+
+// What kinds of rows differ in.
+struct RowCosts {
+  double efficiency;   // the share of the peak that the inner loop reaches
+  double cta_clocks;   // before and after the key tiles of a CTA: it loads Q and the first K, and
+                       // stores O
+  double tile_clocks;  // of a key tile, in addition to its arithmetic: barriers, maxima of rows
+};
+constexpr RowCosts kSm80Costs{0.75, 2500, 200};
+// Of sm90 rows by the number of consumer warpgroups. Three CTAs of rows with one share an SM: one
+// computes while another waits in a barrier or for its first K. All that differs from kSm80Costs
+// was fitted to 152 shapes of head dims 64, 96 and 128 that were measured with each of two or
+// three rows on an H100. The rows that are chosen take 1.004 times as long as the fastest ones in
+// the mean, and 1.11 at worst; they took 1.011 and 1.26 where tiles of keys were counted for a
+// whole CTA.
+constexpr RowCosts kOneConsumerCosts{0.81, 4000, 100};
+constexpr RowCosts kTwoConsumerCosts = kSm80Costs;
+constexpr RowCosts kThreeConsumerCosts{0.84, 3500, 200};
+// What a warpgroup without queries takes of the time of those beside it: their products and their
+// softmax wait for each other more.
+constexpr double kIdleShare = 0.5;
+// Alone on its SM a CTA of one consumer begins and ends sooner; but nobody else computes while its
+// products and its softmax wait for each other, so that a key tile takes so long at least.
 constexpr double kCtaClocksAlone = 2000;
 constexpr double kTileClocksAlone = 800;
 constexpr double kLaunchUs = 3;
 constexpr int32_t kReservedSharedMemory = 1024;  // bytes of each CTA that CUDA keeps for itself
 constexpr int32_t kWarpsOfOneConsumer = 8;       // a producer warpgroup and one that computes
 constexpr int32_t kWarpsOfTwoConsumers = 12;     // the same and two that compute
+constexpr int32_t kWarpgroupQueries = 64;
 constexpr int32_t kSaturatingWarps = 8;  // so many warps keep the tensor cores of an SM busy
 
 // The floating-point operations that the tensor cores of one SM do in a clock: multiply-adds of
@@ -52,24 +62,53 @@ bool has_one_consumer(KernelRow const& row) {
   return row.key.arch == Arch::Sm90 && row.config.warps == kWarpsOfOneConsumer;
 }
 
+RowCosts const& costs_of(KernelRow const& row) {
+  return row.key.arch != Arch::Sm90                 ? kSm80Costs
+         : has_one_consumer(row)                    ? kOneConsumerCosts
+         : row.config.warps == kWarpsOfTwoConsumers ? kTwoConsumerCosts
+                                                    : kThreeConsumerCosts;
+}
+
+// How many tiles of keys a tile of queries visits, queries [first, last].
+int64_t visited_tiles(Problem const& problem, int64_t first, int64_t last, int64_t tile_n) {
+  // The masks are aligned at the bottom right: query i stands at key i + diagonal.
+  int64_t const diagonal = int64_t{problem.seqlen_k} - problem.seqlen_q;
+  int64_t const first_key = std::max<int64_t>(0, first + diagonal - problem.window_left);
+  int64_t const last_key =
+      std::min<int64_t>(problem.seqlen_k - 1, last + diagonal + problem.window_right);
+  return last_key < first_key ? 0 : last_key / tile_n - first_key / tile_n + 1;
+}
+
 }  // namespace
 
 TileWork tile_work(Problem const& problem, KernelConfig const& config) {
-  // The masks are aligned at the bottom right: query i stands at key i + diagonal.
-  int64_t const diagonal = int64_t{problem.seqlen_k} - problem.seqlen_q;
   TileWork work{ceil_div(problem.seqlen_q, config.tile_m), 0, 0};
-  for (int64_t m_block = 0; m_block < work.ctas; ++m_block) {
-    int64_t const first_query = m_block * config.tile_m;
-    int64_t const last_query = std::min<int64_t>(first_query + config.tile_m, problem.seqlen_q) - 1;
-    int64_t const first_key = std::max<int64_t>(0, first_query + diagonal - problem.window_left);
-    int64_t const last_key =
-        std::min<int64_t>(problem.seqlen_k - 1, last_query + diagonal + problem.window_right);
-    if (last_key < first_key) continue;
-    int64_t const tiles = last_key / config.tile_n - first_key / config.tile_n + 1;
+  for (int64_t first = 0; first < problem.seqlen_q; first += config.tile_m) {
+    int64_t const last = std::min<int64_t>(first + config.tile_m, problem.seqlen_q) - 1;
+    int64_t const tiles = visited_tiles(problem, first, last, config.tile_n);
     work.tiles += tiles;
     work.longest = std::max(work.longest, tiles);
   }
   return work;
+}
+
+double warpgroup_tiles(Problem const& problem, KernelConfig const& config) {
+  double sum = 0;
+  for (int64_t begin = 0; begin < problem.seqlen_q; begin += config.tile_m) {
+    int64_t longest = 0;
+    for (int64_t first = begin; first < begin + config.tile_m; first += kWarpgroupQueries) {
+      if (first >= problem.seqlen_q) {
+        sum += kIdleShare * double(longest);
+        continue;
+      }
+      int64_t const last = std::min<int64_t>(first + kWarpgroupQueries, problem.seqlen_q) - 1;
+      int64_t const tiles = visited_tiles(problem, first, last, config.tile_n);
+      longest = std::max(longest, tiles);
+      sum += double(tiles);
+    }
+  }
+  return sum * kWarpgroupQueries / config.tile_m /
+         double(ceil_div(problem.seqlen_q, config.tile_m));
 }
 
 double tile_clocks(KernelRow const& row, DeviceInfo const& device) {
@@ -77,11 +116,11 @@ double tile_clocks(KernelRow const& row, DeviceInfo const& device) {
   // A score is q.k, and with qv also qv.v.
   int32_t const depth = row.key.head_dim + (has_qv(row.key.score_mods) ? row.key.head_dim_v : 0);
   double const flops = 2 * scores * (double(depth) + row.key.head_dim_v);
+  RowCosts const& costs = costs_of(row);
   return std::max(flops / flops_per_clock(row.key.arch, device.compute_capability),
                   scores / kExpsPerClock) /
-             (row.config.warps > kWarpsOfTwoConsumers ? kEfficiencyOfThreeWarpgroups
-                                                      : kEfficiency) +
-         (has_one_consumer(row) ? kTileClocksOfOneConsumer : kTileClocks);
+             costs.efficiency +
+         costs.tile_clocks;
 }
 
 int64_t resident_ctas(KernelRow const& row, DeviceInfo const& device) {
@@ -112,9 +151,8 @@ double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& w
   double const clocks = std::max(double(per_multiprocessor) * work.mean_tiles * work.tile_clocks,
                                  work.longest * longest_tile);
   double const rounds = double(ceil_div(work.ctas, device.multiprocessors * resident));
-  double const cta_clocks = !one_consumer             ? kCtaClocks
-                            : per_multiprocessor == 1 ? kCtaClocksAlone
-                                                      : kCtaClocksOfOneConsumer;
+  double const cta_clocks =
+      one_consumer && per_multiprocessor == 1 ? kCtaClocksAlone : costs_of(row).cta_clocks;
   return (clocks / speed + rounds * cta_clocks) / kClocksPerUs;
 }
 
@@ -122,9 +160,11 @@ double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo cons
   TileWork const work = tile_work(problem, row.config);
   int64_t const ctas = work.ctas * problem.heads * problem.batch;
   if (ctas == 0) return 0;
-  return kLaunchUs + grid_us(row, device,
-                             {ctas, double(work.tiles) / double(work.ctas), double(work.longest),
-                              tile_clocks(row, device)});
+  double const mean = row.key.arch == Arch::Sm90 && row.config.tile_m > kWarpgroupQueries
+                          ? warpgroup_tiles(problem, row.config)
+                          : work.mean();
+  return kLaunchUs +
+         grid_us(row, device, {ctas, mean, double(work.longest), tile_clocks(row, device)});
 }
 
 double estimate_us(CostQuestion const& question, Problem const& problem) {

@@ -13,8 +13,14 @@ struct TileWork {
   int64_t ctas;     // tiles of queries; one CTA computes each
   int64_t tiles;    // key tiles that all these CTAs visit together
   int64_t longest;  // key tiles that the CTA with the most of them visits
+
+  double mean() const { return double(tiles) / double(ctas); }
 };
 TileWork tile_work(Problem const& problem, KernelConfig const& config);
+
+// The mean key tiles of a CTA of an sm90 row, of which each warpgroup of 64 queries visits those
+// that its own queries see.
+double warpgroup_tiles(Problem const& problem, KernelConfig const& config);
 
 // A typical clock rate. The estimates of all rows use the same one, so it does not change which of
 // them is the smallest.
