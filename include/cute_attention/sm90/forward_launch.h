@@ -121,8 +121,8 @@ struct ForwardLaunch {
   }
 
  private:
-  static constexpr int32_t kPromotedCols = 128;  // 256 bytes (tensor_map.h)
-  static constexpr double kMostForgottenBytes = 600e6;
+  static constexpr int32_t kFetchedCols = 64;  // the 128 bytes that L2 fetches together
+  static constexpr double kMostForgottenBytes = 400e6;
 
   // With dropout the two rows of a thread must be queries of one class (core/dropout.h), which rows
   // of several heads are not.
@@ -145,17 +145,16 @@ struct ForwardLaunch {
            arguments.params.seqlen_q <= arguments.packing.queries(Traits::kTileM);
   }
 
-  // Keys that are read once may be forgotten by L2 at once. Steps over 134 to 537 MB took 0.96 to
-  // 0.98 of the time at head dims 128 and 256 (H100); where L2 was full of what had to be written,
-  // 0.91 over 134 MB and 1.00 over 537, but 1.01 to 1.03 over more. At head dim 64, where the 256
-  // bytes that TMA has L2 fetch are of two heads, and the other head's may be forgotten before they
-  // are read, 1.07 and 1.16 over 1 x 128k keys.
+  // Keys that are read once may be forgotten by L2 at once. Steps over 34 to 268 MB took 0.86 to
+  // 1.01 of the time so (H100). Over more, where L2 is full of what has to be written, they took
+  // 1.01 to 1.05; and where the bytes that L2 fetches together are of two heads, the other head's
+  // may be forgotten before they are read.
   static cute::TMA::CacheHintSm90 keys_hint(ForwardArguments const& arguments) {
     ForwardParams const& params = arguments.params;
     int32_t const least_cols = min_of(params.head_dim, params.head_dim_v);
     double const keys = double(params.batch) * params.heads_kv * params.seqlen_k;
     double const bytes = 2 * keys * (double(params.head_dim) + params.head_dim_v);
-    return reads_keys_once(arguments) && least_cols >= kPromotedCols && bytes <= kMostForgottenBytes
+    return reads_keys_once(arguments) && least_cols >= kFetchedCols && bytes <= kMostForgottenBytes
                ? cute::TMA::CacheHintSm90::EVICT_FIRST
                : cute::TMA::CacheHintSm90::EVICT_LAST;
   }
