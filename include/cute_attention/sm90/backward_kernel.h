@@ -46,8 +46,8 @@ struct BackwardKernel {
       await_kernel_before();  // whoever waits for this kernel waits for that one, too
     } else if (!kWritesGradQ && warp <= Traits::kConsumers) {
       add_grad_queries<Row>(arguments, shared, warp - 1);
-    } else if (!kWritesGradQ && threadIdx.x % 32 == 0) {
-      start_kernel_after();  // backward_finish
+    } else if (!kWritesGradQ && arguments.params.seqlen_q > 0 && threadIdx.x % 32 == 0) {
+      start_kernel_after();  // backward_finish, which follows where there are queries
     }
     if constexpr (Traits::kStoresGradS) {
       static_assert(Traits::kConsumers + 1 < kWarpgroupWarps, "a warp more");

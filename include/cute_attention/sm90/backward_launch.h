@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cuda_runtime.h>
-#include <cstdlib>
 
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
@@ -23,10 +22,6 @@
 
 namespace cute_attention::sm90 {
 
-inline bool early(int bit) {
-  char const* const value = getenv("PDL");
-  return ((value == nullptr ? 3 : atoi(value)) & bit) != 0;
-}
 template <class Row, bool kWritesGradQ>
 __global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
     backward(CUTE_GRID_CONSTANT BackwardArguments const arguments) {
@@ -59,7 +54,7 @@ template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params, int32_t* sum_states) {
   if (threadIdx.x == 0) {
-    start_kernel_after();  // `backward`
+    start_kernel_after();  // `backward`, whose CTAs begin where SMs have none of this kernel
   }
   if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
     next_tile(params)[threadIdx.x] = 0;
@@ -80,7 +75,7 @@ __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
                     CUTE_GRID_CONSTANT PartSums const sums, int32_t const* sum_states) {
   extern __shared__ float shared_numbers[];
-  await_kernel_before();
+  await_kernel_before();  // all that this kernel reads it has written, or the one before it
   BackwardFinish<Row>::run(params, sums, sum_states, shared_numbers);
 }
 
@@ -204,13 +199,15 @@ struct BackwardWithSums {
                           : floats           ? kFloatTiles
                           : bias_from_global ? kOtherBias
                                              : kAdder;
-      error = launch_kernel(m_tiles > 0 && early(1), kernel, dim3(unsigned(ctas)), kThreads, shared_bytes,
+      bool const begins_early = m_tiles > 0;  // behind a kernel (backward_load.h)
+      error = launch_kernel(begins_early, kernel, dim3(unsigned(ctas)), kThreads, shared_bytes,
                             stream, arguments);
     }
     int64_t const finish_ctas = sums.ctas + (at_once ? 0 : m_tiles);
     if (error == cudaSuccess && m_tiles > 0 && finish_ctas > 0) {
-      error = launch_kernel(n_tiles > 0 && !at_once && early(2), &backward_finish<Row>,
-                            dim3(unsigned(finish_ctas)), kFinishThreads,
+      bool const begins_early = n_tiles > 0 && !at_once;  // behind one that adds to sums
+      error = launch_kernel(begins_early, &backward_finish<Row>, dim3(unsigned(finish_ctas)),
+                            kFinishThreads,
                             kFinishThreads / 32 * int(sizeof(float)), stream, p, sums,
                             static_cast<int32_t const*>(arguments.sum_states));
     }

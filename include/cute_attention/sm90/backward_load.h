@@ -30,7 +30,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   //                     K, V, Q and dO of the first step are on their way
   //   the work counter  read by this warp alone: taken_index() waits
   //   sums of dQ, and their states and turns
-  //                     read and added to by the warps that add, which wait before anything else
+  //                     read and added to by the warps that add, which wait before anything else.
+  //                     (Where dQ is late a first state is read when the LSE has been, anyway.)
   //   gradients         of packed rows; where a sequence is longer than params.seqlen_k, of rows
   //                     that this kernel writes, too: of packed calls this warp waits before
   //                     anything else
