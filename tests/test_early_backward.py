@@ -55,9 +55,7 @@ def case_of(name: str, row: rows.TableRow) -> Case:
         "keys_that_no_query_sees",
     ],
 )
-def test_what_workspaces_held_is_not_read(
-    row: rows.TableRow, name: str, fixed_order: bool
-) -> None:
+def test_what_workspaces_held_is_not_read(row: rows.TableRow, name: str, fixed_order: bool) -> None:
     case = case_of(name, row)
     options = options_for(row, case.options, case.heads)
     (q, k, v), grad_out = make(row, case)

@@ -156,10 +156,10 @@ struct Grid {
   uint8_t* parameters = nullptr;
   Timing timing = Timing::kPrompt;
   std::mt19937_64 random;
-  bool begins_early = false;      // before the end of the kernel before
-  bool records = false;           // what it writes, since the next kernel may begin
-  LateStores recorded;            // they
-  LateStores* awaited = nullptr;  // of the kernel before, until that one ends
+  bool begins_early = false;               // before the end of the kernel before
+  bool records = false;                    // what it writes, since the next kernel may begin
+  LateStores recorded;                     // they
+  LateStores* awaited = nullptr;           // of the kernel before, until that one ends
   std::vector<std::unique_ptr<Cta>> ctas;  // that run
 
   void start_kernel_after();
@@ -187,8 +187,8 @@ struct Grid {
 void run(Grid& grid, int resident_ctas);
 
 // Runs a grid behind a kernel that has written `before`, and leaves there what it has written
-// itself. Where asynchronous work is late, a grid that begins early does not see `before` until that
-// kernel ends: as late as it may, when no warp can go on that does not wait for it.
+// itself. Where asynchronous work is late, a grid that begins early does not see `before` until
+// that kernel ends: as late as it may, when no warp can go on that does not wait for it.
 void run_behind(Grid& grid, int resident_ctas, LateStores& before);
 
 // Where a warp is, for messages.

@@ -56,7 +56,7 @@ struct BackwardPrepare {
   static constexpr int kRowThreads = 8;  // neighbouring threads that share a row and load 128 bytes
   static constexpr int kVector = 16 / int(sizeof(Element));  // elements of one load
   using Vector = cutlass::AlignedArray<Element, kVector>;
-  static constexpr int kVectors = ceil_div(Traits::kHeadDimV, kRowThreads * kVector);  // of a row
+  static constexpr int kVectors = ceil_div(Traits::kHeadDimV, kRowThreads* kVector);  // of a row
   static constexpr int kRows = kThreads / kRowThreads;  // that the CTA has at once
   // How many of these a thread loads together: as many as registers hold. One after the other,
   // each would wait for memory anew.

@@ -207,9 +207,8 @@ struct BackwardWithSums {
     if (error == cudaSuccess && m_tiles > 0 && finish_ctas > 0) {
       bool const begins_early = n_tiles > 0 && !at_once;  // behind one that adds to sums
       error = launch_kernel(begins_early, &backward_finish<Row>, dim3(unsigned(finish_ctas)),
-                            kFinishThreads,
-                            kFinishThreads / 32 * int(sizeof(float)), stream, p, sums,
-                            static_cast<int32_t const*>(arguments.sum_states));
+                            kFinishThreads, kFinishThreads / 32 * int(sizeof(float)), stream, p,
+                            sums, static_cast<int32_t const*>(arguments.sum_states));
     }
     if (error == cudaSuccess && !arguments.stores_grad_bias) {
       error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);

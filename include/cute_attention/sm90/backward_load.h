@@ -142,7 +142,6 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   }
 
  private:
-
   CUTE_DEVICE TileOrigin origin_q(Step const& step) const {
     bool const packed = arguments.params.cu_seqlens_q != nullptr;
     return {packed ? 0 : work->tile.batch, step.head, 0, int32_t(work->sequence.row_q)};
