@@ -118,9 +118,8 @@ def test_padding_and_no_room() -> None:
     step.both(leftpad=leftpad)
 
 
-def test_packed_tokens() -> None:
-    """Sequences with new tokens and without them, of which CTAs take tiles in turn."""
-    step = Step(128, [250, 256, 0, 384, 130], 1, 1, 1024)
+def check_packed_tokens(step: Step) -> None:
+    """A call of five sequences of head dim 128, with new tokens and without them, packed."""
     many = torch.tensor([7, 0, 300, 1, 129])
     ends = torch.cat((many.new_zeros(1), many.cumsum(0))).int().to("cuda")
     total = int(many.sum())
@@ -130,6 +129,11 @@ def test_packed_tokens() -> None:
     only_queries = torch.arange(6, dtype=torch.int32, device="cuda")
     step.q = numbers(5, HEADS, 128)
     step.both(cu_seqlens_q=only_queries, max_seqlen_q=1, cu_seqlens_k_new=ends)
+
+
+def test_packed_tokens() -> None:
+    """CTAs take tiles of sequences with new tokens and without them in turn."""
+    check_packed_tokens(Step(128, [250, 256, 0, 384, 130], 1, 1, 1024))
 
 
 def test_no_new_token() -> None:
