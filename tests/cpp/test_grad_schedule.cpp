@@ -47,10 +47,10 @@ struct Additions {
   }
 };
 
-// How long `ctas` CTAs take that each take the next part when they are free, in steps, with the costs
-// of estimate_steps(): a part takes one step more than it has, and two more where its sums are to be
-// added up, which takes four steps of 64 queries for each part of a CTA. If the params ask for a
-// fixed order, dQ of a step waits for that of the blocks before.
+// How long `ctas` CTAs take that each take the next part when they are free, in steps, with the
+// costs of estimate_steps(): a part takes one step more than it has, and two more where its sums
+// are to be added up, which takes four steps of 64 queries for each part of a CTA. If the params
+// ask for a fixed order, dQ of a step waits for that of the blocks before.
 double simulate(BackwardParams const& params, StepParts const& parts, int ctas) {
   GradSchedule const schedule =
       make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, ctas, parts);
@@ -107,7 +107,7 @@ void check_choice(BackwardParams const& params) {
     }
   }
   check(time <= 1.25 * best + 1, name + ": " + std::to_string(time) + " steps, and " +
-                                    std::to_string(best) + " with the best number");
+                                     std::to_string(best) + " with the best number");
 }
 
 void test_choice() {
