@@ -1,6 +1,7 @@
 // torch_append.h: the tensors of a call that appends to a cache, as the kernel takes them.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -126,31 +127,30 @@ inline bool rows_are_apart(TensorView const& cache) {
   return cache.strides[0] >= span(1) + row || cache.strides[1] >= span(0) + row;
 }
 
-// Whether caches share no memory, or only that of the same token's rows.
+// Whether caches share no memory, or only that of the same token of the same row.
 inline bool tokens_are_apart(TensorView const& k, TensorView const& v) {
   constexpr int64_t kBytes = 2;
-  bool same = true;
-  // The elements that memory spans from a token's row on, from a page, and from the first one.
+  // Most caches have the tokens of a row, or of a page, side by side; in others the first token of
+  // all rows comes first. So blocks follow each other, of tokens or of rows.
+  int const block = k.strides[0] >= k.strides[1] ? 0 : 1, in_block = 1 - block;
+  // The elements that memory spans from the first one of a token, of a block and of all on.
   struct Spans {
-    int64_t row, page, all;
+    int64_t token, block, all;
   };
   auto const spans = [&](TensorView const& cache) {
-    int64_t sums[3] = {cache.sizes[3], 0, 0};
-    for (int dim = 2, i = 0; dim >= 0; --dim, ++i) {
-      sums[i] += (cache.sizes[dim] - 1) * cache.strides[dim];
-      if (i < 2) sums[i + 1] = sums[i];
-      same = same && k.strides[dim] == v.strides[dim];
-    }
-    return Spans{sums[0], sums[1], sums[2]};
+    auto const span = [&](int dim) { return (cache.sizes[dim] - 1) * cache.strides[dim]; };
+    int64_t const token = cache.sizes[3] + span(2), of_block = token + span(in_block);
+    return Spans{token, of_block, of_block + span(block)};
   };
   Spans const of_k = spans(k), of_v = spans(v);
   int64_t const between =
       int64_t(reinterpret_cast<uintptr_t>(v.data)) - int64_t(reinterpret_cast<uintptr_t>(k.data));
   if (between >= kBytes * of_k.all || -between >= kBytes * of_v.all) return true;
+  bool const same_strides = std::equal(k.strides, k.strides + 3, v.strides);
   int64_t const behind = between / kBytes;  // by so many elements v begins after k
-  bool const in_row = behind >= 0 && behind + of_v.row <= k.strides[1];
-  bool const in_page = behind >= of_k.page && behind + of_v.page <= k.strides[0];
-  return same && (in_row || in_page);
+  bool const beside_token = behind >= 0 && behind + of_v.token <= k.strides[in_block];
+  bool const behind_block = behind >= of_k.block && behind + of_v.block <= k.strides[block];
+  return same_strides && (beside_token || behind_block);
 }
 
 // What a forward call behind `append` in the stream is told, so that it may begin while new keys

@@ -118,9 +118,8 @@ def test_padding_and_no_room() -> None:
     step.both(leftpad=leftpad)
 
 
-def test_packed_tokens() -> None:
-    """Sequences with new tokens and without them, of which CTAs take tiles in turn."""
-    step = Step(128, [250, 256, 0, 384, 130], 1, 1, 1024)
+def check_packed_tokens(step: Step) -> None:
+    """A call of five sequences of head dim 128, with new tokens and without them, packed."""
     many = torch.tensor([7, 0, 300, 1, 129])
     ends = torch.cat((many.new_zeros(1), many.cumsum(0))).int().to("cuda")
     total = int(many.sum())
@@ -132,6 +131,11 @@ def test_packed_tokens() -> None:
     step.both(cu_seqlens_q=only_queries, max_seqlen_q=1, cu_seqlens_k_new=ends)
 
 
+def test_packed_tokens() -> None:
+    """CTAs take tiles of sequences with new tokens and without them in turn."""
+    check_packed_tokens(Step(128, [250, 256, 0, 384, 130], 1, 1, 1024))
+
+
 def test_no_new_token() -> None:
     """Without a token there may be no kernel before the forward: it waits for any other one."""
     step = Step(128, [250, 256, 3], 0, 1, 640, rotary=False)
@@ -139,18 +143,33 @@ def test_no_new_token() -> None:
 
 
 def test_caches_that_overlap() -> None:
-    """Keys whose memory is another token's values: all is written before anything is read."""
+    """Keys whose memory is another token's values: all is written before anything is read. Where
+    the last key is the first of its tile, the values are those of the tile before, which another
+    split reads."""
     batch, room, dim = 3, 256, 64
     memory = numbers(batch, room + 1, HEADS_KV, dim)
-    step = Step(dim, [130, 128, 255], 1, 1, room, rotary=False)
+    step = Step(dim, [128, 130, 255], 1, 1, room, rotary=False)
     step.v = step.k  # both write one number where they overlap
     for shift in (0, 1):
         step.lengths.clamp_(max=254)
         outs = []
         for run in (step.run, step.run_apart):
             copy = memory.clone()
-            outs.append(run([copy[:, :room], copy[:, shift : room + shift]]))
+            caches = [copy[:, :room], copy[:, shift : room + shift]]
+            outs.append(run(caches, num_splits=3))
         assert_same_bits(outs[0], outs[1], f"out, values {shift} tokens further")
+
+
+def test_caches_whose_rows_overlap() -> None:
+    """Tokens come first, and the keys of a row are the values of the row before: a token that one
+    sequence appends is an early one of the other, which another split reads."""
+    memory = numbers(640, 3, HEADS_KV, 64)
+    step = Step(64, [500, 10], 1, 1, 640, rotary=False)
+    outs = []
+    for run in (step.run, step.run_apart):
+        rows = memory.clone().transpose(0, 1)
+        outs.append(run([rows[:2], rows[1:]], num_splits=3))
+    assert_same_bits(outs[0], outs[1], "out")
 
 
 def decode(step: Step, run: Any, caches: list[Tensor], sums: Tensor, **options: Any) -> None:

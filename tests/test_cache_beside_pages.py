@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from cute_attention.inference import PagedCache, attention_with_cache, explain_with_cache
-from test_cache_beside import BF16, HEADS, HEADS_KV, Step, compare_steps, numbers
+from test_cache_beside import (
+    BF16,
+    HEADS,
+    HEADS_KV,
+    Step,
+    check_packed_tokens,
+    compare_steps,
+    numbers,
+)
 from tolerances import assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -96,16 +104,7 @@ def test_chunks_of_a_prompt_in_pages() -> None:
 
 def test_packed_tokens_in_pages() -> None:
     """Prompts and decoding in one call, sequences with new tokens and without them."""
-    step = in_pages(Step(128, [250, 256, 0, 384, 130], 1, 1, 1024), 16)
-    many = torch.tensor([7, 0, 300, 1, 129])
-    ends = torch.cat((many.new_zeros(1), many.cumsum(0))).int().to("cuda")
-    total = int(many.sum())
-    step.q = numbers(total, HEADS, 128)
-    step.k, step.v = numbers(total, HEADS_KV, 128), numbers(total, HEADS_KV, 128)
-    step.both(cu_seqlens_q=ends, max_seqlen_q=300)
-    only_queries = torch.arange(6, dtype=torch.int32, device="cuda")
-    step.q = numbers(5, HEADS, 128)
-    step.both(cu_seqlens_q=only_queries, max_seqlen_q=1, cu_seqlens_k_new=ends)
+    check_packed_tokens(in_pages(Step(128, [250, 256, 0, 384, 130], 1, 1, 1024), 16))
 
 
 def test_no_page_and_no_room() -> None:

@@ -132,8 +132,8 @@ def number_of_kernels(row: rows.TableRow) -> int:
         return 5 + grad_bias  # prepare, grad_kv, grad_kv_sum, grad_q, grad_sink
     if (row.arch, row.score_mods) == ("sm90", ("bias",)):
         grad_bias += 1  # of zeros where a mask hides scores: the main kernel stores the others
-        if row.tile_m > 64:  # with steps of 64, too: prepare, zeros, main, finish (steps_of_64.h)
-            grad_bias += 4
+        if row.tile_m > 64:  # with steps of 64, too: prepare, main and finish (steps_of_64.h)
+            grad_bias += 3
     if row.arch == "sm90" and not row.score_mods:
         return 4  # prepare, finish, and the main one twice: with sums of dQ, and without
     return 3 + grad_bias + of_bias  # prepare, main, finish

@@ -132,16 +132,16 @@ void check_derivative() {
 }
 
 // P and dS / (dP + delta) of a hidden score are 0 for caps of any size, of queries that see no key
-// too.
+// too: with a sink of any size.
 template <bool kFinite>
 void check_hidden() {
   using Scores = BackwardScores<score_mods::Softcap, score_mods::None, kFinite>;
   static_assert((Scores::kHidden == -kInfinity) == !kFinite);
-  for (float softcap : {1e-30f, 1e-5f, 30.f, 1e5f, 1e30f}) {
+  for (float softcap : {1e-30f, 1e-12f, 1e-5f, 30.f, 1e5f, 1e30f}) {
     BackwardParams params{};
     params.scale = 0.125f;
     params.softcap = softcap;
-    for (float lse : {0.f, -100.f, 100.f, kInfinity}) {
+    for (float lse : {0.f, -100.f, 100.f, kLowestLseLog2, kInfinity}) {
       float score = Scores::kHidden;
       float const factor = Scores(params).factor(score, lse, NoTerms{}, 0);
       std::string const name = " of a hidden score, with a cap of " + std::to_string(softcap);

@@ -45,12 +45,12 @@ struct BackwardScores {
   CUTE_DEVICE explicit BackwardScores(Params const& params)
       : modifiers(params), scale_log2(scale_of(params) * float(M_LOG2E)) {}
 
-  // What a score in its unit is multiplied with. A cap below 1e-15 is rounded up to that, where P
-  // is the same, so that P of the finite kHidden is 0 for any cap.
+  // What a score in its unit is multiplied with. A cap below 1e-10 is rounded up to that, where P
+  // of visible scores is the same: so kHidden is below kLowestLseLog2, and its P 0, for any cap.
   template <class Params>
   CUTE_DEVICE static float scale_of(Params const& params) {
     float const scale = Modifiers::exponent_scale(params);
-    return kHidden == -INFINITY ? scale : fmaxf(scale, 1e-15f);
+    return kHidden == -INFINITY ? scale : fmaxf(scale, 1e-10f);
   }
 
   // What a step needs to know of the head of its queries.

@@ -96,10 +96,10 @@ CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile
 // 1.01 times as long as the best ones in the mean, and 1.07 at worst.
 constexpr double estimate_steps(BlockTiles const& of_blocks, int64_t blocks, StepParts const& of,
                                 int64_t ctas, int32_t tile_m) {
-  // What a part takes beside its steps: to load K, V and the first queries, and to add the last dQ;
-  // to write its sums of dK and dV. And what the kernel after takes to add them up.
-  // The sums have as many numbers for each column as a step has products, so these are 256
-  // queries'.
+  // What a part takes beside its steps, in steps: kBlockSteps to load K, V and the first queries,
+  // and to add the last dQ; kPartSteps to write its sums of dK and dV. To add up the sums of a
+  // part, the kernel after takes as long as a step of kSumQueries queries would: of keys and head
+  // dim there are as many in the sums as in a step, so one number serves all rows.
   constexpr double kBlockSteps = 1, kPartSteps = 2, kSumQueries = 256;
   bool const divided = of.count > 1;
   double const overhead = divided ? kBlockSteps + kPartSteps : kBlockSteps;

@@ -88,9 +88,10 @@ struct BackwardWithSums {
   using Sums = typename BackwardFinish<Row>::Sums;
   static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
-  // Whether the row has kernels for biases that TMA cannot load as 16 bits: all whose tiles have 64
-  // queries (BackwardOfEitherStep).
+  // Whether kernels of the row read a bias that TMA cannot load as 16 bits, and store dS. Those of
+  // a row with steps of 128 queries do not: such calls have steps of 64 (BackwardOfEitherStep).
   static constexpr bool kTakesAnyBias = Traits::kBiasTiles && !kHasStepsOf64<Row>;
+  static constexpr bool kMayStoreGradBias = Traits::kStoresGradS && !kHasStepsOf64<Row>;
   // The row of the kernel with tiles of a bias in fp32, of rows that have it.
   static constexpr bool kHasFloatTiles = kTakesAnyBias && kHasFloatBias<Row>;
   using RowOfFloats = std::conditional_t<kHasFloatTiles, FloatBias<Row>, Row>;
@@ -160,7 +161,7 @@ struct BackwardWithSums {
                        : make_bias_tiles<Element, kRows, kKeysOfTile>(tiles, p, packing);
       }
     }
-    arguments.stores_grad_bias = n_tiles > 0 && stores_grad_bias<Traits>(p);
+    arguments.stores_grad_bias = kMayStoreGradBias && n_tiles > 0 && stores_grad_bias<Traits>(p);
     if (error == cudaSuccess && arguments.stores_grad_bias) {
       error = make_grad_bias_map<Traits>(&arguments.map_grad_bias, p);
     }
@@ -186,7 +187,7 @@ struct BackwardWithSums {
         return error;
       }
     }
-    if constexpr (Traits::kStoresGradS) {
+    if constexpr (kMayStoreGradBias) {
       if (arguments.stores_grad_bias && ClearGradBias<Row>::has_hidden(p)) {
         clear_grad_bias<Row><<<unsigned(m_tiles), ClearGradBias<Row>::kThreads, 0, stream>>>(p);
       }
@@ -251,7 +252,7 @@ struct BackwardOfEitherStep {
                         BackwardWorkspace* sizes) {
     BackwardWorkspace others{};
     Of128::workspace(params, device, &others);
-    Of64::workspace(params, device, sizes);  // that of grad_bias_parts, if dS is stored, is 0
+    Of64::workspace(params, device, sizes);  // grad_bias_parts is the same for either
     sizes->delta = max_of(sizes->delta, others.delta);
     sizes->grad_q_sum = max_of(sizes->grad_q_sum, others.grad_q_sum);
     sizes->grad_q_turn = max_of(sizes->grad_q_turn, others.grad_q_turn);
@@ -261,8 +262,8 @@ struct BackwardOfEitherStep {
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& p = *static_cast<BackwardParams const*>(params);
-    bool const has_numbers = takes_key_bias<Row>(p, unpacked_queries()) || tma_loads_bias(p);
-    return has_numbers && !stores_grad_bias<typename Of64::Traits>(p)
+    bool const is_readable = takes_key_bias<Row>(p, unpacked_queries()) || tma_loads_bias(p);
+    return is_readable && !stores_grad_bias<typename Of64::Traits>(p)
                ? Of128::launch(params, context)
                : Of64::launch(params, context);
   }

@@ -214,8 +214,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
   }
 
-  // After Q, for which it does not wait: the consumers still have the tiles of the step before.
-  // Phases: await_bias() of sm90/backward_pointwise.h.
+  // Comes after Q, which need not wait until the consumers are done with the bias of the step
+  // before. Which phase: await_bias() of sm90/backward_pointwise.h.
   CUTE_DEVICE void load_warpgroup_bias(Step const& step, int m_begin) {
 #pragma unroll 1  // few registers
     for (int warpgroup = 0; warpgroup < Traits::kConsumers; ++warpgroup) {

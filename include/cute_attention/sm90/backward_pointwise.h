@@ -70,11 +70,11 @@ struct BackwardPointwise {
   static_assert(!Scores::kModifiesCopies || !Traits::kBiasOfWarpgroups,
                 "take_copies() reads tiles that come with Q");
   // With kModifiesCopies begin() rounds P, and leaves in scores what dP + delta is multiplied with:
-  // P times the derivative of a map, neither of them negative, but for rounding, where what its
-  // sign then changes is as small. Its sign says that its score is dropped. It does so for these of
-  // a step's blocks of 16 queries, and finish() for the others. At head dim 128 registers do not
-  // hold all of P in 16 bits beside dP, and none of it where a thread has the addresses of a bias
-  // in global memory.
+  // P times the derivative of a map. Its sign says that its score is dropped: neither is negative
+  // but for the rounding of a derivative of 0, where either reading gives next to nothing. It does
+  // so for these of a step's blocks of 16 queries, and finish() for the others. At head dim 128
+  // registers do not hold all of P in 16 bits beside dP, and none of it where a thread has the
+  // addresses of a bias in global memory.
   static constexpr int kBlocks = kTileM / 16;
   static constexpr int kBlocksFirst = Traits::kHeadDim <= 64 ? kBlocks
                                       : Traits::kBiasTiles   ? kBlocks / 2
