@@ -72,14 +72,16 @@ struct ForwardTraits {
   // times faster, at 128 as fast as without (H200; with dropout H100). The kernel for caches would
   // spill.
   static constexpr bool kAlibiProduct =
-      kStraight && (kKey.score_mods & ~score_mods::Dropout) == score_mods::Alibi &&
-      kHeadDim <= 64 && !kReadsCache<Row>;
-  // Whether KV tiles without a mask have a loop of their own (forward_compute.h): with a bias or
-  // dropout alone it gained nothing, and with softcap and ALiBi together, and at head dims 192 and
+      (kKey.score_mods & ~score_mods::Dropout) == score_mods::Alibi &&
+      (kHeadDim <= 64 || kHeadDim > 192) && !kReadsCache<Row>;
+  // Whether what dropout drops is cleared beside the exponentials, block after block of keys: the
+  // draws take what these leave of the instructions that a warp can issue.
+  static constexpr bool kDropsBeside = kStraight && kKey.score_mods == score_mods::Dropout;
+  // Whether KV tiles without a mask have a loop of their own (forward_compute.h): with a bias alone
+  // it gained nothing, and with softcap and ALiBi together, and at head dims 192 and
   // 128, it would spill.
   static constexpr bool kUnmaskedLoop =
       kStraight && kHeadDim == kHeadDimV && kKey.score_mods != score_mods::Bias &&
-      kKey.score_mods != score_mods::Dropout &&
       kKey.score_mods != (score_mods::Softcap | score_mods::Alibi);
   // Whether CTAs take the tiles of a dense causal call from a counter (forward_schedule.h). At head
   // dim 96 they have 0.95 to 0.99 of the speed then, elsewhere up to 1.11 (H100).
@@ -107,7 +109,7 @@ struct ForwardTraits {
   // one.
   static constexpr int kStagesQ = 2 * kConsumers * kBytesQ +
                                               kStages * (kBytesK + kBytesV + kBytesBias) + 2048 +
-                                              (kAlibiProduct ? 2 * kTileN * kPlaceCols : 0) <=
+                                              (kAlibiProduct ? 2 * kTileN * kStoredPlaceCols : 0) <=
                                           max_shared_memory(kKey.arch)
                                       ? 2
                                       : 1;
