@@ -23,7 +23,6 @@ struct ForwardScores {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr uint32_t kScoreMods = Row::kKey.score_mods;
   static constexpr bool kDrops = has_dropout(kScoreMods);
-  static constexpr bool kDropsBeside = Traits::kDropsBeside;
   using Modifiers = ScoreModifiers<kScoreMods>;
   // Those that come with masks. With a bias beside K, add_bias() has applied the others.
   using LaterModifiers =
@@ -119,7 +118,7 @@ struct ForwardScores {
     if constexpr (Traits::kAlibiProduct) {
       load_terms(tile);
       alibi.load(terms.slopes);
-      if constexpr (kKeepsDiagonals) {
+      if constexpr (Traits::kKeepsDiagonals) {
         begin_diagonals(tile);
       }
     }
@@ -128,7 +127,7 @@ struct ForwardScores {
   // Has the product with places (alibi_product.h) ready before S of a KV tile is started.
   CUTE_DEVICE void place(ForwardTile const& tile, int32_t n_block) {
     if constexpr (Traits::kAlibiProduct) {
-      if constexpr (!kKeepsDiagonals) {
+      if constexpr (!Traits::kKeepsDiagonals) {
         begin_diagonals(tile);
       }
       alibi.place(n_block, terms.slopes);
@@ -220,7 +219,7 @@ struct ForwardScores {
   //   tOrP  (MMA, MMA_M, MMA_N / 16)  P in 16 bits
   template <class Operand>
   CUTE_DEVICE void drop(ForwardTile const& tile, int32_t n_block, Operand& tOrP) {
-    if constexpr (kDrops && !kDropsBeside) {
+    if constexpr (kDrops && !Traits::kDropsBeside) {
       if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
         kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row).drop(tOrP);
       }
@@ -228,10 +227,6 @@ struct ForwardScores {
   }
 
  private:
-  // Whether a thread keeps what a step needs to know of the diagonal. At head dim 256 it has no
-  // registers for that, and a step has time to compute it.
-  static constexpr bool kKeepsDiagonals = Traits::kStraight;
-
   CUTE_DEVICE void begin_diagonals(ForwardTile const& tile) {
     QueryPacking const& packing = arguments.packing;
     int const to_diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
@@ -254,7 +249,7 @@ struct ForwardScores {
   CUTE_DEVICE void compute_p(ForwardTile const& tile, int32_t n_block, Rows const& bases,
                              FragmentP& tOrP, Rows& sums) {
     FragmentS probabilities;
-    if constexpr (kDropsBeside) {
+    if constexpr (Traits::kDropsBeside) {
       auto const places = score_tile(tile, n_block);
       KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
       softmax.exponentiate(view(), bases, rows_of(probabilities), sums, [&](int k) {
