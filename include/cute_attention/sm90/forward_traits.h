@@ -75,9 +75,10 @@ struct ForwardTraits {
       !kReadsCache<Row> &&
       (kKey.score_mods == score_mods::Alibi ||
        (kHeadDim <= 64 && kKey.score_mods == (score_mods::Alibi | score_mods::Dropout)));
-  // Whether a thread keeps what a step needs to know of the diagonal for that (1.02 to 1.06 times
-  // faster at head dim 64). At 256 it has no registers left, and a step has time to compute it.
-  static constexpr bool kKeepsDiagonals = kStraight;
+  // Whether a thread keeps what a step needs to know of the diagonal for that (1.02 to 1.07 times
+  // faster at head dim 64). With dropout it would spill, and so it would at 256, where a step has
+  // time to compute it.
+  static constexpr bool kKeepsDiagonals = kStraight && kKey.score_mods == score_mods::Alibi;
   // Whether what dropout drops is cleared block by block beside the exponentials, which leave a
   // warp time to draw: 1.01 to 1.07 times faster at head dim 128. At 64 it spills, but for forms
   // that have 0.90 to 1.05 of the speed (H100).
