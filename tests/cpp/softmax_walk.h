@@ -34,12 +34,16 @@ struct SoftmaxWarp : HostWarp {
 //
 // sm80, and sm90 where warpgroups take no turns: P V of a tile is added to the output before the
 // softmax of the next tile has ended, which says whether the output must be multiplied by factors.
-template <class Element_, int kRows_, int kMostLag = 14>
+//
+// kLacks: the scores lack a number of their row and tile, which the softmax is told, as where the
+// tensor cores compute ALiBi.
+template <class Element_, int kRows_, int kMostLag = 14, bool kLacks_ = false>
 struct Online {
   using Element = Element_;
   static constexpr int kRows = kRows_;
   static constexpr bool kLags = kMostLag > 0;  // whether a maximum may exceed the reference
   static constexpr bool kStraight = false;
+  static constexpr bool kLacks = kLacks_;
   using Softmax = OnlineSoftmax<kRows, kMostLag, SoftmaxWarp>;
 };
 
@@ -51,6 +55,7 @@ struct Straight {
   static constexpr int kRows = 2;
   static constexpr bool kLags = false;
   static constexpr bool kStraight = true;
+  static constexpr bool kLacks = false;
   using Softmax = StraightSoftmax<kRows, SoftmaxWarp>;
 };
 
@@ -138,21 +143,35 @@ class Walk {
     void load_scores() {
       for (int i = 0; i < kRows; ++i) {
         for (int j = 0; j < kColumns / kThreadsPerRow; ++j) {
-          scores(i, j) = walk.problem_.at(tile, row(i), column(j));
+          scores(i, j) = walk.problem_.at(tile, row(i), column(j)) - lacked(i);
         }
       }
     }
 
+    // What the scores of this thread's row `i` lack in this tile.
+    float lacked(int i) const {
+      return Variant::kLacks ? float((tile * 5 + row(i) * 3) % 16 - 8) : 0.f;
+    }
+
     // A KV tile of Online.
     void visit_online() {
-      bool const rescale = walk.problem_.masked[tile]
-                               ? softmax.template take<true>(scores, factors, combine())
-                               : softmax.template take<false>(scores, factors, combine());
+      bool const rescale = walk.problem_.masked[tile] ? take<true>() : take<false>();
       note(rescale);
       cute::copy(scores, probabilities);
       store_probabilities();
       if (rescale) scale_rows(output, factors);
       accumulate(tile);
+    }
+
+    template <bool kMasked>
+    bool take() {
+      if constexpr (Variant::kLacks) {
+        Rows offsets;
+        for (int i = 0; i < kRows; ++i) offsets(i) = lacked(i);
+        return softmax.template take<kMasked>(scores, factors, combine(), offsets);
+      } else {
+        return softmax.template take<kMasked>(scores, factors, combine());
+      }
     }
 
     // A KV tile of Straight.

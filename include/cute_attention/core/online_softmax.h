@@ -19,6 +19,9 @@
 
 namespace cute_attention {
 
+// For scores that lack nothing.
+struct NoOffsets {};
+
 // kMostLag: a row's reference always rises where a score exceeds it by more than this, in base 2.
 // With 0 it is the exact maximum.
 template <int kRows, int kMostLag = 14, class Warp = DeviceWarp>
@@ -31,13 +34,22 @@ struct OnlineSoftmax : RowSoftmax<kRows, Warp> {
   // must be multiplied by `factors` (ROWS); the warp agrees.
   //   combine(rows, op)  combines numbers (ROWS) with those of other warps that have keys of the
   //                      same rows; only with the exact maximum
+  //   offsets            (ROWS), if any: what is still to be added to the scores of each row
   //   kMasked            whether some scores may be hidden
-  template <bool kMasked, class Scores, class Combine = NothingToCombine>
-  CUTE_HOST_DEVICE bool take(Scores&& scores, Rows& factors, Combine const& combine = {}) {
+  template <bool kMasked, class Scores, class Combine = NothingToCombine, class Offsets = NoOffsets>
+  CUTE_HOST_DEVICE bool take(Scores&& scores, Rows& factors, Combine const& combine = {},
+                             Offsets const& offsets = {}) {
+    constexpr bool kHasOffsets = !cutlass::platform::is_same<Offsets, NoOffsets>::value;
     using namespace cute;
     CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
     Rows maxima, base;
     maximum<kMasked>(scores, maxima);
+    if constexpr (kHasOffsets) {
+      CUTE_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        maxima(row) += offsets(row);
+      }
+    }
     combine(maxima, MaxOp{});
     bool grows = false;
     CUTE_UNROLL
@@ -57,7 +69,14 @@ struct OnlineSoftmax : RowSoftmax<kRows, Warp> {
         row_sum(row) *= factors(row);
       }
     }
-    if (this->any_unusual(base)) {
+    if constexpr (kHasOffsets) {
+      Rows const shifted = this->shifted(base, offsets);
+      if (this->any_unusual(base)) {
+        this->lower(scores, base, shifted, offsets);
+      } else {
+        base = shifted;
+      }
+    } else if (this->any_unusual(base)) {
       this->lower(scores, base);
     }
     Rows sums;

@@ -150,9 +150,12 @@ struct RowSoftmax {
 
   // Gives the probabilities (ROWS, COLS) of a tile of scores (ROWS, COLS) relative to the bases
   // (ROWS), and this thread's sums (ROWS) of them. Probabilities may take the place of the scores.
-  template <class Scores, class Probabilities>
+  //   end_block(k)  is called once those of columns 4 k to 4 k + 3, a K block of an A operand
+  //                 (accumulator.h), are there
+  template <class Scores, class Probabilities, class EndBlock>
   CUTE_HOST_DEVICE void exponentiate(Scores const& scores, Rows const& bases,
-                                     Probabilities&& probabilities, Rows& sums) const {
+                                     Probabilities&& probabilities, Rows& sums,
+                                     EndBlock const& end_block) const {
     using namespace cute;
     CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
     CUTE_STATIC_ASSERT_V(shape(scores) == shape(probabilities));
@@ -164,7 +167,15 @@ struct RowSoftmax {
         sums(row) = col == 0 ? value : sums(row) + value;
         probabilities(row, col) = value;
       }
+      if (col % 4 == 3) {
+        end_block(col / 4);
+      }
     }
+  }
+  template <class Scores, class Probabilities>
+  CUTE_HOST_DEVICE void exponentiate(Scores const& scores, Rows const& bases,
+                                     Probabilities&& probabilities, Rows& sums) const {
+    exponentiate(scores, bases, probabilities, sums, [](int) {});
   }
 
   // Adds the sums (ROWS) of a tile.

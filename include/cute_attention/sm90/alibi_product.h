@@ -17,6 +17,7 @@
 
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
+#include <limits>
 
 #include "cute_attention/core/accumulator.h"
 #include "cute_attention/core/warp.h"
@@ -28,6 +29,10 @@ namespace cute_attention::sm90 {
 
 // Columns of A and B: the least that a WGMMA has.
 constexpr int kPlaceCols = 16;
+// Columns of B that have memory of their own: eight of 16 bits are a row of a core matrix (PTX ISA,
+// "Asynchronous Warpgroup Level Matrix Shared Memory Layout"). The other columns, for which A is 0,
+// lie in the same place.
+constexpr int kStoredPlaceCols = 8;
 // Parts of a slope, in the first columns of A.
 constexpr int kSlopeParts = 3;
 
@@ -37,14 +42,21 @@ struct KeyPlaces {};
 template <class Element, int kTileN>
 struct KeyPlaces<true, Element, kTileN> {
   static_assert(kTileN <= 256, "places of 8 bits");
-  using SmemLayoutPlaces = SmemTiles<Element, kTileN, kPlaceCols, 1, kPlaceCols>;  // (N, COLS, 1)
-  cute::array_aligned<Element, cute::cosize_v<SmemLayoutPlaces>, 1024> places;
+  using SmemLayoutPlaces =  // (N, COLS, 1): rows of 16 bytes, without a swizzle
+      cute::Layout<
+          cute::Shape<
+              cute::Shape<cute::_8, cute::Int<kTileN / 8>>,
+              cute::Shape<cute::Int<kStoredPlaceCols>, cute::Int<kPlaceCols / kStoredPlaceCols>>,
+              cute::_1>,
+          cute::Stride<cute::Stride<cute::Int<kStoredPlaceCols>, cute::Int<8 * kStoredPlaceCols>>,
+                       cute::Stride<cute::_1, cute::_0>, cute::_0>>;
+  cute::array_aligned<Element, cute::cosize_v<SmemLayoutPlaces>, 16> places;
 
   // All threads of the CTA call it, before they synchronise.
   CUTE_DEVICE void write_places() {
     auto const sPlaces = in_shared<SmemLayoutPlaces>(places);
-    for (int i = threadIdx.x; i < kTileN * kPlaceCols; i += blockDim.x) {
-      int const key = i / kPlaceCols, col = i % kPlaceCols;
+    for (int i = threadIdx.x; i < kTileN * kStoredPlaceCols; i += blockDim.x) {
+      int const key = i / kStoredPlaceCols, col = i % kStoredPlaceCols;
       sPlaces(key, col, 0) = Element(float(col < kSlopeParts ? key : 0));
     }
     fence_shared_memory();  // before WGMMAs read what these lanes wrote
@@ -52,7 +64,8 @@ struct KeyPlaces<true, Element, kTileN> {
 };
 
 // A, in registers, and what else a thread's two rows need of their slopes.
-template <class Element>
+//   kTileN  keys of a KV tile
+template <class Element, int kTileN>
 struct AlibiOperand {
   using Fragment = decltype(cute::make_tensor<Element>(  // (MMA, MMA_M, MMA_K)
       cute::Shape<cute::Shape<cute::_2, cute::_2, cute::_2>, cute::_1, cute::_1>{}));
@@ -63,9 +76,13 @@ struct AlibiOperand {
   Fragment fragment;
   uint32_t parts[2] = {};  // of the rows' slopes: those in this thread's first two columns
   bool serves = false;     // whether A can hold the slopes of the warp
-  int side = 0;            // the sign of the tile; 0 where A is 0
-  float offsets[2] = {};   // of the rows: what is to be added to their scores
+  // KV tiles below `before` lie before all queries of the block, those from `after` on behind them.
+  int32_t before = 0, after = 0;
+  float diagonals[2] = {};  // of the rows: the keys at the diagonal
+  int side = 0;             // the sign of the tile; 0 where A is 0
+  float offsets[2] = {};    // of the rows: what is to be added to their scores
 
+  // Reads the slopes of a tile of queries.
   //   slopes  of the rows, in the unit of scores
   CUTE_DEVICE void load(float const (&slopes)[2]) {
     int const lane = lane_of_warp() % kThreadsPerRow;
@@ -81,16 +98,29 @@ struct AlibiOperand {
     }
   }
 
-  // For a tile of `keys` keys from `key` on, and a block of queries whose first one has the
-  // diagonal at key `first`.
-  //   diagonals  of this thread's two rows
-  CUTE_DEVICE void place(int key, int keys, int first, int const (&diagonals)[2],
-                         float const (&slopes)[2]) {
-    side = !serves ? 0 : key + keys <= first ? 1 : key >= first + kWarpgroupM ? -1 : 0;
+  // For a block of queries whose first one has the diagonal at key `first`. What a KV tile needs to
+  // know of it are these four numbers.
+  //   of_rows  the keys at the diagonals of this thread's two rows
+  CUTE_DEVICE void begin(int first, int const (&of_rows)[2]) {
+    int const end = first + kWarpgroupM;
+    before = serves && first > 0 ? first / kTileN : 0;
+    after = !serves   ? std::numeric_limits<int32_t>::max()
+            : end > 0 ? (end + kTileN - 1) / kTileN
+                      : 0;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      offsets[row] = float(side) * -slopes[row] * float(diagonals[row] - key);
-      offsets[row] = side == 0 ? 0.f : offsets[row];
+      diagonals[row] = float(of_rows[row]);
+    }
+  }
+
+  // For a KV tile.
+  CUTE_DEVICE void place(int32_t n_block, float const (&slopes)[2]) {
+    side = n_block < before ? 1 : n_block >= after ? -1 : 0;
+    float const sign = float(side), key = float(n_block * kTileN);
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      float const slope = side == 0 ? 0.f : sign * slopes[row];
+      offsets[row] = slope * (key - diagonals[row]);
     }
     write();
   }
@@ -98,10 +128,10 @@ struct AlibiOperand {
  private:
   CUTE_DEVICE void write() {
     uint32_t* const registers = reinterpret_cast<uint32_t*>(fragment.data());
-    uint32_t const sign = side < 0 ? 0x80008000u : 0u;
+    uint32_t const sign = side < 0 ? 0x80008000u : 0u, kept = side == 0 ? 0u : ~0u;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      registers[row] = side == 0 ? 0u : parts[row] ^ sign;
+      registers[row] = (parts[row] ^ sign) & kept;
       registers[row + 2] = 0;
     }
   }

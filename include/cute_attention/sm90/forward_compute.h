@@ -127,7 +127,7 @@ struct ForwardCompute {
     int32_t n_block = walk.end - 1;
     while (true) {
       if (__builtin_expect(!usable, false)) {
-        scores.exponentiate_unusual(tOrP);
+        scores.exponentiate_unusual(tile, n_block, tOrP);
         scores.drop(tile, n_block, tOrP);
       }
       if (--n_block < walk.begin) {
@@ -240,7 +240,7 @@ struct ForwardCompute {
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
     bool const usable = scores.template exponentiate<true>(  // there is no output yet
-        tOrP, [] {}, [](auto const&) {});
+        tile, n_block, tOrP, [] {}, [](auto const&) {});
     if (usable) {
       scores.drop(tile, n_block, tOrP);
     }
@@ -266,7 +266,7 @@ struct ForwardCompute {
     release_scores(last);
     scores.template next<kMasked>(tile, n_block);
     bool const usable = scores.template exponentiate<kMasked>(
-        tOrP,
+        tile, n_block, tOrP,
         [&] {
           end_output(v);
           if constexpr (Traits::kUnmaskedLoop) {

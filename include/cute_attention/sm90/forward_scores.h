@@ -57,7 +57,7 @@ struct ForwardScores {
   FragmentS accumulator;  // (MMA, MMA_M, MMA_N): S, which first() and next() modify and mask
   Softmax softmax;
   // ALiBi of rows in which the tensor cores compute it.
-  std::conditional_t<Traits::kAlibiProduct, AlibiOperand<Element>, NoAlibiOperand> alibi;
+  std::conditional_t<Traits::kAlibiProduct, AlibiOperand<Element, kTileN>, NoAlibiOperand> alibi;
   bool all_near = true;  // of the scores of a tile with a mask, in rows with kCapped
   typename LaterModifiers::Terms::template OfRows<2> terms;
   DropoutRow dropout_row{};  // of the thread's rows; unused without dropout
@@ -118,20 +118,19 @@ struct ForwardScores {
     if constexpr (Traits::kAlibiProduct) {
       load_terms(tile);
       alibi.load(terms.slopes);
+      if constexpr (Traits::kKeepsDiagonals) {
+        begin_diagonals(tile);
+      }
     }
   }
 
   // Has the product with places (alibi_product.h) ready before S of a KV tile is started.
   CUTE_DEVICE void place(ForwardTile const& tile, int32_t n_block) {
     if constexpr (Traits::kAlibiProduct) {
-      QueryPacking const& packing = arguments.packing;
-      int const to_diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
-      int const row = m_offset() + row_of_thread(opaque(thread));
-      int const query = tile.m_begin + packing.query(m_offset());
-      alibi.place(n_block * kTileN, kTileN, query / kWarpgroupM * kWarpgroupM + to_diagonal,
-                  {tile.m_begin + packing.query(row) + to_diagonal,
-                   tile.m_begin + packing.query(row + 8) + to_diagonal},
-                  terms.slopes);
+      if constexpr (!Traits::kKeepsDiagonals) {
+        begin_diagonals(tile);
+      }
+      alibi.place(n_block, terms.slopes);
     }
   }
 
@@ -146,11 +145,12 @@ struct ForwardScores {
   // is rare, and so has its place outside of the loop over KV tiles without a mask, in rows with
   // such a loop. In others P is usable.
   //   kMasked                without it every query sees every key of the tile
+  //   tile, n_block          where the KV tile is
   //   end_output()           waits for the O that reads the P before this one
   //   scale_output(factors)  multiplies the rows of O so far by factors (ROWS)
   template <bool kMasked, class FragmentP, class EndOutput, class ScaleOutput>
-  CUTE_DEVICE bool exponentiate(FragmentP& tOrP, EndOutput const& end_output,
-                                ScaleOutput const& scale_output) {
+  CUTE_DEVICE bool exponentiate(ForwardTile const& tile, int32_t n_block, FragmentP& tOrP,
+                                EndOutput const& end_output, ScaleOutput const& scale_output) {
     Rows factors;
     if constexpr (kCapped) {
       exponentiate_capped<kMasked>(tOrP, end_output, scale_output);
@@ -169,22 +169,27 @@ struct ForwardScores {
         }
         softmax.raise(maxima, bases, factors);
         scale_output(factors);
-        compute_p(softmax.shifted(bases, offsets), tOrP, sums);
+        compute_p(tile, n_block, softmax.shifted(bases, offsets), tOrP, sums);
       } else {
         softmax.raise(maxima, bases, factors);
         scale_output(factors);
-        compute_p(bases, tOrP, sums);
+        compute_p(tile, n_block, bases, tOrP, sums);
       }
       if (__builtin_expect(softmax.any_unusual(bases), false)) {
         if constexpr (Traits::kUnmaskedLoop) {
           return false;
         }
-        exponentiate_unusual(tOrP);
+        exponentiate_unusual(tile, n_block, tOrP);
         return true;
       }
       softmax.add(sums);
     } else {
-      bool const rescale = softmax.template take<kMasked>(view(), factors);
+      bool rescale;
+      if constexpr (Traits::kAlibiProduct) {
+        rescale = softmax.template take<kMasked>(view(), factors, NothingToCombine{}, offsets());
+      } else {
+        rescale = softmax.template take<kMasked>(view(), factors);
+      }
       end_output();
       convert_into(accumulator, tOrP);
       if (__builtin_expect(rescale, false)) {
@@ -196,7 +201,7 @@ struct ForwardScores {
 
   // Computes P of a KV tile whose P is not usable.
   template <class FragmentP>
-  CUTE_DEVICE void exponentiate_unusual(FragmentP& tOrP) {
+  CUTE_DEVICE void exponentiate_unusual(ForwardTile const& tile, int32_t n_block, FragmentP& tOrP) {
     if constexpr (kStraight && !kCapped) {
       Rows bases = softmax.bases(), sums;
       if constexpr (Traits::kAlibiProduct) {
@@ -205,16 +210,16 @@ struct ForwardScores {
       } else {
         softmax.lower(view(), bases);
       }
-      compute_p(bases, tOrP, sums);
+      compute_p(tile, n_block, bases, tOrP, sums);
       softmax.add(sums);
     }
   }
 
-  // Clears the dropped probabilities of a KV tile.
+  // Clears the dropped probabilities of a KV tile, in rows where compute_p() has not.
   //   tOrP  (MMA, MMA_M, MMA_N / 16)  P in 16 bits
   template <class Operand>
   CUTE_DEVICE void drop(ForwardTile const& tile, int32_t n_block, Operand& tOrP) {
-    if constexpr (kDrops) {
+    if constexpr (kDrops && !Traits::kDropsBeside) {
       if (call_has<kScoreMods, score_mods::Dropout>(arguments.params)) {
         kept_blocks(score_tile(tile, n_block), arguments.params.dropout, dropout_row).drop(tOrP);
       }
@@ -222,6 +227,16 @@ struct ForwardScores {
   }
 
  private:
+  CUTE_DEVICE void begin_diagonals(ForwardTile const& tile) {
+    QueryPacking const& packing = arguments.packing;
+    int const to_diagonal = tile.sequence.seqlen_k - tile.sequence.seqlen_q;
+    int const row = m_offset() + row_of_thread(opaque(thread));
+    int const query = tile.m_begin + packing.query(m_offset());
+    alibi.begin(query / kWarpgroupM * kWarpgroupM + to_diagonal,
+                {tile.m_begin + packing.query(row) + to_diagonal,
+                 tile.m_begin + packing.query(row + 8) + to_diagonal});
+  }
+
   CUTE_DEVICE void load_terms(ForwardTile const& tile) {
     terms.load(arguments.params, tile.work.batch,
                heads_of_thread(arguments, tile, m_offset(), thread),
@@ -229,12 +244,22 @@ struct ForwardScores {
   }
 
   // Computes P relative to the bases (ROWS), and this thread's sums (ROWS) of it before it is
-  // rounded. S stays as it is.
+  // rounded, and what is dropped cleared. S stays as it is.
   template <class FragmentP>
-  CUTE_DEVICE void compute_p(Rows const& bases, FragmentP& tOrP, Rows& sums) {
+  CUTE_DEVICE void compute_p(ForwardTile const& tile, int32_t n_block, Rows const& bases,
+                             FragmentP& tOrP, Rows& sums) {
     FragmentS probabilities;
-    softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
-    convert_into(probabilities, tOrP);
+    if constexpr (Traits::kDropsBeside) {
+      auto const places = score_tile(tile, n_block);
+      KeepTest const test(uint32_t(arguments.params.dropout.drop_count));
+      softmax.exponentiate(view(), bases, rows_of(probabilities), sums, [&](int k) {
+        convert_block(probabilities, k, tOrP);
+        kept_block(places, test, dropout_row, k).drop(tOrP(cute::_, 0, k));
+      });
+    } else {
+      softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
+      convert_into(probabilities, tOrP);
+    }
   }
 
   // exponentiate() of rows with kCapped.

@@ -68,12 +68,22 @@ struct ForwardTraits {
   // runs beside it in place.
   static constexpr bool kStraight = Study::kReference == Reference::Exact ||
                                     (Study::kReference == Reference::WhereItPays && kTakeTurns);
-  // Whether the tensor cores compute ALiBi (alibi_product.h): at head dim 64 it is 1.03 to 1.09
-  // times faster, at 128 as fast as without (H200; with dropout H100). The kernel for caches would
-  // spill.
+  // Whether the tensor cores compute ALiBi (alibi_product.h). Over rows whose scores get their
+  // terms one by one it is 1.03 to 1.09 times faster at head dim 64 (H200; with dropout H100), 1.00
+  // to 1.13 at 128 and 1.01 to 1.05 at 256 (H100). The kernel for caches would spill.
   static constexpr bool kAlibiProduct =
-      kStraight && (kKey.score_mods & ~score_mods::Dropout) == score_mods::Alibi &&
-      kHeadDim <= 64 && !kReadsCache<Row>;
+      !kReadsCache<Row> &&
+      (kKey.score_mods == score_mods::Alibi ||
+       (kHeadDim <= 64 && kKey.score_mods == (score_mods::Alibi | score_mods::Dropout)));
+  // Whether a thread keeps what a step needs to know of the diagonal for that (1.02 to 1.07 times
+  // faster at head dim 64). With dropout it would spill, and so it would at 256, where a step has
+  // time to compute it.
+  static constexpr bool kKeepsDiagonals = kStraight && kKey.score_mods == score_mods::Alibi;
+  // Whether what dropout drops is cleared block by block beside the exponentials, which leave a
+  // warp time to draw: 1.01 to 1.07 times faster at head dim 128. At 64 it spills, but for forms
+  // that have 0.90 to 1.05 of the speed (H100).
+  static constexpr bool kDropsBeside =
+      kStraight && kHeadDim > 64 && kKey.score_mods == score_mods::Dropout;
   // Whether KV tiles without a mask have a loop of their own (forward_compute.h): with a bias or
   // dropout alone it gained nothing, and with softcap and ALiBi together, and at head dims 192 and
   // 128, it would spill.
@@ -107,7 +117,7 @@ struct ForwardTraits {
   // one.
   static constexpr int kStagesQ = 2 * kConsumers * kBytesQ +
                                               kStages * (kBytesK + kBytesV + kBytesBias) + 2048 +
-                                              (kAlibiProduct ? 2 * kTileN * kPlaceCols : 0) <=
+                                              (kAlibiProduct ? 2 * kTileN * kStoredPlaceCols : 0) <=
                                           max_shared_memory(kKey.arch)
                                       ? 2
                                       : 1;
