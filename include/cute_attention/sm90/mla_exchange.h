@@ -31,6 +31,12 @@ struct MlaChannel {
   int const thread;  // of the warpgroup
   Ring<1> ring{};
 
+  // Waits until the receiver has read the message before. Call it before the exponentials: the
+  // compiler moves nothing over a wait, and all sums and conversions would come behind the last of
+  // them.
+  CUTE_DEVICE void await_empty() { Barrier::wait(&exchange.empty, ring.parity ^ 1); }
+
+  // After await_empty().
   //   tOrP     (MMA, MMA_M, MMA_N / 16)  probabilities as an operand
   //   factors  (2)
   template <class Operand, class Rows>
@@ -79,7 +85,6 @@ struct MlaChannel {
 
   template <class Rows, class Write>
   CUTE_DEVICE void send_after(Rows const& factors, Write const& write) {
-    Barrier::wait(&exchange.empty, ring.parity ^ 1);
     write();
     exchange.factors[thread] = float2{factors(0), factors(1)};
     __syncwarp();  // all lanes have written theirs

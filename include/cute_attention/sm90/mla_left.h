@@ -9,6 +9,7 @@
 //   right                              O(n)                                      O(n-1)
 #pragma once
 
+#include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/mask.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/sm90/mla_half.h"
@@ -39,19 +40,24 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
     cute::clear(tOrO);
     softmax = Softmax(arguments.params.scale);
     Barrier::wait(&shared.query_full, ring_q.parity);
-    int32_t n_block = tile.kv.end - 1;
+    // In registers. `tile` is in shared memory, where it would be read again behind every barrier,
+    // also between P and O.
+    KvTiles const kv = tile.kv;
+    int32_t n_block = kv.end - 1;
     start_scores<kRope>();
     start_latent_scores();
-    end_scores(n_block == tile.kv.begin);
+    end_scores(n_block == kv.begin);
     Rows factors;
-    take<true>(tile, n_block, tile.kv.masked(n_block), factors);
+    channel.await_empty();
+    take<true>(tile, n_block, kv.masked(n_block), factors);
     cute::fill(factors, 1.f);  // O is 0
     channel.send(tOrP, factors);
-    while (--n_block >= tile.kv.begin) {
-      if (tile.kv.masked(n_block)) {
-        step<true>(tile, n_block);
+    while (--n_block >= kv.begin) {
+      bool const last = n_block == kv.begin;
+      if (kv.masked(n_block)) {
+        step<true>(tile, n_block, last);
       } else {
-        step<false>(tile, n_block);
+        step<false>(tile, n_block, last);
       }
     }
     last_output(tile);
@@ -59,9 +65,9 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
 
  private:
   // Starts O of the KV tile before, whose P is there, and S of KV tile n_block, and turns S into P.
-  // kMasked: not every query sees every key of the tile.
+  // kMasked: not every query sees every key of the tile. last: no KV tile comes behind it.
   template <bool kMasked>
-  CUTE_DEVICE void step(ForwardTile const& tile, int32_t n_block) {
+  CUTE_DEVICE void step(ForwardTile const& tile, int32_t n_block, bool last) {
     Ring const before = ring;
     this->start_output();
     ring.advance();
@@ -69,8 +75,9 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
     cute::warpgroup_wait<1>();  // O is there, and the tensor cores are busy with S
     this->release_output(before);
     start_latent_scores();
-    end_scores(n_block == tile.kv.begin);
+    end_scores(last);
     Rows factors;
+    channel.await_empty();
     bool const rescale = take<kMasked>(tile, n_block, kMasked, factors);
     if (!rescale) {
       cute::fill(factors, 1.f);
@@ -86,6 +93,7 @@ struct MlaLeft : MlaHalf<Row, kLeft, MlaLeft<Row>> {
     this->start_output();
     auto const end =
         end_softmax<Row>(arguments, tile, 0, thread, softmax, has_splits(arguments.params));
+    channel.await_empty();
     channel.send(end.factors);
     cute::warpgroup_wait<0>();
     this->release_output(ring);
