@@ -65,11 +65,13 @@ void store_box(Cta& cta, TensorMap const& map, Coordinates const& first, uint32_
   for_each_element(map, first, [&](uint32_t offset, uint8_t* address) {
     if (address == nullptr) return;
     uint8_t const* const data = cta.async_shared + swizzled(shared + offset, map.swizzle_bytes);
-    if (adds) {
-      add_floats(address, data, map.element_bytes);
-    } else {
-      std::memcpy(address, data, map.element_bytes);
-    }
+    cta.grid->write_global(address, map.element_bytes, [&] {
+      if (adds) {
+        add_floats(address, data, map.element_bytes);
+      } else {
+        std::memcpy(address, data, map.element_bytes);
+      }
+    });
   });
 }
 
@@ -152,11 +154,13 @@ void copy_bytes(Warp& warp, Instruction const& instruction, uint32_t mask) {
     } else {
       warp.bulk_stores.issued.push_back([=] {
         uint8_t const* const values = cta->async_shared + shared;
-        if (adds) {
-          add_floats(data, values, bytes);
-        } else {
-          std::memcpy(data, values, bytes);
-        }
+        cta->grid->write_global(data, bytes, [&] {
+          if (adds) {
+            add_floats(data, values, bytes);
+          } else {
+            std::memcpy(data, values, bytes);
+          }
+        });
       });
     }
   });

@@ -138,8 +138,10 @@ void start_kernel_after(Warp& warp, Instruction const&, uint32_t) {
 }
 
 // griddepcontrol.wait
-void await_kernel_before(Warp& warp, Instruction const&, uint32_t) {
-  warp.grid->await_kernel_before();
+void await_kernel_before(Warp& warp, Instruction const&, uint32_t mask) {
+  if (warp.grid->awaited == nullptr) return;
+  for_lanes(mask, [&](int lane) { warp.wait[lane] = Wait::kKernelBefore; });
+  warp.has_moved = true;
 }
 
 uint32_t mode_among(Instruction const& instruction, std::initializer_list<char const*> names) {

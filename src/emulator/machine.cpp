@@ -14,6 +14,8 @@ constexpr uint64_t kShortTurn = 3000;
 // Rounds of turns until what is on its way arrives, where warps wait for another CTA: they could go
 // on and on.
 constexpr int kLongestWait = 100;
+// In random timing, how many rounds the kernel before takes to end, on average.
+constexpr uint64_t kRoundsOfKernelBefore = 16;
 constexpr uint8_t kPoison = 0xff;  // bytes that make NaN of every type
 constexpr uint64_t kAlignment = 1024;
 
@@ -133,6 +135,9 @@ Group next_group(Warp& warp) {
         warp.cta->mbarrier(warp.awaited_mbarrier[lane]).has_completed(warp.awaited_parity[lane])) {
       warp.wait[lane] = Wait::kNothing;
     }
+    if (warp.wait[lane] == Wait::kKernelBefore && warp.grid->awaited == nullptr) {
+      warp.wait[lane] = Wait::kNothing;
+    }
     if (warp.wait[lane] == Wait::kNothing) group.at = std::min(group.at, warp.at[lane]);
   }
   if (group.at == kNowhere) return group;
@@ -214,6 +219,8 @@ char const* text_of(Wait wait) {
       return "waits for an mbarrier";
     case Wait::kWarpgroup:
       return "waits for warps of its warpgroup";
+    case Wait::kKernelBefore:
+      return "waits for the kernel before";
   }
   return "";
 }
@@ -310,12 +317,10 @@ void LateStores::make() {
   for (Store const& store : stores) std::copy(store.after.begin(), store.after.end(), store.place);
 }
 
-// The stores of a kernel that has itself begun early are not recorded: perhaps no other kernel of
-// the call follows it, and host code reads them or frees their memory.
-void Grid::start_kernel_after() { records = is_strict() && !begins_early; }
+void Grid::start_kernel_after() { records = is_strict(); }
 
 // Copies that were started before read what was there before.
-void Grid::await_kernel_before() {
+void Grid::end_kernel_before() {
   if (awaited == nullptr) return;
   for (std::unique_ptr<Cta>& cta : ctas) {
     while (!cta->arriving.empty()) deliver(*cta, 0);
@@ -341,6 +346,9 @@ void run(Grid& grid, int resident_ctas) {
       return true;
     };
     ctas.erase(std::remove_if(ctas.begin(), ctas.end(), ended), ctas.end());
+    if (grid.timing == Timing::kRandom && grid.random() % kRoundsOfKernelBefore == 0) {
+      grid.end_kernel_before();
+    }
     rounds_since_arrival = went_on ? rounds_since_arrival + 1 : 0;
     if (went_on && rounds_since_arrival < kLongestWait) continue;
     rounds_since_arrival = 0;
@@ -350,7 +358,9 @@ void run(Grid& grid, int resident_ctas) {
       deliver(*cta, 0);
       delivered = true;
     }
-    if (delivered || went_on) continue;
+    bool const others_wait = !delivered && grid.awaited != nullptr;
+    if (others_wait) grid.end_kernel_before();
+    if (delivered || went_on || others_wait) continue;
     for (std::unique_ptr<Cta>& cta : ctas) print_state(*cta);
     fail("%s: a deadlock", grid.kernel->name.c_str());
   }
@@ -362,8 +372,11 @@ void run_behind(Grid& grid, int resident_ctas, LateStores& before) {
     grid.awaited = &before;
   }
   run(grid, resident_ctas);
-  grid.await_kernel_before();
+  if (grid.awaited != nullptr) {
+    fail("%s: ends, and has not waited for the kernel before", grid.kernel->name.c_str());
+  }
   before = std::move(grid.recorded);
+  before.of_early_kernel = grid.begins_early;
 }
 
 }  // namespace cute_attention::emulator

@@ -32,7 +32,7 @@ enum class Timing : uint8_t {
 };
 
 // What lanes wait for.
-enum class Wait : uint8_t { kNothing, kLanes, kBarrier, kMbarrier, kWarpgroup };
+enum class Wait : uint8_t { kNothing, kLanes, kBarrier, kMbarrier, kWarpgroup, kKernelBefore };
 
 // Work that is on its way.
 using Job = std::function<void()>;
@@ -135,13 +135,14 @@ struct Cta {
   void fence(Warp& warp);                                    // fence.proxy.async
 };
 
-// What a kernel has stored to global memory by `st`, for the kernel that begins before its end.
+// What a kernel has written to global memory, for the kernel that begins before its end.
 struct LateStores {
   struct Store {
     uint8_t* place;
     std::vector<uint8_t> before, after;
   };
   std::vector<Store> stores;
+  bool of_early_kernel = false;  // of one that has itself begun early
 
   void take_back();
   void make();  // again, in their order
@@ -156,14 +157,26 @@ struct Grid {
   uint8_t* parameters = nullptr;
   Timing timing = Timing::kPrompt;
   std::mt19937_64 random;
-  bool begins_early = false;      // before the end of the kernel before
-  bool records = false;           // its own stores, since the next kernel may begin
-  LateStores recorded;            // they
-  LateStores* awaited = nullptr;  // of the kernel before, whose stores are made when a warp waits
+  bool begins_early = false;               // before the end of the kernel before
+  bool records = false;                    // what it writes, since the next kernel may begin
+  LateStores recorded;                     // they
+  LateStores* awaited = nullptr;           // of the kernel before, until that one ends
   std::vector<std::unique_ptr<Cta>> ctas;  // that run
 
   void start_kernel_after();
-  void await_kernel_before();
+  void end_kernel_before();  // what it wrote can be read
+
+  // Calls write(), which changes `bytes` of global memory at `place`.
+  template <class Write>
+  void write_global(uint8_t* place, uint64_t bytes, Write const& write) {
+    if (!records) {
+      write();
+      return;
+    }
+    std::vector<uint8_t> before(place, place + bytes);
+    write();
+    recorded.stores.push_back({place, std::move(before), {place, place + bytes}});
+  }
   bool is_late() {
     return timing == Timing::kLate || (timing == Timing::kRandom && random() % 4 != 0);
   }
@@ -174,9 +187,9 @@ struct Grid {
 // work on its way.
 void run(Grid& grid, int resident_ctas);
 
-// Runs a grid behind a kernel that has stored `before`, and leaves there what it has stored itself.
-// Where asynchronous work is late, a grid that begins early does not see `before` until a warp
-// waits for that kernel.
+// Runs a grid behind a kernel that has written `before`, and leaves there what it has written
+// itself. Where asynchronous work is late, a grid that begins early does not see `before` until
+// that kernel ends: as late as it may, when no warp can go on that does not wait for it.
 void run_behind(Grid& grid, int resident_ctas, LateStores& before);
 
 // Where a warp is, for messages.

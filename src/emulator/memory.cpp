@@ -77,16 +77,16 @@ void store(Warp& warp, Instruction const& instruction, uint32_t mask) {
     uint8_t* const place = bytes_at(warp, instruction, instruction.space, address, bytes, lane);
     uint64_t const shared = in_shared(warp, place, bytes);
     if (shared != kOutside) store_shared(warp, shared, size * parts);
-    bool const is_recorded =
-        warp.grid->records && shared == kOutside && instruction.space != kLocal;
-    std::vector<uint8_t> before;
-    if (is_recorded) before.assign(place, place + bytes);
-    for (uint32_t i = 0; i < parts; ++i) {
-      uint64_t const value = value_of(warp, part_of(values, i), lane);
-      std::memcpy(place + i * size, &value, size);
-    }
-    if (is_recorded) {
-      warp.grid->recorded.stores.push_back({place, std::move(before), {place, place + bytes}});
+    auto const write = [&] {
+      for (uint32_t i = 0; i < parts; ++i) {
+        uint64_t const value = value_of(warp, part_of(values, i), lane);
+        std::memcpy(place + i * size, &value, size);
+      }
+    };
+    if (shared == kOutside && instruction.space != kLocal) {
+      warp.grid->write_global(place, bytes, write);
+    } else {
+      write();
     }
   });
 }
@@ -151,6 +151,7 @@ void atomic(Warp& warp, Instruction const& instruction, uint32_t mask) {
     uint8_t* const place =
         bytes_at(warp, instruction, instruction.space, address, sizeof(T) * parts, lane);
     if (instruction.space == kShared) store_shared(warp, address, sizeof(T) * parts);
+    bool const is_global = in_shared(warp, place, sizeof(T) * parts) == kOutside;
     for (uint32_t i = 0; i < parts; ++i) {
       T old;
       std::memcpy(&old, place + i * sizeof(T), sizeof(T));
@@ -160,7 +161,13 @@ void atomic(Warp& warp, Instruction const& instruction, uint32_t mask) {
               ? from_slot<T>(static_cast<Slot<T>>(value_of(warp, operands[at + 2], lane)))
               : T();
       T const result = combined(instruction.mode, old, first, second);
-      std::memcpy(place + i * sizeof(T), &result, sizeof(T));
+      uint8_t* const number = place + i * sizeof(T);
+      auto const write = [&] { std::memcpy(number, &result, sizeof(T)); };
+      if (is_global) {
+        warp.grid->write_global(number, sizeof(T), write);
+      } else {
+        write();
+      }
       if (returns) set_value(warp, part_of(operands[0], i), lane, to_slot(old));
     }
   });

@@ -371,10 +371,20 @@ void test_wgmma() {
   check(!(sum(false, Timing::kLate) == 16.f), "accumulators that nobody waited for");
 }
 
-// What the kernel before has stored is seen behind griddepcontrol.wait, and by host code
-// afterwards.
+// What the kernel before has stored or added is seen behind griddepcontrol.wait by who waits there,
+// and by host code afterwards.
 void test_kernel_that_begins_early() {
-  for (bool const waits : {false, true}) {
+  std::string const wait = "griddepcontrol.wait;", first_warp = "setp.lt.u32 %p1, %r1, 32;";
+  struct {
+    char const* what;
+    std::string before, after;  // what stands before the load, and behind it
+    bool sees;
+  } const cases[] = {
+      {"a kernel that waits for the one before", wait, "", true},
+      {"a kernel that waits too late", "", wait, false},
+      {"a warp that does not wait, where another does", first_warp + "@%p1 " + wait, "", false},
+  };
+  for (auto const& each : cases) {
     std::vector<uint32_t> data(256, 0);
     LateStores stores;
     auto const launch = [&](std::string const& body, bool early) {
@@ -387,19 +397,29 @@ void test_kernel_that_begins_early() {
       grid.kernel = module.kernels.at("kernel").get();
       std::fill_n(grid.size, 3, 1);
       std::fill_n(grid.block, 3, 1);
-      grid.block[0] = 32;
+      grid.block[0] = 64;
       grid.parameters = parameters;
       grid.timing = Timing::kLate;
       grid.multiprocessors = 1;
       grid.begins_early = early;
       run_behind(grid, 1, stores);
     };
-    launch("griddepcontrol.launch_dependents; mov.u32 %r9, 7; st.global.u32 [%rd3], %r9;", false);
-    std::string const wait = waits ? "griddepcontrol.wait;" : "";
-    launch(wait + "ld.global.u32 %r9, [%rd3]; st.global.u32 [%rd3+128], %r9;", true);
-    bool right = true;
-    for (int i = 0; i < 32; ++i) right &= data[i] == 7 && data[i + 32] == (waits ? 7u : 0u);
-    check(right, waits ? "a kernel that waits for the one before" : "a kernel that does not wait");
+    std::string const early = "griddepcontrol.launch_dependents;";
+    launch(early + "mov.u32 %r9, 3; st.global.u32 [%rd3], %r9; red.global.add.u32 [%rd3], 4;",
+           false);
+    std::string const load = "ld.global.u32 %r9, [%rd3]; st.global.u32 [%rd3+256], %r9;";
+    launch(early + each.before + load + each.after, true);
+    launch("ld.global.u32 %r9, [%rd3+256]; st.global.u32 [%rd3+512], %r9;" + wait, true);
+    for (uint32_t i = 32; i < 64; ++i) {
+      check_equal(data[i], 7u, "what host code sees");
+      check_equal(data[i + 64], each.sees ? 7u : 0u, each.what);
+      check_equal(data[i + 128], 0u, "behind a kernel that has itself begun early");
+    }
+    auto const forget = [&] {
+      launch(early + "mov.u32 %r9, 3; st.global.u32 [%rd3], %r9;", false);
+      launch(load, true);
+    };
+    check(stops(forget, "has not waited"), "a kernel that does not wait at all");
   }
 }
 
