@@ -56,58 +56,130 @@ struct BackwardPrepare {
   static constexpr int kRowThreads = 8;  // neighbouring threads that share a row and load 128 bytes
   static constexpr int kVector = 16 / int(sizeof(Element));  // elements of one load
   using Vector = cutlass::AlignedArray<Element, kVector>;
+  static constexpr int kVectors = ceil_div(Traits::kHeadDimV, kRowThreads* kVector);  // of a row
+  static constexpr int kRows = kThreads / kRowThreads;  // that the CTA has at once
+  // How many of these a thread loads together: as many as registers hold. One after the other,
+  // each would wait for memory anew.
+  static constexpr int kMostRounds = kVectors > 8 ? 1 : 8 / kVectors;
+  static constexpr int kRounds = min_of(ceil_div(kTileM, kRows), kMostRounds);
+  static_assert(kTileM % (kRounds * kRows) == 0 && kRounds <= kRowThreads, "rows of a tile");
 
   CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work,
                               int32_t* sum_states = nullptr) {
-    if (params.cu_seqlens_q != nullptr) {
-      clear_unused_rows(params);
-    }
     Sequence const sequence = load_sequence(params, work.batch);
     // How many keys have a CTA of the backward kernel: all keys, unless the sequence is longer than
     // params.seqlen_k, for which that grid was made.
     int const keys = Traits::kHasSums ? ceil_div(params.seqlen_k, kTileN) * kTileN : kMaxSeqlen;
+    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
+    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
+      prepare_queries(params, work, sequence, m_block * kTileM, [&] {
+        // Keys without a CTA add nothing to dQ, so dQ is wrong where there are such keys: NaN.
+        if constexpr (Traits::kHasSums) {
+          start_sums(params, sum_states,
+                     first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
+                     keys < sequence.seqlen_k);
+        }
+      });
+    }
+    // What packed calls alone need comes last: so the code of others is in one piece, which is
+    // fetched from memory sooner.
+    if (params.cu_seqlens_q == nullptr) {
+      return;
+    }
     if (keys < sequence.seqlen_k) {
       mark_keys_without_tile(params, work, sequence, keys);
     }
-    int const m_blocks = ceil_div(params.seqlen_q, kTileM);
-    for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
-      // Keys without a CTA add nothing to dQ, so dQ is wrong where there are such keys: NaN.
-      if constexpr (Traits::kHasSums) {
-        start_sums(params, sum_states,
-                   first_grad_q_block(params, sequence, work.batch, work.head, kTileM) + m_block,
-                   keys < sequence.seqlen_k);
+    clear_unused_rows(params);
+  }
+
+  // Writes delta and LSE * log2(e) of a tile of queries. All loads of kRounds rows of a thread are
+  // under way together, and meanwhile the thread does what else there is to do, by meanwhile().
+  template <class Meanwhile>
+  CUTE_DEVICE static void prepare_queries(BackwardParams const& params, WorkTile const& work,
+                                          Sequence const& sequence, int m_begin,
+                                          Meanwhile const& meanwhile) {
+    int const lane = int(threadIdx.x % kRowThreads);
+    int const first_row = m_begin + int(threadIdx.x / kRowThreads);
+    int const rows = sequence.seqlen_q - first_row;  // from the thread's first row on
+    int64_t const first = lse_index(params, sequence, work.batch, work.head, first_row);
+    // Past the end of the sequence a thread loads its last row, or of its own rows the first.
+    int64_t const row = sequence.row_q + (rows > 0 ? first_row : sequence.seqlen_q - 1);
+    auto const* const o = row_pointer(static_cast<Element const*>(params.o), params.o_stride,
+                                      work.batch, work.head, row);
+    auto const* const grad_o = row_pointer(static_cast<Element const*>(params.grad_o),
+                                           params.grad_o_stride, work.batch, work.head, row);
+    CUTE_UNROLL
+    for (int begin = 0; begin < kTileM; begin += kRounds * kRows) {
+      Vector a[kRounds][kVectors], b[kRounds][kVectors];
+      CUTE_UNROLL
+      for (int round = 0; round < kRounds; ++round) {
+        int const after = begin + round * kRows;
+        int64_t const of_o = after < rows ? after * params.o_stride.row : 0;
+        int64_t const of_grad_o = after < rows ? after * params.grad_o_stride.row : 0;
+        CUTE_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          int const col = column(params, lane, v);
+          a[round][v] = *reinterpret_cast<Vector const*>(o + of_o + col);
+          b[round][v] = *reinterpret_cast<Vector const*>(grad_o + of_grad_o + col);
+        }
       }
-      prepare_queries(params, work, sequence, m_block * kTileM);
+      // The threads of a row divide its rounds: thread n has the row of round n.
+      int const own = begin + lane * kRows;
+      bool const inside = lane < kRounds && own < rows;
+      float const lse = inside ? params.lse[first + own] : 0.f;
+      float const grad_lse =
+          inside && params.grad_lse != nullptr ? params.grad_lse[first + own] : 0.f;
+      if (begin == 0) {
+        meanwhile();
+      }
+      float sum = 0.f;
+      CUTE_UNROLL
+      for (int round = 0; round < kRounds; ++round) {
+        float const of_round = sum_of_row(params, lane, a[round], b[round]);
+        sum = lane == round ? of_round : sum;
+      }
+      if (inside) {
+        write_query(params, first + own, lse, grad_lse - sum);
+      }
     }
   }
 
-  // Writes delta and LSE * log2(e) of a tile of queries.
-  CUTE_DEVICE static void prepare_queries(BackwardParams const& params, WorkTile const& work,
-                                          Sequence const& sequence, int m_begin) {
-    int const thread = int(threadIdx.x);
-    int64_t const first = lse_index(params, sequence, work.batch, work.head, 0);
+  // Writes delta, which is `difference` / keep_scale(), and LSE * log2(e), at place `index`.
+  CUTE_DEVICE static void write_query(BackwardParams const& params, int64_t index, float lse,
+                                      float difference) {
+    // A query that sees no key has no gradient, even where its LSE has one, and no probabilities.
+    // Its LSE is stored as +infinity: exp2(-inf - inf) is 0, while exp2(-inf + inf) would be NaN.
+    // An LSE that is NaN compares false and stays NaN.
+    float const lse_log2 = lse * float(M_LOG2E);
+    bool const sees_none = lse_log2 < kLowestLseLog2;
+    params.delta[index] = sees_none ? 0.f : difference / keep_scale(params.dropout);
+    params.delta[lse_size(params) + index] = sees_none ? INFINITY : lse_log2;
+  }
+
+  // The first column of vector v of the thread `lane` of a row; 0 where the row ends before it.
+  CUTE_DEVICE static int column(BackwardParams const& params, int lane, int v) {
+    int const col = (v * kRowThreads + lane) * kVector;
+    return col < params.head_dim_v ? col : 0;
+  }
+
+  // The sum of dO * O over a row, of which this thread, `lane` of its threads, has some vectors.
+  CUTE_DEVICE static float sum_of_row(BackwardParams const& params, int lane,
+                                      Vector const (&a)[kVectors], Vector const (&b)[kVectors]) {
+    float sum = 0.f;
     CUTE_UNROLL
-    for (int i = thread / kRowThreads; i < kTileM; i += kThreads / kRowThreads) {
-      int const query = m_begin + i;
-      bool const inside = query < sequence.seqlen_q;
-      float sum =
-          inside ? part_of_row(params, work, sequence.row_q + query, thread % kRowThreads) : 0.f;
+    for (int v = 0; v < kVectors; ++v) {
+      float with_vector = sum;
       CUTE_UNROLL
-      for (int offset = kRowThreads / 2; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      for (int i = 0; i < kVector; ++i) {
+        with_vector += float(a[v][i]) * float(b[v][i]);
       }
-      if (inside && thread % kRowThreads == 0) {
-        float const grad_lse = params.grad_lse == nullptr ? 0.f : params.grad_lse[first + query];
-        // A query that sees no key has no gradient, even where its LSE has one, and no
-        // probabilities. Its LSE is stored as +infinity: exp2(-inf - inf) is 0, while
-        // exp2(-inf + inf) would be NaN. An LSE that is NaN compares false and stays NaN.
-        float const lse_log2 = params.lse[first + query] * float(M_LOG2E);
-        bool const sees_none = lse_log2 < kLowestLseLog2;
-        params.delta[first + query] =
-            sees_none ? 0.f : (grad_lse - sum) / keep_scale(params.dropout);
-        params.delta[lse_size(params) + first + query] = sees_none ? INFINITY : lse_log2;
-      }
+      sum = (v * kRowThreads + lane) * kVector < params.head_dim_v ? with_vector : sum;
     }
+    CUTE_UNROLL
+    for (int offset = kRowThreads / 2; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    return sum;
   }
 
   // Clears the rows of all packed gradients that come after the last sequence.
@@ -154,9 +226,11 @@ struct BackwardPrepare {
     float const value = wrong ? NAN : 0.f;
     bool const zeros = sum_states == nullptr;
     if (zeros || wrong) {
+      constexpr int kVectorsOfSums = kTileM * kHeadDim / 4;
+      static_assert(kVectorsOfSums % kThreads == 0, "each thread has as many");
       CUTE_UNROLL
-      for (int i = thread; i < kTileM * kHeadDim / 4; i += kThreads) {
-        sums[i] = make_float4(value, value, value, value);
+      for (int i = 0; i < kVectorsOfSums / kThreads; ++i) {
+        sums[i * kThreads + thread] = make_float4(value, value, value, value);
       }
     }
     if (!zeros) {
@@ -165,28 +239,6 @@ struct BackwardPrepare {
     if (params.grad_q_turn != nullptr && thread == 0) {
       params.grad_q_turn[block] = 0;
     }
-  }
-
-  // The sum of dO * O over this thread's vectors of a row: every kRowThreads-th vector from `lane`.
-  CUTE_DEVICE static float part_of_row(BackwardParams const& params, WorkTile const& work,
-                                       int64_t row, int lane) {
-    auto const* o = row_pointer(static_cast<Element const*>(params.o), params.o_stride, work.batch,
-                                work.head, row);
-    auto const* grad_o = row_pointer(static_cast<Element const*>(params.grad_o),
-                                     params.grad_o_stride, work.batch, work.head, row);
-    float sum = 0.f;
-    CUTE_UNROLL
-    for (int d = lane * kVector; d < Traits::kHeadDimV; d += kRowThreads * kVector) {
-      if (d < params.head_dim_v) {
-        Vector const a = *reinterpret_cast<Vector const*>(o + d);
-        Vector const b = *reinterpret_cast<Vector const*>(grad_o + d);
-        CUTE_UNROLL
-        for (int i = 0; i < kVector; ++i) {
-          sum += float(a[i]) * float(b[i]);
-        }
-      }
-    }
-    return sum;
   }
 };
 
