@@ -3,6 +3,7 @@
 // dQ to sums in global memory. A producer warpgroup and consumer warpgroups.
 #pragma once
 
+#include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/sm90/backward_compute.h"
 #include "cute_attention/sm90/backward_grad_bias.h"
 #include "cute_attention/sm90/backward_load.h"
@@ -42,8 +43,11 @@ struct BackwardKernel {
                                   int warp) {
     if (warp == 0) {
       BackwardLoad<Traits>(arguments, shared).run();
+      await_kernel_before();  // whoever waits for this kernel waits for that one, too
     } else if (!kWritesGradQ && warp <= Traits::kConsumers) {
       add_grad_queries<Row>(arguments, shared, warp - 1);
+    } else if (!kWritesGradQ && arguments.params.seqlen_q > 0 && threadIdx.x % 32 == 0) {
+      start_kernel_after();  // backward_finish, which follows where there are queries
     }
     if constexpr (Traits::kStoresGradS) {
       static_assert(Traits::kConsumers + 1 < kWarpgroupWarps, "a warp more");

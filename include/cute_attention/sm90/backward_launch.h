@@ -6,6 +6,7 @@
 #include "cute_attention/core/backward_passes.h"
 #include "cute_attention/core/backward_prepare.h"
 #include "cute_attention/core/call_features.h"
+#include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/kernel_library.h"
 #include "cute_attention/once_per_device.h"
 #include "cute_attention/sm90/backward_finish.h"
@@ -52,6 +53,9 @@ struct PrepareTraits {
 template <class Row>
 __global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params, int32_t* sum_states) {
+  if (threadIdx.x == 0) {
+    start_kernel_after();  // `backward`, whose CTAs begin where SMs have none of this kernel
+  }
   if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
     next_tile(params)[threadIdx.x] = 0;
   }
@@ -71,6 +75,7 @@ __global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
                     CUTE_GRID_CONSTANT PartSums const sums, int32_t const* sum_states) {
   extern __shared__ float shared_numbers[];
+  await_kernel_before();  // all that this kernel reads it has written, or the one before it
   BackwardFinish<Row>::run(params, sums, sum_states, shared_numbers);
 }
 
@@ -194,15 +199,18 @@ struct BackwardWithSums {
                           : floats           ? kFloatTiles
                           : bias_from_global ? kOtherBias
                                              : kAdder;
-      kernel<<<unsigned(ctas), kThreads, shared_bytes, stream>>>(arguments);
+      bool const begins_early = m_tiles > 0;  // behind a kernel (backward_load.h)
+      error = launch_kernel(begins_early, kernel, dim3(unsigned(ctas)), kThreads, shared_bytes,
+                            stream, arguments);
     }
     int64_t const finish_ctas = sums.ctas + (at_once ? 0 : m_tiles);
-    if (m_tiles > 0 && finish_ctas > 0) {
-      backward_finish<Row>
-          <<<unsigned(finish_ctas), kFinishThreads, kFinishThreads / 32 * sizeof(float), stream>>>(
-              p, sums, arguments.sum_states);
+    if (error == cudaSuccess && m_tiles > 0 && finish_ctas > 0) {
+      bool const begins_early = n_tiles > 0 && !at_once;  // behind one that adds to sums
+      error = launch_kernel(begins_early, &backward_finish<Row>, dim3(unsigned(finish_ctas)),
+                            kFinishThreads, kFinishThreads / 32 * int(sizeof(float)), stream, p,
+                            sums, static_cast<int32_t const*>(arguments.sum_states));
     }
-    if (!arguments.stores_grad_bias) {
+    if (error == cudaSuccess && !arguments.stores_grad_bias) {
       error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
     }
     return error == cudaSuccess ? cudaGetLastError() : error;

@@ -7,6 +7,7 @@
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/call_features.h"
+#include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/sm90/work_load.h"
 
 namespace cute_attention::sm90 {
@@ -23,6 +24,22 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   static constexpr int kTileN = Traits::kTileN;
   static constexpr uint32_t kScoreMods = Traits::kKey.score_mods;
 
+  // Whether the kernel may begin before backward_prepare has ended. What that one writes is
+  //
+  //   LSE and delta     read by this warp alone, which waits before the first of each block, when
+  //                     K, V, Q and dO of the first step are on their way
+  //   the work counter  read by this warp alone: taken_index() waits
+  //   sums of dQ, and their states and turns
+  //                     read and added to by the warps that add, which wait before anything else.
+  //                     (Where dQ is late a first state is read when the LSE has been, anyway.)
+  //   gradients         of packed rows; where a sequence is longer than params.seqlen_k, of rows
+  //                     that this kernel writes, too: of packed calls this warp waits before
+  //                     anything else
+  //
+  // What this warp loads before it waits, nobody writes meanwhile: the launch of backward_prepare
+  // itself waits for all kernels before it.
+  static constexpr bool kBeginsEarly = Traits::kHasSums;
+
   Ring<Traits::kStages> ring{};
   Ring<Traits::kStagesK> ring_k{};
   Ring<1> ring_v{};
@@ -36,10 +53,16 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   CUTE_DEVICE bool in_order() const { return arguments.params.grad_q_turn != nullptr; }
 
   CUTE_DEVICE int32_t first_index() const {
+    if (kBeginsEarly && arguments.params.cu_seqlens_k != nullptr) {
+      await_kernel_before();
+    }
     return in_order() ? taken_index() : int32_t(blockIdx.x);
   }
   CUTE_DEVICE int32_t next_index() const { return Traits::kOneTile ? INT32_MAX : taken_index(); }
   CUTE_DEVICE int32_t taken_index() const {
+    if constexpr (kBeginsEarly) {
+      await_kernel_before();  // it sets the counter to 0
+    }
     int32_t taken = Base::take(arguments.next_tile);
     if (!in_order()) {
       taken += ctas();
@@ -85,7 +108,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     return next;
   }
 
-  // The first queries are loaded before K and V: their buffers are free sooner.
+  // The first queries are loaded before K and V: their buffers are free sooner. One place for each
+  // load: what is inlined twice takes twice the instruction cache.
   CUTE_DEVICE void load_work() {
     BackwardSteps<Element, kTileM, Traits::kMayGoUp> const steps(arguments.params, work->tile,
                                                                  work->sequence, work->steps);
@@ -94,23 +118,30 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
       return;
     }
     Step step = steps.first();
-    load_step(step);
-    load_keys();
-    load_values();
-    for (int index = 1; index < count; ++index) {
+    for (int index = 0;;) {
+      int const m_begin = step.m_block * kTileM;
+      load_queries(step, m_begin);
+      load_grad_o(step, m_begin);
+      if (index == 0) {
+        load_keys();
+        load_values();
+      }
+      if constexpr (kBeginsEarly) {
+        if (index == 0) {
+          await_kernel_before();
+        }
+        load_lse(step, m_begin);
+        load_delta(step, m_begin);
+      }
+      ring.advance();
+      if (++index == count) {
+        break;
+      }
       steps.advance(step);
-      load_step(step);
     }
   }
 
  private:
-  CUTE_DEVICE void load_step(Step const& step) {
-    int const m_begin = step.m_block * kTileM;
-    load_queries(step, m_begin);
-    load_grad_o(step, m_begin);
-    ring.advance();
-  }
-
   CUTE_DEVICE TileOrigin origin_q(Step const& step) const {
     bool const packed = arguments.params.cu_seqlens_q != nullptr;
     return {packed ? 0 : work->tile.batch, step.head, 0, int32_t(work->sequence.row_q)};
@@ -171,8 +202,9 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
       }
       __syncwarp();  // all lanes have written, before the leader tells of it
     }
-    load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row,
-                 work->sequence.seqlen_q - m_begin, shared.lse[ring.stage], full);
+    if constexpr (!kBeginsEarly) {
+      load_lse(step, m_begin);
+    }
     mended.template load<kTileM, Traits::kHeadDim, Traits::kBox>(
         arguments.map_q, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
@@ -203,16 +235,26 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   CUTE_DEVICE void load_grad_o(Step const& step, int m_begin) {
     Barrier::wait(&shared.grad_o_empty[ring.stage], ring.parity ^ 1);
     uint64_t& full = shared.grad_o_full[ring.stage];
-    load_numbers(arguments.params.delta + step.row, work->sequence.seqlen_q - m_begin,
-                 shared.delta[ring.stage], full);
+    if constexpr (!kBeginsEarly) {
+      load_delta(step, m_begin);
+    }
     mended.template load<kTileM, Traits::kHeadDimV, Traits::kBoxV>(
         arguments.map_grad_o, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
         arguments.params.cu_seqlens_q != nullptr,
         shared.grad_o.data() + ring.stage * (Traits::kBytesGradO / int(sizeof(Element))), full);
   }
 
+  CUTE_DEVICE void load_lse(Step const& step, int m_begin) {
+    load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row, m_begin,
+                 shared.lse[ring.stage], shared.query_full[ring.stage]);
+  }
+  CUTE_DEVICE void load_delta(Step const& step, int m_begin) {
+    load_numbers(arguments.params.delta + step.row, m_begin, shared.delta[ring.stage],
+                 shared.grad_o_full[ring.stage]);
+  }
   // Loads one number for each query of a tile; zeros for those past the sequence's end.
-  CUTE_DEVICE void load_numbers(float const* source, int32_t rows, float* target, uint64_t& full) {
+  CUTE_DEVICE void load_numbers(float const* source, int m_begin, float* target, uint64_t& full) {
+    int32_t const rows = work->sequence.seqlen_q - m_begin;
     int const lane = lane_of_warp();
     CUTE_UNROLL
     for (int i = lane; i < kTileM; i += 32) {

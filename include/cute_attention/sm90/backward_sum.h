@@ -3,6 +3,7 @@
 
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/cta_turn.h"
+#include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/core/opaque.h"
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
@@ -21,6 +22,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
   if (!cute::elect_one_sync()) {
     return;
   }
+  await_kernel_before();  // backward_load.h lists what it writes
   BackwardParams const& params = arguments.params;
   bool const stores_first = Traits::kStoresFirst && arguments.sum_states != nullptr;
   Ring<1> ring{};  // of dQ in shared memory
