@@ -150,7 +150,8 @@ def test_a_short_max_seqlen_leaves_no_row_unwritten(
         pytest.skip(f"{backend} has no kernel for this GPU")
     options = {"backend": backend, "deterministic": deterministic, "causal": causal}
     torch.manual_seed(1)
-    grad_out, grad_lse = torch.randn_like(tensors[0]), torch.randn(4, len(tensors[0]), device="cuda")
+    grad_out = torch.randn_like(tensors[0])
+    grad_lse = torch.randn(4, len(tensors[0]), device="cuda")
 
     def run(longest: tuple[int, int]) -> dict[str, Tensor]:
         leaves = [t.detach().requires_grad_() for t in tensors]

@@ -317,7 +317,6 @@ void LateStores::make() {
   for (Store const& store : stores) std::copy(store.after.begin(), store.after.end(), store.place);
 }
 
-// Who calls it is followed by a kernel of the same call: host code might free what is recorded.
 void Grid::start_kernel_after() { records = is_strict(); }
 
 // Copies that were started before read what was there before.
@@ -377,6 +376,7 @@ void run_behind(Grid& grid, int resident_ctas, LateStores& before) {
     fail("%s: ends, and has not waited for the kernel before", grid.kernel->name.c_str());
   }
   before = std::move(grid.recorded);
+  before.of_early_kernel = grid.begins_early;
 }
 
 }  // namespace cute_attention::emulator

@@ -142,6 +142,7 @@ struct LateStores {
     std::vector<uint8_t> before, after;
   };
   std::vector<Store> stores;
+  bool of_early_kernel = false;  // of one that has itself begun early
 
   void take_back();
   void make();  // again, in their order

@@ -147,6 +147,20 @@ cudaError_t launch(void const* function, dim3 size, dim3 block, size_t shared, v
   return cudaSuccess;
 }
 
+// Host code makes tensor maps when a call begins. What the last kernel of the call before has
+// written may have been read since, and its memory freed: nothing of it is taken back. A kernel
+// that has not begun early itself may be of this call, one of two launches that host code asks for.
+template <class... Arguments>
+int encode_for_a_call(Arguments... arguments) {
+  std::lock_guard<std::mutex> const lock(launch_mutex());
+  if (last_stores().of_early_kernel) last_stores().stores.clear();
+  return encode_tensor_map(arguments...);
+}
+template <class... Arguments>
+void* pointer_to(int (*)(Arguments...)) {
+  return reinterpret_cast<void*>(&encode_for_a_call<Arguments...>);
+}
+
 // Between <<< >>> and the launch, nvcc's code keeps its arguments here.
 struct CallConfiguration {
   dim3 size, block;
@@ -266,7 +280,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(char const* name, void** function, 
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   bool const is_known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
-  *function = is_known ? reinterpret_cast<void*>(&encode_tensor_map) : nullptr;
+  *function = is_known ? pointer_to(&encode_tensor_map) : nullptr;
   *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return is_known ? cudaSuccess : cudaErrorInvalidValue;
 }
