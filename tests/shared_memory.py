@@ -73,9 +73,9 @@ def tile_bytes(row: TableRow) -> int:
     if row.arch == "sm90":  # Q has two buffers if they fit; O does not go through shared memory
         bookkeeping = BOOKKEEPING["sm90", "forward"]
         staged = 2 * row.stages * k_and_v + bias
-        mods = {*row.score_mods} - {"dropout"}
-        if mods == {"alibi"} and row.head_dim <= 64:  # which the tensor cores compute
-            staged += 2 * row.tile_n * 16
+        drops = row.head_dim <= 64 and {*row.score_mods} == {"alibi", "dropout"}
+        if {*row.score_mods} == {"alibi"} or drops:  # ALiBi, which the tensor cores compute
+            staged += 2 * row.tile_n * 8
         two = 2 * 2 * q + staged + bookkeeping <= 227 * 1024
         return 2 * (1 + two) * q + staged
     if row.direction == "forward":  # at the end O takes the place of Q

@@ -200,7 +200,8 @@ struct BackwardWithSums {
                           : floats           ? kFloatTiles
                           : bias_from_global ? kOtherBias
                                              : kAdder;
-      bool const begins_early = m_tiles > 0;  // behind a kernel (backward_load.h)
+      // Behind a kernel (backward_load.h).
+      bool const begins_early = m_tiles > 0 && (!bias_from_global || kOtherBiasBeginsEarly);
       error = launch_kernel(begins_early, kernel, dim3(unsigned(ctas)), kThreads, shared_bytes,
                             stream, arguments);
     }
@@ -223,8 +224,9 @@ struct BackwardWithSums {
   static constexpr auto kAdder = &backward<Row, false>;
   static constexpr auto kKeys = &backward<RowOfKeys, false>;
   static constexpr auto kFloatTiles = &backward<RowOfFloats, false>;
-  static constexpr auto kOtherBias =
-      &backward<std::conditional_t<kTakesAnyBias, BiasFromGlobal<Row>, Row>, false>;
+  using RowOfOtherBias = std::conditional_t<kTakesAnyBias, BiasFromGlobal<Row>, Row>;
+  static constexpr bool kOtherBiasBeginsEarly = BackwardTraits<RowOfOtherBias>::kBeginsEarly;
+  static constexpr auto kOtherBias = &backward<RowOfOtherBias, false>;
   static constexpr auto kWriter = &backward<Row, Traits::kWritesGradQ>;
 
   static bool writes_grad_q(BackwardParams const& params) {

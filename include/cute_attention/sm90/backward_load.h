@@ -38,7 +38,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   //
   // What this warp loads before it waits, nobody writes meanwhile: the launch of backward_prepare
   // itself waits for all kernels before it.
-  static constexpr bool kBeginsEarly = Traits::kHasSums;
+  static constexpr bool kBeginsEarly = Traits::kBeginsEarly;
 
   Ring<Traits::kStages> ring{};
   Ring<Traits::kStagesK> ring_k{};
@@ -108,8 +108,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     return next;
   }
 
-  // The first queries are loaded before K and V: their buffers are free sooner. One place for each
-  // load: what is inlined twice takes twice the instruction cache.
+  // The first queries are loaded before K and V: their buffers are free sooner.
   CUTE_DEVICE void load_work() {
     BackwardSteps<Element, kTileM, Traits::kMayGoUp> const steps(arguments.params, work->tile,
                                                                  work->sequence, work->steps);
@@ -118,30 +117,45 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
       return;
     }
     Step step = steps.first();
-    for (int index = 0;;) {
-      int const m_begin = step.m_block * kTileM;
-      load_queries(step, m_begin);
-      load_grad_o(step, m_begin);
-      if (index == 0) {
-        load_keys();
-        load_values();
-      }
-      if constexpr (kBeginsEarly) {
+    if constexpr (kBeginsEarly) {
+      // One place for each load: what is inlined twice takes twice the instruction cache. It would
+      // make the kernel spill that does not begin early.
+      for (int index = 0;;) {
+        int const m_begin = step.m_block * kTileM;
+        load_queries(step, m_begin);
+        load_grad_o(step, m_begin);
         if (index == 0) {
+          load_keys();
+          load_values();
           await_kernel_before();
         }
         load_lse(step, m_begin);
         load_delta(step, m_begin);
+        ring.advance();
+        if (++index == count) {
+          return;
+        }
+        steps.advance(step);
       }
-      ring.advance();
-      if (++index == count) {
-        break;
+    } else {
+      load_step(step);
+      load_keys();
+      load_values();
+      for (int index = 1; index < count; ++index) {
+        steps.advance(step);
+        load_step(step);
       }
-      steps.advance(step);
     }
   }
 
  private:
+  CUTE_DEVICE void load_step(Step const& step) {
+    int const m_begin = step.m_block * kTileM;
+    load_queries(step, m_begin);
+    load_grad_o(step, m_begin);
+    ring.advance();
+  }
+
   CUTE_DEVICE TileOrigin origin_q(Step const& step) const {
     bool const packed = arguments.params.cu_seqlens_q != nullptr;
     return {packed ? 0 : work->tile.batch, step.head, 0, int32_t(work->sequence.row_q)};

@@ -140,6 +140,12 @@ struct BackwardTraits {
   static constexpr bool kKeyBias = sm90::kKeyBias<Row>;
   static constexpr bool kBiasOfWarpgroups = kBiasTiles && (kFloatBias || kTileM > 64);
   static constexpr int kBiasCols = kColumnsOfNumber<Row> * kWarpgroupM;  // of a warpgroup
+  // Whether the kernel may begin before the one before it has ended (backward_load.h). Where a
+  // thread has the addresses of a bias in global memory beside softcap, at head dim 128, it would
+  // spill.
+  static constexpr uint32_t kSoftcapAndBias = score_mods::Softcap | score_mods::Bias;
+  static constexpr bool kBeginsEarly = kHeadDim <= 64 || kBiasTiles || kKeyBias ||
+                                       (kKey.score_mods & kSoftcapAndBias) != kSoftcapAndBias;
   static_assert(!kBiasOfWarpgroups || kStages == 2, "a step of each two has the first stage");
 
   // dQ of a step is cut into one part for each warpgroup: 64 queries of some of the columns.
