@@ -51,8 +51,7 @@ struct Box {
 // the end of a group, is filled with zeros. Coordinates are (col, head of the group, row, group,
 // batch). `fetched` is how many bytes L2 fetches from memory together.
 template <class Element>
-cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t group,
-                            Box const& box,
+cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t group, Box const& box,
                             CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   static_assert(sizeof(Element) == 2);
   auto const encode = tensor_map_encoder();
@@ -80,8 +79,8 @@ cudaError_t make_tensor_map(CUtensorMap* map, TensorView const& view, int32_t gr
              std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
              5, const_cast<void*>(view.data), extents, strides, sizes, element_strides,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzles[box_swizzle_bits(box.cols)],
-             fetched, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzles[box_swizzle_bits(box.cols)], fetched,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return static_cast<cudaError_t>(result);  // errors of both have the same numbers
 }
 
