@@ -20,13 +20,13 @@ struct RowCosts {
 constexpr RowCosts kSm80Costs{0.75, 2500, 200};
 // Of sm90 rows by the number of consumer warpgroups. Three CTAs of rows with one share an SM: one
 // computes while another waits in a barrier or for its first K. All that differs from kSm80Costs
-// was fitted to 152 shapes of head dims 64, 96 and 128 that were measured with each of two or
-// three rows on an H100. The rows that are chosen take 1.004 times as long as the fastest ones in
+// was fitted to 155 shapes of head dims 64, 96 and 128 that were measured with each of two or
+// three rows on an H100. The rows that are chosen take 1.003 times as long as the fastest ones in
 // the mean, and 1.11 at worst; they took 1.011 and 1.26 where tiles of keys were counted for a
 // whole CTA.
 constexpr RowCosts kOneConsumerCosts{0.81, 4000, 100};
 constexpr RowCosts kTwoConsumerCosts = kSm80Costs;
-constexpr RowCosts kThreeConsumerCosts{0.84, 3500, 200};
+constexpr RowCosts kThreeConsumerCosts{0.82, 3200, 200};
 // What a warpgroup without queries takes of the time of those beside it: their products and their
 // softmax wait for each other more.
 constexpr double kIdleShare = 0.5;
