@@ -118,8 +118,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
     Step step = steps.first();
     if constexpr (kBeginsEarly) {
-      // One place for each load: what is inlined twice takes twice the instruction cache. It would
-      // make the kernel spill that does not begin early.
+      // One place for each load: what is inlined twice takes twice the instruction cache. The
+      // kernel that does not begin early spills in this form, and has the other one.
       for (int index = 0;;) {
         int const m_begin = step.m_block * kTileM;
         load_queries(step, m_begin);

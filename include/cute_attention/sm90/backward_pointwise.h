@@ -241,7 +241,7 @@ struct BackwardPointwise {
   CUTE_DEVICE void take_factors(int k, Terms const& terms, Lse const& sLse, FragmentS& tSrS,
                                 Operand& tdVrP) const {
     using namespace cute;
-    Tensor rP = make_tensor<float>(Int<8>{});
+    Tensor rP = make_tensor<float>(Int<8>{});  // (8)
     CUTE_UNROLL
     for (int i = 8 * k; i < 8 * k + 8; ++i) {
       int const query = 4 * k + i % 8 / 4 * 2 + i % 2, key = i / 2 % 2;
