@@ -13,6 +13,7 @@
 #include "cute_attention/core/address.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/leftover_key.h"
 #include "cute_attention/core/load_sequence.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/core/work_tile.h"
@@ -43,9 +44,10 @@ CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t fir
 //   Traits   Element, kTileM, kTileN, kHeadDim, kHeadDimV and kThreads of the backward kernel, and
 //            start_states(sum_states, block, thread, written), of sm90/backward_launch.h;
 //            kHasSums: whether it keeps sums of dQ. The kernels that keep none have a CTA for every
-//            key and every query.
+//            key and every query. kLeavesKey: whether the call has a leftover key
 //   sum_states   the states of sums whose first number is stored (sm90/backward_states.h), or
 //                nullptr where sums begin at zeros
+//   leftover     the workspace of the leftover key (core/leftover_key.h), or nullptr
 template <class Traits>
 struct BackwardPrepare {
   using Element = typename Traits::Element;
@@ -60,19 +62,22 @@ struct BackwardPrepare {
   static constexpr int kRows = kThreads / kRowThreads;  // that the CTA has at once
   // How many of these a thread loads together: as many as registers hold. One after the other,
   // each would wait for memory anew.
-  static constexpr int kMostRounds = kVectors > 8 ? 1 : 8 / kVectors;
+  static constexpr int kMostVectors = Traits::kLeavesKey ? 2 : 8;
+  static constexpr int kMostRounds = kVectors > kMostVectors ? 1 : kMostVectors / kVectors;
   static constexpr int kRounds = min_of(ceil_div(kTileM, kRows), kMostRounds);
   static_assert(kTileM % (kRounds * kRows) == 0 && kRounds <= kRowThreads, "rows of a tile");
 
+  using OfLeftoverKey = LeftoverKeyOfTile<Traits, kThreads, kRowThreads, kVectors>;
+
   CUTE_DEVICE static void run(BackwardParams const& params, WorkTile const& work,
-                              int32_t* sum_states = nullptr) {
+                              int32_t* sum_states = nullptr, float* leftover = nullptr) {
     Sequence const sequence = load_sequence(params, work.batch);
     // How many keys have a CTA of the backward kernel: all keys, unless the sequence is longer than
     // params.seqlen_k, for which that grid was made.
     int const keys = Traits::kHasSums ? ceil_div(params.seqlen_k, kTileN) * kTileN : kMaxSeqlen;
     int const m_blocks = ceil_div(params.seqlen_q, kTileM);
     for (int m_block = work.m_block; m_block * kTileM < sequence.seqlen_q; m_block += m_blocks) {
-      prepare_queries(params, work, sequence, m_block * kTileM, [&] {
+      prepare_queries(params, work, sequence, m_block * kTileM, leftover, [&] {
         // Keys without a CTA add nothing to dQ, so dQ is wrong where there are such keys: NaN.
         if constexpr (Traits::kHasSums) {
           start_sums(params, sum_states,
@@ -96,7 +101,7 @@ struct BackwardPrepare {
   // under way together, and meanwhile the thread does what else there is to do, by meanwhile().
   template <class Meanwhile>
   CUTE_DEVICE static void prepare_queries(BackwardParams const& params, WorkTile const& work,
-                                          Sequence const& sequence, int m_begin,
+                                          Sequence const& sequence, int m_begin, float* leftover,
                                           Meanwhile const& meanwhile) {
     int const lane = int(threadIdx.x % kRowThreads);
     int const first_row = m_begin + int(threadIdx.x / kRowThreads);
@@ -108,9 +113,11 @@ struct BackwardPrepare {
                                       work.batch, work.head, row);
     auto const* const grad_o = row_pointer(static_cast<Element const*>(params.grad_o),
                                            params.grad_o_stride, work.batch, work.head, row);
-    CUTE_UNROLL
+    std::conditional_t<Traits::kLeavesKey, OfLeftoverKey, NoLeftoverKey> key(params, leftover, work,
+                                                                             lane);
+#pragma unroll(Traits::kLeavesKey ? 1 : kTileM)
     for (int begin = 0; begin < kTileM; begin += kRounds * kRows) {
-      Vector a[kRounds][kVectors], b[kRounds][kVectors];
+      Vector a[kRounds][kVectors], b[kRounds][kVectors], q[kRounds][kVectors];
       CUTE_UNROLL
       for (int round = 0; round < kRounds; ++round) {
         int const after = begin + round * kRows;
@@ -121,6 +128,9 @@ struct BackwardPrepare {
           int const col = column(params, lane, v);
           a[round][v] = *reinterpret_cast<Vector const*>(o + of_o + col);
           b[round][v] = *reinterpret_cast<Vector const*>(grad_o + of_grad_o + col);
+        }
+        if constexpr (Traits::kLeavesKey) {
+          key.load_query(q[round], first_row + after);
         }
       }
       // The threads of a row divide its rounds: thread n has the row of round n.
@@ -138,22 +148,40 @@ struct BackwardPrepare {
         float const of_round = sum_of_row(params, lane, a[round], b[round]);
         sum = lane == round ? of_round : sum;
       }
+      Numbers const numbers = numbers_of_query(params, lse, grad_lse - sum);
       if (inside) {
-        write_query(params, first + own, lse, grad_lse - sum);
+        params.delta[first + own] = numbers.delta;
+        params.delta[lse_size(params) + first + own] = numbers.lse_log2;
       }
+      if constexpr (Traits::kLeavesKey) {
+        CUTE_UNROLL
+        for (int round = 0; round < kRounds; ++round) {
+          key.add(first_row + begin + round * kRows, q[round], b[round],
+                  __shfl_sync(0xffffffffu, numbers.lse_log2, round, kRowThreads),
+                  __shfl_sync(0xffffffffu, numbers.delta, round, kRowThreads));
+        }
+      }
+    }
+    if constexpr (Traits::kLeavesKey) {
+      key.write();
     }
   }
 
-  // Writes delta, which is `difference` / keep_scale(), and LSE * log2(e), at place `index`.
-  CUTE_DEVICE static void write_query(BackwardParams const& params, int64_t index, float lse,
-                                      float difference) {
+  struct Numbers {
+    float lse_log2;  // LSE * log2(e)
+    float delta;
+  };
+
+  // Those of a query; delta is `difference` / keep_scale().
+  CUTE_DEVICE static Numbers numbers_of_query(BackwardParams const& params, float lse,
+                                              float difference) {
     // A query that sees no key has no gradient, even where its LSE has one, and no probabilities.
     // Its LSE is stored as +infinity: exp2(-inf - inf) is 0, while exp2(-inf + inf) would be NaN.
     // An LSE that is NaN compares false and stays NaN.
     float const lse_log2 = lse * float(M_LOG2E);
     bool const sees_none = lse_log2 < kLowestLseLog2;
-    params.delta[index] = sees_none ? 0.f : difference / keep_scale(params.dropout);
-    params.delta[lse_size(params) + index] = sees_none ? INFINITY : lse_log2;
+    return {sees_none ? INFINITY : lse_log2,
+            sees_none ? 0.f : difference / keep_scale(params.dropout)};
   }
 
   // The first column of vector v of the thread `lane` of a row; 0 where the row ends before it.

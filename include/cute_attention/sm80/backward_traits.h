@@ -49,6 +49,7 @@ struct BackwardTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   // Of dQ (core/backward_prepare.h); all add to them.
   static constexpr bool kHasSums = true;
+  static constexpr bool kLeavesKey = false;
   CUTE_DEVICE static void start_states(int32_t*, int64_t, int, bool) {}
   using Element = ElementOf<kKey.dtype>;
   using Study = StudyOf<Row>;

@@ -9,6 +9,7 @@
 #include "cute_attention/core/global_sum.h"
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/keep_scale.h"
+#include "cute_attention/core/leftover_key.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
@@ -16,7 +17,8 @@
 
 namespace cute_attention::sm90 {
 
-template <class Row>
+//   kLeavesKey  whether the call has a leftover key (core/leftover_key.h)
+template <class Row, bool kLeavesKey>
 struct BackwardFinish {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
@@ -24,24 +26,32 @@ struct BackwardFinish {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = Traits::kFinishThreads;
   using Sums = KeyGradientSums<Traits, kThreads>;
+  using OfLeftoverKey = LeftoverKeyFinish<Traits, kThreads>;
 
   CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums,
-                              int32_t const* sum_states, float* smem) {
-    if (int(blockIdx.x) < sums.ctas) {
-      Sums::add_up(params, sums.parts, int(blockIdx.x));
+                              int32_t const* sum_states, float* leftover, float* smem) {
+    int const cta = int(blockIdx.x);
+    if (cta < sums.ctas) {
+      Sums::add_up(params, sums.parts, cta);
+      return;
+    }
+    OfLeftoverKey const key{params, leftover};
+    if (kLeavesKey && cta < sums.ctas + params.batch * params.heads_kv) {
+      key.write(cta - sums.ctas);
       return;
     }
     WorkTile const work = last_first(params, kTileM);
     finish_backward<kTileM, kThreads>(params, work, smem,
                                       [&](Sequence const& sequence, int m_block) {
-                                        finish_queries(params, work, sum_states, sequence, m_block);
+                                        finish_queries(params, work, sum_states, key, sequence,
+                                                       m_block);
                                       });
   }
 
   // Writes dQ of a tile of queries.
   CUTE_DEVICE static void finish_queries(BackwardParams const& params, WorkTile const& work,
-                                         int32_t const* sum_states, Sequence const& sequence,
-                                         int m_block) {
+                                         int32_t const* sum_states, OfLeftoverKey const& key,
+                                         Sequence const& sequence, int m_block) {
     using namespace cute;
     int const thread = int(threadIdx.x) % kWarpgroupThreads;
     int const part = int(threadIdx.x) / kWarpgroupThreads;
@@ -58,12 +68,18 @@ struct BackwardFinish {
       load_fragment<kWarpgroupThreads>(sums + part * (kWarpgroupM * kCols), tdQrdQ, thread);
     }
     Tensor rdQ = make_tensor(tdQrdQ.data(), rows_and_columns(tdQrdQ.layout()));  // (ROWS, COLS)
+    int const first = m_block * kTileM + Traits::row_part_q(part) * kWarpgroupM;
+    int const col = Traits::col_part_q(part) * kCols;
+    if constexpr (kLeavesKey) {
+      int const last = sequence.seqlen_q - 1;
+      int const query = min_of(first + row_of_thread(thread), last);
+      key.add(work, lse_index(params, sequence, work.batch, work.head, query),
+              min_of(8, last - query), col + thread % kThreadsPerRow * 2, rdQ);
+    }
     CUTE_UNROLL
     for (int i = 0; i < size(rdQ); ++i) {
       rdQ(i) *= grad_qk_scale(params);
     }
-    int const first = m_block * kTileM + Traits::row_part_q(part) * kWarpgroupM;
-    int const col = Traits::col_part_q(part) * kCols;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       int const query = first + row_of_thread(thread) + 8 * row;

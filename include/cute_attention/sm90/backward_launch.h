@@ -30,8 +30,9 @@ __global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
   Kernel::run(arguments, *reinterpret_cast<typename Kernel::SharedMemory*>(shared_memory));
 }
 
-// What core/backward_prepare.h is told of the backward kernel.
-template <class Row>
+// What core/backward_prepare.h is told of the backward kernel. Calls with a leftover key have
+// kernels before and after of their own, which need more registers.
+template <class Row, bool kLeaves>
 struct PrepareTraits {
   using Element = typename BackwardTraits<Row>::Element;
   static constexpr int kTileM = Row::kConfig.tile_m;
@@ -40,6 +41,7 @@ struct PrepareTraits {
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
   static constexpr bool kHasSums = true;
+  static constexpr bool kLeavesKey = kLeaves;
   // Of a block whose sums begin with a store: kSumWritten if the sums have numbers.
   CUTE_DEVICE static void start_states(int32_t* sum_states, int64_t block, int thread,
                                        bool written) {
@@ -50,18 +52,19 @@ struct PrepareTraits {
   }
 };
 
-template <class Row>
-__global__ void __launch_bounds__(PrepareTraits<Row>::kThreads)
-    backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params, int32_t* sum_states) {
+template <class Row, bool kLeavesKey>
+__global__ void __launch_bounds__(PrepareTraits<Row, kLeavesKey>::kThreads, kLeavesKey ? 2 : 0)
+    backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params, int32_t* sum_states,
+                     float* leftover) {
   if (threadIdx.x == 0) {
     start_kernel_after();  // `backward`, whose CTAs begin where SMs have none of this kernel
   }
   if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
     next_tile(params)[threadIdx.x] = 0;
   }
-  BackwardPrepare<PrepareTraits<Row>>::run(
+  BackwardPrepare<PrepareTraits<Row, kLeavesKey>>::run(
       params, last_first(params, Row::kConfig.tile_m),
-      BackwardTraits<Row>::kStoresFirst ? sum_states : nullptr);
+      BackwardTraits<Row>::kStoresFirst ? sum_states : nullptr, leftover);
 }
 
 template <class Row>
@@ -70,13 +73,14 @@ __global__ void __launch_bounds__(ClearGradBias<Row>::kThreads)
   ClearGradBias<Row>::run(params);
 }
 
-template <class Row>
-__global__ void __launch_bounds__(BackwardFinish<Row>::kThreads)
+template <class Row, bool kLeavesKey>
+__global__ void __launch_bounds__(BackwardFinish<Row, kLeavesKey>::kThreads, kLeavesKey ? 3 : 0)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
-                    CUTE_GRID_CONSTANT PartSums const sums, int32_t const* sum_states) {
+                    CUTE_GRID_CONSTANT PartSums const sums, int32_t const* sum_states,
+                    float* leftover) {
   extern __shared__ float shared_numbers[];
   await_kernel_before();  // all that this kernel reads it has written, or the one before it
-  BackwardFinish<Row>::run(params, sums, sum_states, shared_numbers);
+  BackwardFinish<Row, kLeavesKey>::run(params, sums, sum_states, leftover, shared_numbers);
 }
 
 // For rows whose accumulators hold dK and dV of 64 keys beside a part of dQ.
@@ -85,8 +89,8 @@ struct BackwardWithSums {
   using Traits = BackwardTraits<Row>;
   using Element = typename Traits::Element;
   static constexpr int kThreads = Traits::kThreads;
-  using Sums = typename BackwardFinish<Row>::Sums;
-  static constexpr int kFinishThreads = BackwardFinish<Row>::kThreads;
+  using Sums = typename BackwardFinish<Row, false>::Sums;
+  static constexpr int kFinishThreads = BackwardFinish<Row, false>::kThreads;
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Traits::SharedMemory));
   // Whether kernels of the row read a bias that TMA cannot load as 16 bits, and store dS. Those of
   // a row with steps of 128 queries do not: such calls have steps of 64 (BackwardOfEitherStep).
@@ -104,16 +108,18 @@ struct BackwardWithSums {
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
                         BackwardWorkspace* sizes) {
-    *sizes = grad_workspace(*params,
+    BackwardParams p = *params;
+    bool const leaves_key = leave_key(p, *device);
+    *sizes = grad_workspace(p,
                             {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-                            most_grad_parts(*params, Traits::kTileM, Traits::kTileN,
+                            most_grad_parts(p, Traits::kTileM, Traits::kTileN,
                                             device->multiprocessors, device->l2_bytes));
-    sizes->delta += kCountersWithSums;
-    if (stores_first<Traits>(*params, *device)) {
-      sizes->delta += grad_q_blocks(*params, Traits::kTileM).count() * Traits::kConsumers;
+    sizes->delta += kCountersWithSums + count_sum_states<Traits>(p, *device);
+    if (leaves_key) {
+      sizes->delta +=
+          leftover_key_numbers(p, Traits::kTileM, Traits::kHeadDim + Traits::kHeadDimV);
     }
-    sizes->grad_bias_parts =
-        stores_grad_bias<Traits>(*params) ? 0 : GradBias::workspace(*params, *device);
+    sizes->grad_bias_parts = stores_grad_bias<Traits>(p) ? 0 : GradBias::workspace(p, *device);
     if (writes_grad_q(*params)) {
       sizes->grad_q_sum = 0;
       sizes->grad_q_turn = 0;
@@ -129,6 +135,7 @@ struct BackwardWithSums {
       arguments.params.grad_q_sum = nullptr;
       arguments.params.grad_q_turn = nullptr;
     }
+    bool const leaves_key = leave_key(arguments.params, *context->device);
     BackwardParams const& p = arguments.params;
     auto const stream = static_cast<cudaStream_t>(context->stream);
     int64_t const m_tiles = work_tiles(p, Traits::kTileM);
@@ -145,6 +152,10 @@ struct BackwardWithSums {
                            context->device->multiprocessors, sums.parts);
     arguments.next_tile = next_tile(p);
     arguments.sum_states = sum_states<Traits>(p, *context->device);
+    float* const leftover =
+        leaves_key ? reinterpret_cast<float*>(next_tile(p) + kCountersWithSums +
+                                              count_sum_states<Traits>(p, *context->device))
+                   : nullptr;
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
     bool const of_keys = takes_key_bias<Row>(p, unpacked_queries());
@@ -179,8 +190,8 @@ struct BackwardWithSums {
       return error;
     }
     if (m_tiles > 0) {
-      backward_prepare<Row>
-          <<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p, arguments.sum_states);
+      auto const prepare = leaves_key ? kPrepareLeaving : kPrepare;
+      prepare<<<unsigned(m_tiles), kPrepareThreads, 0, stream>>>(p, arguments.sum_states, leftover);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
@@ -205,12 +216,14 @@ struct BackwardWithSums {
       error = launch_kernel(begins_early, kernel, dim3(unsigned(ctas)), kThreads, shared_bytes,
                             stream, arguments);
     }
-    int64_t const finish_ctas = sums.ctas + (at_once ? 0 : m_tiles);
+    int64_t const of_key = leaves_key ? p.batch * p.heads_kv : 0;
+    int64_t const finish_ctas = sums.ctas + of_key + (at_once ? 0 : m_tiles);
     if (error == cudaSuccess && m_tiles > 0 && finish_ctas > 0) {
       bool const begins_early = n_tiles > 0 && !at_once;  // behind one that adds to sums
-      error = launch_kernel(begins_early, &backward_finish<Row>, dim3(unsigned(finish_ctas)),
-                            kFinishThreads, kFinishThreads / 32 * int(sizeof(float)), stream, p,
-                            sums, static_cast<int32_t const*>(arguments.sum_states));
+      error = launch_kernel(begins_early, leaves_key ? kFinishLeaving : kFinish,
+                            dim3(unsigned(finish_ctas)), kFinishThreads,
+                            kFinishThreads / 32 * int(sizeof(float)), stream, p, sums,
+                            static_cast<int32_t const*>(arguments.sum_states), leftover);
     }
     if (error == cudaSuccess && !arguments.stores_grad_bias) {
       error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
@@ -227,7 +240,20 @@ struct BackwardWithSums {
   using RowOfOtherBias = std::conditional_t<kTakesAnyBias, BiasFromGlobal<Row>, Row>;
   static constexpr bool kOtherBiasBeginsEarly = BackwardTraits<RowOfOtherBias>::kBeginsEarly;
   static constexpr auto kOtherBias = &backward<RowOfOtherBias, false>;
+  static constexpr auto kPrepare = &backward_prepare<Row, false>;
+  static constexpr auto kPrepareLeaving = &backward_prepare<Row, Traits::kMayLeaveKey>;
+  static constexpr int kPrepareThreads = PrepareTraits<Row, false>::kThreads;
+  static constexpr auto kFinish = &backward_finish<Row, false>;
+  static constexpr auto kFinishLeaving = &backward_finish<Row, Traits::kMayLeaveKey>;
   static constexpr auto kWriter = &backward<Row, Traits::kWritesGradQ>;
+
+  // Whether the call has a leftover key, which `params` then counts no more.
+  static bool leave_key(BackwardParams& params, DeviceInfo const& device) {
+    bool const leaves =
+        Traits::kMayLeaveKey && has_leftover_key(params, Traits::kTileN, device.multiprocessors);
+    params.seqlen_k -= leaves ? 1 : 0;
+    return leaves;
+  }
 
   static bool writes_grad_q(BackwardParams const& params) {
     return Traits::kWritesGradQ && has_one_adder(params, Traits::kTileM, Traits::kTileN);

@@ -33,6 +33,14 @@ constexpr int32_t kSumNotBegun = 0;  // as the kernel before leaves it
 constexpr int32_t kSumBegun = 1;     // somebody stores the first numbers
 constexpr int32_t kSumWritten = 2;   // they are there
 
+// How many states there are.
+template <class Traits>
+int64_t count_sum_states(BackwardParams const& params, DeviceInfo const& device) {
+  return stores_first<Traits>(params, device)
+             ? grad_q_blocks(params, Traits::kTileM).count() * Traits::kConsumers
+             : 0;
+}
+
 // The states of the parts of all blocks: (blocks, parts); nullptr where sums begin at zeros.
 template <class Traits>
 int32_t* sum_states(BackwardParams const& params, DeviceInfo const& device) {

@@ -189,6 +189,10 @@ struct BackwardTraits {
   // to 24 bytes. The other rows with modifiers have not been measured so.
   static constexpr bool kMayGoUp = kNoneOrAlibiOrSoftcap && kHeadDim != 96;
 
+  // Whether the kernels before and after may compute what a single key behind the last whole block
+  // gives (core/leftover_key.h): where nothing modifies scores.
+  static constexpr bool kMayLeaveKey = kKey.score_mods == score_mods::None;
+
   // Whether sums of dQ may begin with a store (backward_states.h). The other rows have not been
   // measured so.
   static constexpr bool kStoresFirst =

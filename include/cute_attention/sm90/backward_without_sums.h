@@ -46,6 +46,7 @@ struct PrepareWithoutSums {
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
   static constexpr bool kHasSums = false;
+  static constexpr bool kLeavesKey = false;
 };
 
 // The counters of the blocks of keys, of the tiles of queries, and of the works of the gradient of
