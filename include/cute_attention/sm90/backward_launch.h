@@ -114,7 +114,7 @@ struct BackwardWithSums {
     }
     sizes->grad_bias_parts =
         stores_grad_bias<Traits>(*params) ? 0 : GradBias::workspace(*params, *device);
-    if (writes_grad_q(*params)) {
+    if (Traits::kWritesGradQ && keeps_no_sums(*params, Traits::kTileM, Traits::kTileN)) {
       sizes->grad_q_sum = 0;
       sizes->grad_q_turn = 0;
     }
