@@ -131,7 +131,8 @@ struct BackwardWithSums {
     }
     BackwardParams const& p = arguments.params;
     auto const stream = static_cast<cudaStream_t>(context->stream);
-    int64_t const m_tiles = work_tiles(p, Traits::kTileM);
+    BackwardParams const passes = params_of_passes(p, Traits::kTileM);
+    int64_t const m_tiles = work_tiles(passes, Traits::kTileM);
     int64_t const n_tiles = tile_count(p.seqlen_k, Traits::kTileN, p.heads_kv, p.batch);
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
@@ -179,8 +180,8 @@ struct BackwardWithSums {
       return error;
     }
     if (m_tiles > 0) {
-      backward_prepare<Row>
-          <<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(p, arguments.sum_states);
+      backward_prepare<Row><<<unsigned(m_tiles), PrepareTraits<Row>::kThreads, 0, stream>>>(
+          passes, arguments.sum_states);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
@@ -209,8 +210,8 @@ struct BackwardWithSums {
     if (error == cudaSuccess && m_tiles > 0 && finish_ctas > 0) {
       bool const begins_early = n_tiles > 0 && !at_once;  // behind one that adds to sums
       error = launch_kernel(begins_early, &backward_finish<Row>, dim3(unsigned(finish_ctas)),
-                            kFinishThreads, kFinishThreads / 32 * int(sizeof(float)), stream, p,
-                            sums, static_cast<int32_t const*>(arguments.sum_states));
+                            kFinishThreads, kFinishThreads / 32 * int(sizeof(float)), stream,
+                            passes, sums, static_cast<int32_t const*>(arguments.sum_states));
     }
     if (error == cudaSuccess && !arguments.stores_grad_bias) {
       error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);
