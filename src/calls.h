@@ -2,6 +2,7 @@
 // is thrown as an exception that says it; then nothing has been launched.
 #pragma once
 
+#include "check_params.h"
 #include "cute_attention/c_api.h"
 #include "cute_attention/kernel_library.h"
 
@@ -19,12 +20,25 @@ BackwardWorkspace backward_workspace(BackwardParams const& p, DType dtype, int32
 // The GPU of a number of CUDA's. Throws std::invalid_argument where there is none.
 DeviceInfo const& device_at(int32_t ordinal);
 
-// Packed rows after the last sequence are written too, where all sequences are empty as well: a
-// grid for sequences of one row has CTAs to write them.
+// What a launch is told of the longest packed sequence: what the caller said, but no more than
+// there are rows. Grids, workspaces and the choice of a row grow with it.
+constexpr int32_t longest_packed(int32_t said, int64_t rows) {
+  int64_t const most = rows < kMaxSeqlen ? rows : kMaxSeqlen;
+  return int32_t(said < most ? said : most);
+}
+
+// A packed call as it is launched. Its lengths are those of longest_packed(), unless a gradient of
+// a bias has as many rows and columns as the caller said. Packed rows after the last sequence are
+// written too, where all sequences are empty as well: a grid for sequences of one row has CTAs to
+// write them.
 template <class Params>
 Params with_a_grid(Params const& p) {
   Params launched = p;
-  if (p.cu_seqlens_q != nullptr && p.seqlen_q == 0) launched.seqlen_q = 1;
+  if (p.cu_seqlens_q != nullptr && !has_grad_bias(p)) {
+    launched.seqlen_q = longest_packed(p.seqlen_q, p.total_q);
+    if (p.cu_seqlens_k != nullptr) launched.seqlen_k = longest_packed(p.seqlen_k, p.total_k);
+  }
+  if (p.cu_seqlens_q != nullptr && launched.seqlen_q == 0) launched.seqlen_q = 1;
   return launched;
 }
 

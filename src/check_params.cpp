@@ -46,8 +46,11 @@ void check_packing(Params const& p) {
 template <class Params>
 void check_any_shape(Params const& p) {
   check_range("batch", p.batch, 0, INT32_MAX);
-  check_range("seqlen_q", p.seqlen_q, 0, kMaxSeqlen);
-  check_range("seqlen_k", p.seqlen_k, 0, kMaxSeqlen);
+  // Of packed sequences they are bounds, which may be any (calls.h).
+  bool const are_bounds = p.cu_seqlens_q != nullptr && !has_grad_bias(p);
+  bool const are_bounds_k = are_bounds && p.cu_seqlens_k != nullptr;
+  check_range("seqlen_q", p.seqlen_q, 0, are_bounds ? INT32_MAX : kMaxSeqlen);
+  check_range("seqlen_k", p.seqlen_k, 0, are_bounds_k ? INT32_MAX : kMaxSeqlen);
   check_range("heads", p.heads, 0, INT32_MAX);
   check_range("heads_kv", p.heads_kv, p.heads > 0 ? 1 : 0, INT32_MAX);
   require(p.heads == 0 || p.heads % p.heads_kv == 0, "heads is ", p.heads,

@@ -32,6 +32,10 @@ constexpr bool has_cache(BackwardParams const&) { return false; }
 constexpr bool has_qv(ForwardParams const& p) { return p.qv != nullptr; }
 constexpr bool has_qv(BackwardParams const&) { return false; }
 
+// Whether the gradient of a bias is wanted, which has as many numbers as the lengths say.
+constexpr bool has_grad_bias(ForwardParams const&) { return false; }
+constexpr bool has_grad_bias(BackwardParams const& p) { return p.grad_bias.data != nullptr; }
+
 // How many rows q and k have over the whole batch.
 template <class Params>
 constexpr int64_t rows_q(Params const& p) {

@@ -3,13 +3,14 @@ k is 0: not almost, as a kernel that subtracts two sums would leave it, but exac
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from cute_attention import attention, attention_reference, attention_varlen
+from cute_attention import attention, attention_reference, attention_varlen, autograd
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -80,3 +81,24 @@ def test_nan_stays(device: str) -> None:
     assert dq[0, 1, 0].isnan().all()
     assert not dq[0, 2].any()
     assert not dq[0, :, 1:].any()
+
+
+@pytest.mark.parametrize("ends", [[0, 1, 1, 2], [0, 1, 3, 4], [0, 2]], ids=str)
+def test_a_sequence_longer_than_was_said(ends: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the longest length is said to be 1 and is not, the gradients of a kernel, which are
+    right or NaN, are not replaced by zeros."""
+    grads = [torch.full((ends[-1], 2, 8), value) for value in (2.0, 3.0, 4.0)]
+    plan = types.SimpleNamespace(
+        forward=lambda q, k, v, *extras: (q.clone(), q[..., 0].T.contiguous()),
+        options=(),
+        return_lse=False,
+        deterministic=False,
+    )
+    monkeypatch.setattr(autograd, "backward_of", lambda plan: (lambda *arguments: grads, ()))
+    q, k, v = (torch.ones(ends[-1], 2, 8, requires_grad=True) for _ in range(3))
+    cu = torch.tensor(ends, dtype=torch.int32)
+    out = autograd.AttentionFunction.apply(plan, q, k, v, cu, cu, 1, 1)
+    found = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    kept = max(cu.diff().tolist()) > 1
+    for mine, theirs, scale in zip(found, grads, (kept, kept, True), strict=True):
+        assert torch.equal(mine, theirs * scale)

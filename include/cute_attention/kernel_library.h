@@ -44,7 +44,7 @@ struct LaunchContext {
 using LaunchFunction = int32_t (*)(void const* params, LaunchContext const* context);
 
 // Says how large the workspaces of a backward call on `device` must be. Of the pointers in `params`
-// it reads only whether cu_seqlens_q, cu_seqlens_k and grad_bias.data are null.
+// it reads only whether cu_seqlens_q, cu_seqlens_k, sink and grad_bias.data are null.
 using WorkspaceFunction = void (*)(BackwardParams const* params, DeviceInfo const* device,
                                    BackwardWorkspace* sizes);
 

@@ -303,6 +303,10 @@ def kind_of(call: Arguments, row: str = "") -> Problem:
 def problem_of(call: Arguments) -> Problem:
     """The problem that a call poses."""
     batch, seqlen_q, seqlen_k = call.sizes()
+    if call.cu_seqlens_q is not None:  # the core takes no more than there are rows for the longest
+        seqlen_q = min(seqlen_q, call.q.shape[0])
+    if call.cu_seqlens_k is not None:
+        seqlen_k = min(seqlen_k, call.k.shape[0])
     return kind_of(call)._replace(
         batch=batch,
         seqlen_q=seqlen_q,

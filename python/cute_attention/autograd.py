@@ -21,7 +21,9 @@ from .problem import Plan
 
 # Where the optional gradients are among `EXTRAS`.
 _PLACES = tuple(EXTRAS.index(name) for name in OPTIONAL_GRADIENTS)
-_PACKED, _LONGEST, _SINK = map(EXTRAS.index, ("cu_seqlens_q", "max_seqlen_k", "sink"))
+_PACKED, _PACKED_KEYS, _LONGEST, _SINK = map(
+    EXTRAS.index, ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_k", "sink")
+)
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -67,7 +69,8 @@ class AttentionFunction(torch.autograd.Function):
             grads = _Once.apply(len(grads), *grads, *anchors)
         dq, dk, dv, *optional = grads
         if grad_lse is None and _has_one_key(k, extras):
-            dq, dk = dq * 0, dk * 0  # where a kernel leaves its rounding; NaN stays
+            kept = _kept_of_one_key(extras)
+            dq, dk = dq * kept, dk * kept  # where a kernel leaves its rounding; NaN stays
         of_inputs = (
             None,
             dq if needs_q else None,
@@ -88,8 +91,19 @@ def _has_one_key(k: Tensor, extras: Any) -> bool:
     output with respect to them is 0."""
     if len(extras) > _SINK and extras[_SINK] is not None:
         return False
-    packed = len(extras) > _LONGEST and extras[_PACKED] is not None
-    return bool((extras[_LONGEST] if packed else k.shape[1]) == 1)
+    return bool((extras[_LONGEST] if _is_packed(extras) else k.shape[1]) == 1)
+
+
+def _is_packed(extras: Any) -> bool:
+    return len(extras) > _LONGEST and extras[_PACKED] is not None
+
+
+def _kept_of_one_key(extras: Any) -> Any:
+    """What the gradients of q and k are multiplied by: 0; but 1 where a sequence has more keys than
+    the caller said, which only the device knows: there the kernel's gradients are right or NaN."""
+    if not _is_packed(extras):
+        return 0
+    return (extras[_PACKED_KEYS].diff() > 1).any().int()
 
 
 def _save(ctx: Any, plan: Plan, tensors: tuple[Tensor, ...], extras: tuple[Any, ...]) -> None:

@@ -239,6 +239,34 @@ void test_packed_rows_of_no_sequence() {
   check_equal(back.written[5], 1.f, "seqlen_q that a backward launch is told of");
 }
 
+// The longest length that the caller says is a bound, and may be any: a launch is told of no more
+// than there are rows, but where the gradient of a bias has as many.
+void test_packed_bounds() {
+  for (int32_t const said : {1 << 20, kMaxSeqlen, INT32_MAX}) {
+    Answer const ahead = forward([&](ForwardCall& call) {
+      pack(call.params);
+      call.params.seqlen_q = call.params.seqlen_k = said;
+      call.params.total_q = 500;
+    });
+    check_equal(ahead.error, "", "error of a large bound");
+    check_equal(ahead.written[5], 500.f, "seqlen_q of the launch");
+    auto const pack_longer = [&](BackwardCall& call) {
+      pack_backward(call.params);
+      call.params.seqlen_q = call.params.seqlen_k = said;
+      call.params.total_q = 500;
+    };
+    Answer const back = backward(pack_longer);
+    check_equal(back.error, "", "error of a large bound of a backward");
+    check_equal(back.written[5], 500.f, "seqlen_q of the backward launch");
+  }
+  Answer const shorter = forward([&](ForwardCall& call) {
+    pack(call.params);
+    call.params.seqlen_q = 3;
+    call.params.total_q = 500;
+  });
+  check_equal(shorter.written[5], 3.f, "a bound that is less than all rows");
+}
+
 void test_miss() {
   Answer const answer = forward([](ForwardCall& call) {
     call.arch = int32_t(Arch::Sm80);

@@ -164,8 +164,13 @@ void test_one_adder() {
   check(!has_one_adder(params, kTileM, kTileN), "packed sequences may be longer than that");
   params.cu_seqlens_q = params.cu_seqlens_k = nullptr;
   float gradient;
+  check(keeps_no_sums(params, kTileM, kTileN), "100 keys need no sums");
+  params.sink = &gradient;
+  check(has_one_adder(params, kTileM, kTileN), "sinks that want no gradient change nothing");
+  check(!keeps_no_sums(params, kTileM, kTileN), "the gradient of sinks may be asked for later");
   params.grad_sink = &gradient;
   check(!has_one_adder(params, kTileM, kTileN), "sinks need the kernel after");
+  params.sink = nullptr;
   params.grad_sink = nullptr;
   params.seqlen_k = 0;
   check(!has_one_adder(params, kTileM, kTileN), "without keys no step writes dQ");

@@ -261,7 +261,7 @@ void test_backward() {
        [](BackwardCall& call) {
          testing::pack_backward(call.params);
          call.params.batch = 1 << 25;
-         call.params.seqlen_k = 1 << 20;
+         call.params.seqlen_k = call.params.total_k = 1 << 20;
        }},
   };
   all.insert(all.end(), own.begin(), own.end());

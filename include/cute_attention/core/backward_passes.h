@@ -10,6 +10,24 @@
 
 namespace cute_attention {
 
+// The params of the kernels before and after the backward kernel. Of packed sequences few may be as
+// long as params.seqlen_q says, and a CTA for each tile of that length would find nothing to do in
+// most of them. Then seqlen_q, for which they have CTAs, is less, and a CTA takes several tiles of
+// a long sequence (finish_backward()): there are at most kMostCtas times as many as tiles.
+constexpr BackwardParams params_of_passes(BackwardParams const& params, int32_t tile_m) {
+  constexpr int64_t kMostCtas = 4;
+  if (params.cu_seqlens_q == nullptr || params.batch == 0) {
+    return params;
+  }
+  BackwardParams passes = params;
+  int64_t const tiles = params.total_q / tile_m + params.batch;  // at most
+  int64_t const rows = kMostCtas * tiles / params.batch * tile_m;
+  if (rows < params.seqlen_q) {
+    passes.seqlen_q = int32_t(rows);
+  }
+  return passes;
+}
+
 // The tile of queries that this CTA of backward_prepare or backward_finish takes. The last CTA
 // takes the first tile: any CTAs before those of the tiles do something else. These kernels go from
 // the last head to the first, and `backward` goes from the first to the last: so each kernel begins

@@ -145,6 +145,12 @@ constexpr bool has_one_adder(BackwardParams const& params, int32_t tile_m, int32
   return tiles.count() == ceil_div(params.seqlen_q, tile_m);
 }
 
+// Whether a call needs no sums of dQ in its workspace, of which no more is known than is when
+// workspaces are allocated: not whether the gradient of its sinks will be wanted.
+constexpr bool keeps_no_sums(BackwardParams const& params, int32_t tile_m, int32_t tile_n) {
+  return params.sink == nullptr && has_one_adder(params, tile_m, tile_n);
+}
+
 // How many blocks of keys there are in all heads and sequences. The device alone knows the lengths
 // of packed sequences. A KV head of theirs has at least as many blocks as one sequence of all rows
 // would have, and a block for each sequence that is not empty. The larger of the two numbers is

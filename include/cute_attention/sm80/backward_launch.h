@@ -58,7 +58,8 @@ struct BackwardLaunch {
   static int32_t launch(void const* params, LaunchContext const* context) {
     auto const& backward_params = *static_cast<BackwardParams const*>(params);
     auto const stream = static_cast<cudaStream_t>(context->stream);
-    int64_t const m_tiles = work_tiles(backward_params, Traits::kTileM);
+    BackwardParams const passes = params_of_passes(backward_params, Traits::kTileM);
+    int64_t const m_tiles = work_tiles(passes, Traits::kTileM);
     int64_t const n_tiles = tile_count(backward_params.seqlen_k, Traits::kTileN,
                                        backward_params.heads_kv, backward_params.batch);
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
@@ -79,7 +80,7 @@ struct BackwardLaunch {
       return error;
     }
     if (m_tiles > 0) {
-      backward_prepare<Row><<<unsigned(m_tiles), kThreads, 0, stream>>>(backward_params);
+      backward_prepare<Row><<<unsigned(m_tiles), kThreads, 0, stream>>>(passes);
     }
     if (n_tiles > 0) {
       backward<Row><<<unsigned(n_tiles * sums.parts.count), kThreads, kSharedMemoryBytes, stream>>>(
@@ -87,8 +88,8 @@ struct BackwardLaunch {
     }
     if (m_tiles > 0) {
       backward_finish<Row>
-          <<<unsigned(sums.ctas + m_tiles), kThreads, Traits::kSmemBytesGradQ, stream>>>(
-              backward_params, sums);
+          <<<unsigned(sums.ctas + m_tiles), kThreads, Traits::kSmemBytesGradQ, stream>>>(passes,
+                                                                                         sums);
     }
     error =
         GradBiasLaunch<Row, kSharedMemoryBytes>::launch(backward_params, *context->device, stream);

@@ -78,9 +78,10 @@ struct AlibiOperand {
   bool serves = false;     // whether A can hold the slopes of the warp
   // KV tiles below `before` lie before all queries of the block, those from `after` on behind them.
   int32_t before = 0, after = 0;
-  float diagonals[2] = {};  // of the rows: the keys at the diagonal
-  int side = 0;             // the sign of the tile; 0 where A is 0
-  float offsets[2] = {};    // of the rows: what is to be added to their scores
+  int32_t diagonal = 0;   // of the first row: the key at the diagonal
+  float behind = 0;       // of the second one: how many keys behind it that lies
+  int side = 0;           // the sign of the tile; 0 where A is 0
+  float offsets[2] = {};  // of the rows: what is to be added to their scores
 
   // Reads the slopes of a tile of queries.
   //   slopes  of the rows, in the unit of scores
@@ -107,20 +108,19 @@ struct AlibiOperand {
     after = !serves   ? std::numeric_limits<int32_t>::max()
             : end > 0 ? (end + kTileN - 1) / kTileN
                       : 0;
-    CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      diagonals[row] = float(of_rows[row]);
-    }
+    diagonal = of_rows[0];
+    behind = float(of_rows[1] - of_rows[0]);
   }
 
-  // For a KV tile.
+  // For a KV tile. The distance is a difference of ints: as floats, positions are exact only up to
+  // 2^24.
   CUTE_DEVICE void place(int32_t n_block, float const (&slopes)[2]) {
     side = n_block < before ? 1 : n_block >= after ? -1 : 0;
-    float const sign = float(side), key = float(n_block * kTileN);
+    float const sign = float(side), to_key = float(n_block * kTileN - diagonal);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       float const slope = side == 0 ? 0.f : sign * slopes[row];
-      offsets[row] = slope * (key - diagonals[row]);
+      offsets[row] = slope * (row == 0 ? to_key : to_key - behind);
     }
     write();
   }

@@ -120,7 +120,7 @@ struct BackwardWithSums {
           leftover_key_numbers(p, Traits::kTileM, Traits::kHeadDim + Traits::kHeadDimV);
     }
     sizes->grad_bias_parts = stores_grad_bias<Traits>(p) ? 0 : GradBias::workspace(p, *device);
-    if (writes_grad_q(*params)) {
+    if (Traits::kWritesGradQ && keeps_no_sums(*params, Traits::kTileM, Traits::kTileN)) {
       sizes->grad_q_sum = 0;
       sizes->grad_q_turn = 0;
     }
@@ -138,7 +138,8 @@ struct BackwardWithSums {
     bool const leaves_key = leave_key(arguments.params, *context->device);
     BackwardParams const& p = arguments.params;
     auto const stream = static_cast<cudaStream_t>(context->stream);
-    int64_t const m_tiles = work_tiles(p, Traits::kTileM);
+    BackwardParams const passes = params_of_passes(p, Traits::kTileM);
+    int64_t const m_tiles = work_tiles(passes, Traits::kTileM);
     int64_t const n_tiles = tile_count(p.seqlen_k, Traits::kTileN, p.heads_kv, p.batch);
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
@@ -191,7 +192,8 @@ struct BackwardWithSums {
     }
     if (m_tiles > 0) {
       auto const prepare = leaves_key ? kPrepareLeaving : kPrepare;
-      prepare<<<unsigned(m_tiles), kPrepareThreads, 0, stream>>>(p, arguments.sum_states, leftover);
+      prepare<<<unsigned(m_tiles), kPrepareThreads, 0, stream>>>(passes, arguments.sum_states,
+                                                                 leftover);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
@@ -222,7 +224,7 @@ struct BackwardWithSums {
       bool const begins_early = n_tiles > 0 && !at_once;  // behind one that adds to sums
       error = launch_kernel(begins_early, leaves_key ? kFinishLeaving : kFinish,
                             dim3(unsigned(finish_ctas)), kFinishThreads,
-                            kFinishThreads / 32 * int(sizeof(float)), stream, p, sums,
+                            kFinishThreads / 32 * int(sizeof(float)), stream, passes, sums,
                             static_cast<int32_t const*>(arguments.sum_states), leftover);
     }
     if (error == cudaSuccess && !arguments.stores_grad_bias) {

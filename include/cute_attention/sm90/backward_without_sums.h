@@ -144,8 +144,9 @@ struct BackwardWithoutSums {
       return error;
     }
     if (m_tiles > 0) {
-      prepare_without_sums<Row>
-          <<<unsigned(m_tiles), PrepareWithoutSums<Row>::kThreads, 0, stream>>>(p);
+      BackwardParams const passes = params_of_passes(p, TraitsQ::kTileM);
+      prepare_without_sums<Row><<<unsigned(work_tiles(passes, TraitsQ::kTileM)),
+                                  PrepareWithoutSums<Row>::kThreads, 0, stream>>>(passes);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCounters * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
