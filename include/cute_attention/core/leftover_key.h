@@ -41,8 +41,7 @@ constexpr bool has_leftover_key(BackwardParams const& params, int32_t tile_n, in
 // How many floats the workspace of a leftover key has: dS, one number for each query, as the LSE;
 // and the sums, [tiles of queries, cols].
 //   cols  of dK and dV together
-constexpr int64_t leftover_key_numbers(BackwardParams const& params, int32_t tile_m,
-                                       int32_t cols) {
+constexpr int64_t leftover_key_numbers(BackwardParams const& params, int32_t tile_m, int32_t cols) {
   return lse_size(params) + work_tiles(params, tile_m) * cols;
 }
 
@@ -228,9 +227,9 @@ struct LeftoverKeyFinish : LeftoverKey<Traits> {
     for (int32_t tile = 0; tile < tiles; ++tile) {
       sum += first[int64_t{tile} * kCols];
     }
-    Element* const row = row_pointer(
-        static_cast<Element*>(is_key ? params.grad_k : params.grad_v),
-        is_key ? params.grad_k_stride : params.grad_v_stride, batch, head_kv, params.seqlen_k);
+    Element* const row = row_pointer(static_cast<Element*>(is_key ? params.grad_k : params.grad_v),
+                                     is_key ? params.grad_k_stride : params.grad_v_stride, batch,
+                                     head_kv, params.seqlen_k);
     row[col] = Element(sum * (is_key ? grad_qk_scale(params) : grad_v_scale(params)));
   }
 

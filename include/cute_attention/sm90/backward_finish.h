@@ -41,11 +41,10 @@ struct BackwardFinish {
       return;
     }
     WorkTile const work = last_first(params, kTileM);
-    finish_backward<kTileM, kThreads>(params, work, smem,
-                                      [&](Sequence const& sequence, int m_block) {
-                                        finish_queries(params, work, sum_states, key, sequence,
-                                                       m_block);
-                                      });
+    finish_backward<kTileM, kThreads>(
+        params, work, smem, [&](Sequence const& sequence, int m_block) {
+          finish_queries(params, work, sum_states, key, sequence, m_block);
+        });
   }
 
   // Writes dQ of a tile of queries.

@@ -110,14 +110,13 @@ struct BackwardWithSums {
                         BackwardWorkspace* sizes) {
     BackwardParams p = *params;
     bool const leaves_key = leave_key(p, *device);
-    *sizes = grad_workspace(p,
-                            {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-                            most_grad_parts(p, Traits::kTileM, Traits::kTileN,
-                                            device->multiprocessors, device->l2_bytes));
+    *sizes =
+        grad_workspace(p, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
+                       most_grad_parts(p, Traits::kTileM, Traits::kTileN, device->multiprocessors,
+                                       device->l2_bytes));
     sizes->delta += kCountersWithSums + count_sum_states<Traits>(p, *device);
     if (leaves_key) {
-      sizes->delta +=
-          leftover_key_numbers(p, Traits::kTileM, Traits::kHeadDim + Traits::kHeadDimV);
+      sizes->delta += leftover_key_numbers(p, Traits::kTileM, Traits::kHeadDim + Traits::kHeadDimV);
     }
     sizes->grad_bias_parts = stores_grad_bias<Traits>(p) ? 0 : GradBias::workspace(p, *device);
     if (Traits::kWritesGradQ && keeps_no_sums(*params, Traits::kTileM, Traits::kTileN)) {
