@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from typing import Any
@@ -118,6 +119,27 @@ def test_ctas_go_up_in_their_second_round(row: rows.TableRow) -> None:
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     inputs, grad_out = make(row, Case(1 + multiprocessors // 2, 400, 400, 3, 1, CAUSAL))
     check(row, inputs, grad_out, CAUSAL)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, 200, 257, 2, 1, {}),
+        Case(1, 70, 129, 3, 3, {}),
+        Case(1, 1, 257, 1, 1, {"window": (256, None)}),
+        Case(1, 200, 257, 1, 1, CAUSAL),
+    ],
+    ids=["grouped", "one_block", "window_that_hides_nothing", "causal"],
+)
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "fixed_order"])
+def test_a_key_behind_whole_blocks(row: rows.TableRow, case: Case, deterministic: bool) -> None:
+    """More blocks of keys than multiprocessors, and a last block with one key, which the kernels
+    before and after the backward take where all queries see it (core/leftover_key.h)."""
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    case = dataclasses.replace(case, batch=1 + multiprocessors // 2)
+    inputs, grad_out = make(row, case)
+    grad_lse = torch.randn(case.batch, case.heads, case.seqlen_q, device="cuda")
+    check(row, inputs, grad_out, case.options, grad_lse, deterministic=deterministic)
 
 
 @pytest.mark.parametrize("softcap", [0.02, 50.0, 1e5, 1e28])

@@ -41,6 +41,7 @@ def case_of(name: str, row: rows.TableRow) -> Case:
         "sums_that_begin_with_a_store": Case(stores, 270, 270, 1, 1, CAUSAL),
         "one_block_of_keys": Case(2, 300, 100, 2, 2, {}),
         "keys_that_no_query_sees": Case(1, 130, 600, 2, 2, {"window": (50, 0)}),
+        "a_leftover_key": Case(1 + multiprocessors // 2, 200, 257, 2, 1, {}),
     }[name]
 
 
@@ -53,6 +54,7 @@ def case_of(name: str, row: rows.TableRow) -> Case:
         "sums_that_begin_with_a_store",
         "one_block_of_keys",
         "keys_that_no_query_sees",
+        "a_leftover_key",
     ],
 )
 def test_what_workspaces_held_is_not_read(row: rows.TableRow, name: str, fixed_order: bool) -> None:
