@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from built_rows import install_fake
+from built_rows import install_fake, run
 from cute_attention.errors import RowError
 from cute_attention.native import core, instance, rows, study
 from cute_attention.native.study import COLUMNS, TABLES, Study
 from cute_attention.rows import Row
 from study_cases import FAMILIES, NEEDS, cases
-from test_rows_from_python import run
 
 ROOT = Path(__file__).resolve().parents[1]
 ENUMS = {
