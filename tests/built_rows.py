@@ -26,6 +26,21 @@ source = build.Source(row, (80,))
 """
 BUILD = "print(build.build(source, is_study=True)[1])"
 
+# What a process begins with that has torch, and asks for kernels of a GPU that is made up.
+ON_A_GPU = """
+import pytest, torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+import cute_attention
+from cute_attention import BackendError, attention, explain, kernels, rows
+from cute_attention.dispatch.select import select
+from cute_attention.problem import Problem
+
+GPU = torch.device("cuda", 0)
+KIND = Problem(dtype="fp16", device=GPU)
+row = rows.Row("sm80", "forward", "fp16", head_dim=64, tile_n=32)
+"""
+
 
 def install_fake(folder: Path) -> dict[str, str]:
     """The environment in which `fake_nvcc.py` is the compiler and the cache is in `folder`."""
@@ -59,4 +74,12 @@ def start(environment: dict[str, str], code: str = BUILD, **more: str) -> subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+    )
+
+
+def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process with torch and the fake compiler."""
+    variables = os.environ | install_fake(folder) | {"FAKE_NVCC": "library"} | environment
+    return subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
     )

@@ -18,12 +18,11 @@ from pathlib import Path
 import pytest
 
 import test_dispatch
-from built_rows import BUILD, PREAMBLE, ROW, SOURCE, calls, contents, install_fake
+from built_rows import BUILD, ON_A_GPU, PREAMBLE, ROW, SOURCE, calls, contents, install_fake, run
 from cute_attention.errors import BuildError
 from cute_attention.native import build, core, instance
 from cute_attention.native.study import Study
 from test_kernel_cache import NOBODY
-from test_rows_from_python import ON_A_GPU, run
 
 pytestmark = pytest.mark.skipif(not core.available(), reason="the core library is not installed")
 

@@ -28,6 +28,7 @@
 #include "cute_attention/sm90/backward_store.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/gemm.h"
+#include "cute_attention/sm90/steps_of_64.h"
 
 namespace cute_attention::sm90 {
 
@@ -49,9 +50,9 @@ struct BackwardCompute : BackwardPointwise<Row> {
   // To write dQ takes registers that are not there beside it, S and dP.
   static constexpr bool kGradQFirst = Traits::kGradQFirst && !kWritesGradQ;
 
-  // Whether there are few registers beside S and dP.
-  static constexpr bool kFewRegisters =
-      kGradQFirst || (Row::kKey.score_mods == score_mods::Bias && kTileM > 64);
+  // Whether there are few registers beside S and dP: dQ takes them, or steps of 128 queries with a
+  // bias do.
+  static constexpr bool kFewRegisters = kGradQFirst || kHasStepsOf64<Row>;
 
   // Whether what the next block needs comes as early as it can. Then dV leaves while the other
   // warpgroup ends its last step.
