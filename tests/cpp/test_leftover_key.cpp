@@ -73,4 +73,5 @@ void check_places() {
 int main() {
   cute_attention::check_which_calls();
   cute_attention::check_places();
+  return cute_attention::testing::report();
 }
