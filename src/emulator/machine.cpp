@@ -347,6 +347,7 @@ void run(Grid& grid, int resident_ctas) {
     };
     ctas.erase(std::remove_if(ctas.begin(), ctas.end(), ended), ctas.end());
     if (grid.timing == Timing::kRandom && grid.random() % kRoundsOfKernelBefore == 0) {
+      went_on |= grid.awaited != nullptr;  // whoever waited for it can go on
       grid.end_kernel_before();
     }
     rounds_since_arrival = went_on ? rounds_since_arrival + 1 : 0;
