@@ -224,8 +224,8 @@ def test_kernels_that_every_library_has_do_not_spill(source):
 def test_shared_memory_is_as_computed(row):
     beside_tiles = loaded_rows()[row.name]["shared_memory_bytes"] - tile_bytes(row)
     assert 0 <= beside_tiles <= BOOKKEEPING[row.arch, row.direction]
-    # All shared memory is dynamic, but for the sums of a leftover key, of eight warps. From sm_90 on
-    # ptxas also counts 1 KB of each CTA for the system.
+    # All shared memory is dynamic, but for the sums of a leftover key, of eight warps. From sm_90
+    # on ptxas also counts 1 KB of each CTA for the system.
     of_key = 8 * 4 * (row.head_dim + row.head_dim_v)
     for chip, kernel, used in resources(row.name):
         static = 1024 if int(re.sub(r"\D", "", chip)) >= 90 else 0
