@@ -27,8 +27,9 @@ namespace cute_attention {
 
 // Whether a call has a leftover key, where the backward kernel has blocks of `tile_n` keys and
 // `ctas` CTAs run at the same time. It has none where these run all blocks at once: then one block
-// more takes no time. Two keys would take the kernel before as long as their block: at head dim 64
-// calls with one more key are 1.10 times faster, with three 0.92 (257 and 259 keys, H100).
+// more takes no time. Nor with more keys: a first form of this took up to four, and with one was
+// 1.10 times as fast as with a block more, with three 0.92 times (257 and 259 keys, head dim 64,
+// H100).
 constexpr bool has_leftover_key(BackwardParams const& params, int32_t tile_n, int64_t ctas) {
   bool const is_dense = params.cu_seqlens_q == nullptr && params.cu_seqlens_k == nullptr;
   bool const sees_all =
@@ -45,8 +46,8 @@ constexpr int64_t leftover_key_numbers(BackwardParams const& params, int32_t til
   return lse_size(params) + work_tiles(params, tile_m) * cols;
 }
 
-//   Traits  Element, kTileM, kHeadDim and kHeadDimV of the backward kernel
-//   params  of a launch with a leftover key: they count the keys before it alone
+//   Traits   Element, kTileM, kHeadDim and kHeadDimV of the backward kernel
+//   params   of a launch with a leftover key: they count the keys before it alone
 //   numbers  its workspace
 template <class Traits>
 struct LeftoverKey {
@@ -234,7 +235,7 @@ struct LeftoverKeyFinish : LeftoverKey<Traits> {
   }
 
   // Adds dS K to dQ, of which a thread has pairs of columns in two rows, as accumulators do.
-  //   first      the LSE's index of the thread's first row; `to_second` is between it and the other
+  //   first      index in the LSE of the first row; that of the second is first + to_second
   //   col        of the thread's first pair; the next is 8 columns on
   //   rdQ        (ROWS, COLS)
   template <class GradQ>
