@@ -41,6 +41,15 @@ constexpr int32_t kWarpsOfTwoConsumers = 12;     // the same and two that comput
 constexpr int32_t kWarpgroupQueries = 64;
 constexpr int32_t kSaturatingWarps = 8;  // so many warps keep the tensor cores of an SM busy
 
+// Backward rows of sm90 above head dim 128, of which two may serve the same calls: one keeps no
+// sums of dQ, the other does (sm90/backward_chunks.h). With sums a tile of scores takes so much of
+// what it takes without, and the kernels before and after take so many clocks for each query.
+// Fitted to 29 shapes that were measured with both on an H100: of the calls that the rows take 5 %
+// or more apart, each has the faster one.
+constexpr double kShareWithSums = 0.867;
+constexpr double kClocksOfSummedQuery = 30;
+constexpr int32_t kKeysWithoutSums = 64;  // of a CTA
+
 // The floating-point operations that the tensor cores of one SM do in a clock: multiply-adds of
 // dense 16-bit numbers with fp32 sums, each counted as two. The figures are from the white papers
 // of the chips. On Hopper mma.sync reaches five eighths of what WGMMA does.
@@ -67,6 +76,11 @@ RowCosts const& costs_of(KernelRow const& row) {
          : has_one_consumer(row)                    ? kOneConsumerCosts
          : row.config.warps == kWarpsOfTwoConsumers ? kTwoConsumerCosts
                                                     : kThreeConsumerCosts;
+}
+
+bool may_keep_sums(KernelRow const& row) {
+  return row.key.arch == Arch::Sm90 && row.key.direction == Direction::Backward &&
+         row.key.head_dim > 128;
 }
 
 // How many tiles of keys a tile of queries visits, queries [first, last].
@@ -158,8 +172,16 @@ double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& w
 
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {
   TileWork const work = tile_work(problem, row.config);
-  int64_t const ctas = work.ctas * problem.heads * problem.batch;
+  int64_t const heads = int64_t{problem.heads} * problem.batch;
+  int64_t const ctas = work.ctas * heads;
   if (ctas == 0) return 0;
+  if (may_keep_sums(row)) {  // whose grids are persistent: all SMs end at about the same time
+    bool const sums = row.config.tile_n > kKeysWithoutSums;
+    double const tiles = double(work.tiles) * tile_clocks(row, device);
+    double const clocks =
+        sums ? tiles * kShareWithSums + kClocksOfSummedQuery * problem.seqlen_q : tiles;
+    return kLaunchUs + double(heads) * clocks / (device.multiprocessors * kClocksPerUs);
+  }
   double const mean = row.key.arch == Arch::Sm90 && row.config.tile_m > kWarpgroupQueries
                           ? warpgroup_tiles(problem, row.config)
                           : work.mean();

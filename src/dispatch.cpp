@@ -173,16 +173,15 @@ std::string miss_message(Problem const& problem, int32_t arch, DeviceInfo const&
 // How far a row is from the row that would fit a problem best; the row with the smallest distance
 // is chosen. A row that can do nothing to scores but what is asked is nearest, whatever its head
 // dims. Then smaller head dims are nearer: the row is known to have room for the problem's. Of
-// backward rows with equal head dims, the one with the most shared memory is nearest, since it has
-// the largest tiles; forward rows are told apart by the cost model, which knows no backward
-// kernels.
+// backward rows of sm80 with equal head dims, the one with the most shared memory is nearest, since
+// it has the largest tiles; the others are told apart by the cost model.
 std::tuple<size_t, int32_t, int32_t, int32_t> distance(LoadedRow const& loaded,
                                                        Problem const& problem) {
   KernelRow const& row = *loaded.row;
   std::bitset<32> const unasked = row.key.score_mods & ~asked_features(problem);
-  bool const backward = row.key.direction == Direction::Backward;
+  bool const by_tiles = row.key.direction == Direction::Backward && row.key.arch == Arch::Sm80;
   return {unasked.count(), row.key.head_dim, row.key.head_dim_v,
-          backward ? -row.shared_memory_bytes : 0};
+          by_tiles ? -row.shared_memory_bytes : 0};
 }
 
 Rows rows_for_kind(Problem const& problem, Arch arch, DeviceInfo const& device) {

@@ -67,9 +67,10 @@ def tile_bytes(row: TableRow) -> int:
     backward += _numbers_of_a_query(row) * row.stages * row.tile_m
     bias = 2 * row.stages * scores if "bias" in row.score_mods else 0  # in sm90
     if row.arch == "sm90" and row.direction == "backward":  # two buffers of dS, and dQ in fp32
+        buffers = 1 if row.head_dim > 128 else 2
         if row.tile_m > 64:  # a tile of the bias for the keys of each warpgroup, in one buffer
             bias //= row.stages
-        return backward + bias + 2 * 2 * scores + 4 * q
+        return backward + bias + 2 * buffers * scores + 4 * q
     if row.arch == "sm90":  # Q has two buffers if they fit; O does not go through shared memory
         bookkeeping = BOOKKEEPING["sm90", "forward"]
         staged = 2 * row.stages * k_and_v + bias

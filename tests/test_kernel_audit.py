@@ -134,7 +134,7 @@ def number_of_kernels(row: rows.TableRow) -> int:
         grad_bias += 1  # of zeros where a mask hides scores: the main kernel stores the others
         if row.tile_m > 64:  # with steps of 64, too: prepare, main and finish (steps_of_64.h)
             grad_bias += 3
-    if row.arch == "sm90" and not row.score_mods:
+    if row.arch == "sm90" and not row.score_mods and row.head_dim <= 128:
         # Prepare and finish, both twice: with a leftover key too. The main one with sums of dQ, and
         # without.
         return 6

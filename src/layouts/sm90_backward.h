@@ -17,14 +17,14 @@
 namespace cute_attention::layouts {
 
 template <class Traits>
-struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
+struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaP> {
   static constexpr char const* kName = "";
-  using Base = Sm90KeyGradients<Traits, typename Traits::MmaS>;
+  using Base = Sm90KeyGradients<Traits, typename Traits::MmaP>;
   using Base::kHeadDim;
   using Base::kTileM;
   using Base::kTileN;
   using typename Base::Element;
-  using typename Base::Scores;
+  using typename Base::ScoresP;
   static constexpr int kConsumers = Traits::kConsumers;
   static constexpr int kColsQ = Traits::kColsQ;
   static constexpr int kWarpgroupM = sm90::kWarpgroupM;
@@ -56,7 +56,7 @@ struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
 
   static Json copies() {
     return with_bias_boxes<Traits>(Base::inputs())
-        .add(matrix_store_json<typename Traits::SmemCopyS, TileSt, Scores>("grad_s", "dP"))
+        .add(matrix_store_json<typename Traits::SmemCopyS, TileSt, ScoresP>("grad_s", "dP"))
         .add(staged_sums_json());
   }
 
@@ -134,9 +134,12 @@ struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaS> {
                                Traits::Registers::kConsumer, true, together()));
   }
 
-  // With kGradQFirst dQ is computed while the scores are still accumulators.
+  // With kGradQFirst dQ is computed while the scores are still accumulators; in chunks, when there
+  // are none.
   static Json together() {
-    if constexpr (Traits::kGradQFirst) {
+    if constexpr (Traits::kInChunks) {
+      return json_array({json_array({"dV", "dK", "S", "dP"}), json_array({"dV", "dK", "dQ"})});
+    } else if constexpr (Traits::kGradQFirst) {
       return json_array({json_array({"dV", "dK", "S", "dP", "dQ"}),
                          json_array({"dK", "dP", "dQ", "dV"}), json_array({"dV", "dQ", "dK"})});
     } else {

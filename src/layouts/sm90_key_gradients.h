@@ -42,7 +42,8 @@ struct Sm90KeyGradients {
   // A thread reads two numbers of the LSE or of delta at once.
   static constexpr int kAlignmentRow = 2 * int(sizeof(float));
 
-  // A kernel finds the LSE and delta by the accumulator of S.
+  // A kernel finds the LSE by the accumulator of S, and delta too, unless that of dP has another
+  // shape.
   static Json inputs() {
     using LayoutRow = typename Traits::SmemLayoutRow;
     return Json::array()
@@ -51,7 +52,7 @@ struct Sm90KeyGradients {
         .add(boxes_json<TileQ, BoxesQ>("q"))
         .add(boxes_json<TileGradO, BoxesGradO>("grad_o"))
         .add(row_numbers_json<LayoutRow>("lse", "S", "S"))
-        .add(row_numbers_json<LayoutRow>("delta", "dP", "S"));
+        .add(row_numbers_json<LayoutRow>("delta", "dP", std::is_same_v<MmaOfP, MmaS> ? "S" : "dP"));
   }
 
   static Json score_and_key_products() {
@@ -75,13 +76,24 @@ struct Sm90KeyGradients {
                                       scores_operand_json<Scores>("S"),
                                       operand_b_json<MmaV>("grad_o", true, sdOt),
                                       accumulator_json<MmaV, kTileN, kHeadDimV>()))
-        .add(wgmma_product_json<MmaK>(
-            "dK", "dK += dS^T Q", kTileN, kHeadDim, kTileM, scores_operand_json<ScoresP>("dP"),
-            operand_b_json<MmaK>("q", true, sQt), accumulator_json<MmaK, kTileN, kHeadDim>()));
+        .add(wgmma_product_json<MmaK>("dK", "dK += dS^T Q", kTileN, kHeadDim, kTileM,
+                                      grad_scores_json(), operand_b_json<MmaK>("q", true, sQt),
+                                      accumulator_json<MmaK, kTileN, kHeadDim>()));
   }
 
-  // K or V as the operand A of a product for scores. The tiled MMA gives each of its warpgroups 64
-  // keys.
+  // dS^T as the operand A of dK: from registers, or from shared memory (backward_chunks.h).
+  static Json grad_scores_json() {
+    using namespace cute;
+    if constexpr (is_base_of_v<GMMA::DescriptorIterator, typename MmaK::FrgTypeA>) {
+      using LayoutSt = typename Traits::SmemLayoutSt;
+      return keys_json<MmaK>("grad_s", tensor_at_zero<Element, LayoutSt>());  // (N, M, 1)
+    } else {
+      return scores_operand_json<ScoresP>("dP");
+    }
+  }
+
+  // K, V or dS^T, (N, COLS, 1), as the operand A of a product. The tiled MMA gives each of its
+  // warpgroups 64 keys.
   template <class Mma, class Tensor>
   static Json keys_json(char const* tensor, Tensor const& keys) {
     using namespace cute;

@@ -91,8 +91,8 @@ bool is_of(LoadedRow const& row, int32_t arch) {
 }
 
 // Of the rows of one architecture that serve a problem: the fewest modifiers that the problem does
-// not ask for, the smallest head dims, of backward rows the most shared memory, the smallest
-// estimate, the first.
+// not ask for, the smallest head dims, of backward rows of sm80 the most shared memory, the
+// smallest estimate, the first.
 LoadedRow const* expected_of(std::vector<Candidate> const& all, Problem const& problem, Arch arch) {
   using Rank = std::tuple<int, int32_t, int32_t, int32_t, double>;
   uint32_t const asked = problem.features | (problem.softcap != 0 ? uint32_t(kSoftcap) : 0);
@@ -101,7 +101,7 @@ LoadedRow const* expected_of(std::vector<Candidate> const& all, Problem const& p
   for (Candidate const& candidate : all) {
     if (!is_of(*candidate.row, int32_t(arch)) || !candidate.reasons.empty()) continue;
     KernelRow const& row = *candidate.row->row;
-    bool const backward = row.key.direction == Direction::Backward;
+    bool const by_tiles = row.key.direction == Direction::Backward && row.key.arch == Arch::Sm80;
     int unasked = 0;
     for (uint32_t const mod :
          {score_mods::Softcap, score_mods::Alibi, score_mods::Bias, score_mods::Dropout}) {
@@ -109,7 +109,7 @@ LoadedRow const* expected_of(std::vector<Candidate> const& all, Problem const& p
     }
     check(unasked == 0 || row.key.score_mods == score_mods::Every, "a row that demands nothing");
     Rank const rank{unasked, row.key.head_dim, row.key.head_dim_v,
-                    backward ? -row.shared_memory_bytes : 0, candidate.estimate_us};
+                    by_tiles ? -row.shared_memory_bytes : 0, candidate.estimate_us};
     if (best == nullptr || rank < least) std::tie(best, least) = std::tie(candidate.row, rank);
   }
   return best;

@@ -26,7 +26,8 @@ struct BackwardFinish {
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = Traits::kFinishThreads;
   using Sums = KeyGradientSums<Traits, kThreads>;
-  using OfLeftoverKey = LeftoverKeyFinish<Traits, kThreads>;
+  using OfLeftoverKey =
+      std::conditional_t<kLeavesKey, LeftoverKeyFinish<Traits, kThreads>, NoLeftoverKey>;
 
   CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums,
                               int32_t const* sum_states, float* leftover, float* smem) {
@@ -36,9 +37,11 @@ struct BackwardFinish {
       return;
     }
     OfLeftoverKey const key{params, leftover};
-    if (kLeavesKey && cta < sums.ctas + params.batch * params.heads_kv) {
-      key.write(cta - sums.ctas);
-      return;
+    if constexpr (kLeavesKey) {
+      if (cta < sums.ctas + params.batch * params.heads_kv) {
+        key.write(cta - sums.ctas);
+        return;
+      }
     }
     WorkTile const work = last_first(params, kTileM);
     finish_backward<kTileM, kThreads>(

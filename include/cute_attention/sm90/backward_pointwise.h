@@ -28,17 +28,20 @@ struct BackwardPointwise {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr bool kDrops = has_dropout(kScoreMods);
-  // Whether the accumulators of dP begin with delta. Under dropout dS is kept P * dP + P * delta:
+  // Whether the accumulators of dP begin with delta. In chunks finish_chunk() adds it
+  // (backward_chunks.h). Under dropout dS is kept P * dP + P * delta:
   // there finish() adds delta, and P that is cleared once serves dV and dS. To let delta take the
   // place of dP where a score is dropped takes as many instructions, and registers that steps of
   // 128 queries do not have.
-  static constexpr bool kStartsWithDelta = !kDrops;
+  static constexpr bool kStartsWithDelta = !kDrops && !Traits::kInChunks;
   // For how many columns of S a thread may load the LSE ahead, where it has a limit. Without one
   // ptxas loads all of it first, and spills where a kernel leaves few registers.
   static constexpr int kLseAhead = 16;
 
   using FragmentS = decltype(cute::partition_fragment_C(
       typename Traits::MmaS{}, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>>{}));
+  using FragmentP = decltype(cute::partition_fragment_C(  // of a chunk of the queries
+      typename Traits::MmaP{}, cute::Shape<cute::Int<kTileN>, cute::Int<Traits::kChunkM>>{}));
   using Operand = decltype(cute::make_tensor<Element>(as_a_operand(FragmentS{}.layout())));
 
   BackwardArguments const& arguments;
@@ -53,7 +56,8 @@ struct BackwardPointwise {
   // The LSE of the thread's scores of a step, for begin() and finish().
   CUTE_DEVICE auto lse(uint32_t stage_index) const {
     using namespace cute;
-    Tensor tSsLse = row_numbers<Traits>(thread, shared.lse[stage_index]);  // (MMA, MMA_N, MMA_M)
+    int const lane = Traits::kInChunks ? opaque(thread) : thread;          // few registers
+    Tensor tSsLse = row_numbers<Traits>(lane, shared.lse[stage_index]);    // (MMA, MMA_N, MMA_M)
     return make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
   }
 
@@ -207,6 +211,29 @@ struct BackwardPointwise {
         scores.finish(rS(_, query), rdP(_, query), sLse(0, query), terms.of_query(query));
       }
       convert_into(tSrS, tdVrP);
+    }
+  }
+
+  // The same for the queries of a chunk, whose dP has no delta.
+  //   tSrS    (MMA, MMA_N, MMA_M)       P of the whole step
+  //   tdPrdP  (MMA, MMA_N, MMA_M)       of the chunk: dP, becomes dS
+  //   tdVrP   (MMA, MMA_N, MMA_M / 16)  its blocks of the chunk become P in 16 bits
+  CUTE_DEVICE void finish_chunk(uint32_t stage_index, int chunk, FragmentS& tSrS, FragmentP& tdPrdP,
+                                Operand& tdVrP) const {
+    using namespace cute;
+    constexpr int kChunkM = Traits::kChunkM, kNumbers = decltype(size(tdPrdP))::value;
+    Tensor sDelta = make_tensor(  // (N, CHUNK_M)
+        make_smem_ptr(shared.delta[stage_index] + chunk * kChunkM),
+        Layout<Shape<Int<kTileN>, Int<kChunkM>>, Stride<_0, _1>>{});
+    Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
+        typename Traits::MmaP{}.get_slice(opaque(thread)).partition_C(sDelta);
+    CUTE_UNROLL
+    for (int i = 0; i < kNumbers; ++i) {
+      tdPrdP(i) = tSrS(chunk * kNumbers + i) * (tdPrdP(i) + tdPsDelta(i));
+    }
+    CUTE_UNROLL
+    for (int k = chunk * kNumbers / 8; k < (chunk + 1) * kNumbers / 8; ++k) {
+      convert_block(tSrS, k, tdVrP);
     }
   }
 

@@ -74,10 +74,10 @@ CUTE_DEVICE auto row_numbers(int thread, float const* numbers) {
 // Whether one kernel of a row computes dK and dV and adds dQ to sums in global memory
 // (backward_kernel.h). If not, one kernel computes dK and dV, and another dQ (grad_kv_kernel.h,
 // grad_q_kernel.h): above head dim 128 the accumulators of a warpgroup do not hold dK and dV of 64
-// keys beside scores and dQ.
+// keys beside scores and dQ, but at 192/128, in the row with blocks of 128 keys (kInChunks).
 template <class Row>
-constexpr bool kSumsGradQ =
-    Row::kKey.head_dim <= 128 && StudyOf<Row>::kGradQSums == GradQSums::WhereTheyFit;
+constexpr bool kSumsGradQ = (Row::kKey.head_dim <= 128 || Row::kConfig.tile_n > kWarpgroupM) &&
+                            StudyOf<Row>::kGradQSums == GradQSums::WhereTheyFit;
 
 // Whether a CTA computes one block of keys, or one tile of queries of dQ, and no other.
 template <class Row>
@@ -163,6 +163,16 @@ struct BackwardTraits {
   CUTE_HOST_DEVICE static constexpr int row_part_q(int warpgroup) { return warpgroup % kRowPartsQ; }
   CUTE_HOST_DEVICE static constexpr int col_part_q(int warpgroup) { return warpgroup / kRowPartsQ; }
 
+  // Whether dP and dS of a step are computed for 32 queries after the other 32, and dQ of the step
+  // before at its beginning (backward_chunks.h): where dK and dV leave no registers for S, dP and
+  // dQ together.
+  static constexpr bool kInChunks = kHeadDim > 128;
+  static constexpr int kChunkM = kInChunks ? 32 : kTileM;
+  static_assert(!kInChunks ||
+                    (kHeadDim <= 192 && kHeadDimV <= 128 && kKey.score_mods == score_mods::None &&
+                     StudyOf<Row>::kGradQ == GradQ::WhereItPays),
+                "dK and dV are 160 registers of a thread; the steps are those of plain scores");
+
   // Whether dQ of the step before is started before dS of the step is computed, not after
   // (backward_compute.h). Then S, dP, dQ, dK and dV are in accumulators at the same time, 224
   // floats of a thread in both rows. Measured on an H200, full and causal, 16k tokens: at head dim
@@ -177,7 +187,7 @@ struct BackwardTraits {
 
   // Whether the row also has a kernel that writes dQ where one block of keys is all that a query
   // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.
-  static constexpr bool kWritesGradQ = kKey.score_mods == score_mods::None;
+  static constexpr bool kWritesGradQ = kKey.score_mods == score_mods::None && !kInChunks;
 
   // The rows with the same choices below.
   static constexpr bool kNoneOrAlibiOrSoftcap = kKey.score_mods == score_mods::None ||
@@ -191,7 +201,7 @@ struct BackwardTraits {
 
   // Whether the kernels before and after may compute what a single key behind the last whole block
   // gives (core/leftover_key.h): where nothing modifies scores.
-  static constexpr bool kMayLeaveKey = kKey.score_mods == score_mods::None;
+  static constexpr bool kMayLeaveKey = kKey.score_mods == score_mods::None && !kInChunks;
 
   // Whether sums of dQ may begin with a store (backward_states.h). The other rows have not been
   // measured so.
@@ -213,17 +223,25 @@ struct BackwardTraits {
       decltype(cute::GMMA::ss_op_selector<
                Element, Element, float,
                cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileM>, cute::Int<kHeadDim>>>())>;
-  // dV += P^T dO and dK += dS^T Q, with P^T and dS^T from registers.
+  // dP^T of the queries of a chunk.
+  using MmaP = OfConsumers<
+      decltype(cute::GMMA::ss_op_selector<
+               Element, Element, float,
+               cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kChunkM>, cute::Int<kHeadDimV>>>())>;
+  // dV += P^T dO and dK += dS^T Q, with P^T and dS^T from registers. In chunks dS^T of dK is read
+  // from shared memory, where it lies for dQ: no registers hold it.
   using MmaV = OfConsumers<
       decltype(cute::GMMA::rs_op_selector<
                Element, Element, float,
                cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDimV>, cute::Int<kTileM>>,
                cute::GMMA::Major::K, cute::GMMA::Major::MN>())>;
-  using MmaK = OfConsumers<
-      decltype(cute::GMMA::rs_op_selector<
-               Element, Element, float,
-               cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDim>, cute::Int<kTileM>>,
-               cute::GMMA::Major::K, cute::GMMA::Major::MN>())>;
+  using ShapeK = cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kHeadDim>, cute::Int<kTileM>>;
+  using MmaK = OfConsumers<std::conditional_t<
+      kInChunks,
+      decltype(cute::GMMA::ss_op_selector<Element, Element, float, ShapeK, cute::GMMA::Major::K,
+                                          cute::GMMA::Major::MN>()),
+      decltype(cute::GMMA::rs_op_selector<Element, Element, float, ShapeK, cute::GMMA::Major::K,
+                                          cute::GMMA::Major::MN>())>>;
   // A part of dQ = dS K, of all keys.
   using MmaQ = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<
@@ -238,8 +256,9 @@ struct BackwardTraits {
           kColumnsOf<MmaQ> == kColsQ,
       "N of a WGMMA: define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED, as kernels.cmake does");
 
-  // Buffers of dS. The step that writes one reads the other, of the step before.
-  static constexpr int kStagesS = 2;
+  // Buffers of dS. The step that writes one reads the other, of the step before. In chunks a step
+  // has read dS of the step before when it writes its own.
+  static constexpr int kStagesS = kInChunks ? 1 : 2;
 
   // Buffers of K. With two, K of the next block comes while this one is computed, and V as soon as
   // its last dP is there. The row with kGradQFirst has no registers for two. On an H200 two are 2
@@ -274,7 +293,8 @@ struct BackwardTraits {
 
   // stmatrix writes four 8x8 matrices of dS^T at once, or of dS.
   using StoreS = std::conditional_t<kStoresGradS, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
-  using SmemCopyS = decltype(cute::make_tiled_copy_C(cute::Copy_Atom<StoreS, Element>{}, MmaS{}));
+  // Of the scores of a chunk.
+  using SmemCopyS = decltype(cute::make_tiled_copy_C(cute::Copy_Atom<StoreS, Element>{}, MmaP{}));
 
   static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage

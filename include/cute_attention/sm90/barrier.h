@@ -72,6 +72,8 @@ enum class NamedBarrier : uint32_t {
   kSplit = 4,
   // The 256 threads that have parts of a sum are done with shared memory (grad_bias_compute.h).
   kSum = 7,
+  // Barrier kGradS + w: the 128 threads of warpgroup w have written their dS (backward_chunks.h).
+  kGradS = 8,
 };
 
 }  // namespace cute_attention::sm90

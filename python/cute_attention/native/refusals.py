@@ -76,6 +76,15 @@ def _refused_of_grad_q(row: TableRow) -> str:
             f"grad_q is {study.grad_q!r}, and the row keeps no sums of dQ: a kernel of its own "
             "computes dQ, and no step has a dQ"
         )
+    if row.computes_in_chunks() and (study.grad_q, study.key_stages) != (
+        TABLES.grad_q,
+        TABLES.key_stages,
+    ):
+        return (
+            f"grad_q is {study.grad_q!r}, key_stages {study.key_stages} and head_dim "
+            f"{row.head_dim}: above 128 the steps of a kernel with sums of dQ have one order, and "
+            "shared memory has room for one buffer of K"
+        )
     if study.key_stages > 1 and (
         row.has_two_kernels() or "bias" in row.score_mods or row.computes_grad_q_first()
     ):

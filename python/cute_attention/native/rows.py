@@ -68,8 +68,15 @@ class TableRow(Columns):
     def has_two_kernels(self) -> bool:
         """Whether one kernel computes dK and dV, and another dQ: not `kSumsGradQ` of
         sm90/backward_traits.h."""
-        without_sums = self.head_dim > 128 or self.study.grad_q_sums == "none"
+        with_sums = self.head_dim <= 128 or self.tile_n > 64
+        without_sums = not with_sums or self.study.grad_q_sums == "none"
         return (self.arch, self.direction) == SM90_BACKWARD and without_sums
+
+    def computes_in_chunks(self) -> bool:
+        """Whether dP and dS are computed for half of a step's queries after the other: `kInChunks`
+        of sm90/backward_traits.h."""
+        is_backward = (self.arch, self.direction) == SM90_BACKWARD
+        return is_backward and self.head_dim > 128 and not self.has_two_kernels()
 
     def computes_grad_q_first(self) -> bool:
         """Whether dQ is computed before dS of a step: `kGradQFirst` of sm90/backward_traits.h."""

@@ -49,6 +49,8 @@ _RANGES = {
 }
 # Where the sm90 backward is two kernels, their tiles are what registers hold.
 _TWO_KERNELS = Ranges((128,), (64,), (2, 3, 4), lambda tile_m, tile_n: (12,))
+# With sums of dQ above head dim 128 shared memory and registers hold no other tiles.
+_IN_CHUNKS = Ranges((64,), (128,), (2,), lambda tile_m, tile_n: (12,))
 # With qv two warpgroups have the same 64 rows, and Q fills a third of the shared memory.
 _WITH_QV = Ranges((64,), (32, 48, 64), (2, 3, 4), lambda tile_m, tile_n: (12,))
 
@@ -57,6 +59,8 @@ def ranges_of(row: TableRow) -> Ranges:
     """The ranges of the family that a row is of."""
     if "qv" in row.score_mods:
         return _WITH_QV
+    if row.computes_in_chunks():
+        return _IN_CHUNKS
     return _TWO_KERNELS if row.has_two_kernels() else _RANGES[row.arch, row.direction]
 
 
