@@ -119,10 +119,11 @@ FILES = [__file__, *(str(Path(__file__).with_name(name)) for name in OTHERS)]
 @pytest.mark.parametrize("alone", sharing(), ids=lambda row: row.name)
 def test_a_row_that_shares_its_key_with_another(alone: rows.TableRow) -> None:
     """Runs this file and others for a row that dispatch does not choose for every shape, in a
-    process where it is the only forward row."""
+    process where it is the only row of its direction."""
     if not is_built(alone):
         pytest.skip(f"{alone.name} is not built")
-    run_alone(FILES, alone.name, {ONLY: f"^{alone.name}$|_bwd_"})
+    others = "_bwd_" if alone.direction == "forward" else "_fwd_"
+    run_alone(FILES, alone.name, {ONLY: f"^{alone.name}$|{others}"})
 
 
 @pytest.mark.gpu

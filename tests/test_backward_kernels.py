@@ -14,7 +14,16 @@ from torch import Tensor
 from cute_attention import attention, attention_varlen, explain
 from cute_attention.native import rows
 from cute_attention.semantics.formula import attention_reference
-from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip, skip_if_places_matter
+from every_row import (
+    DTYPES,
+    LIMIT,
+    ONLY,
+    fixture_of,
+    run_alone,
+    run_on_small_chip,
+    sharing,
+    skip_if_places_matter,
+)
 from kernel_calls import (
     CASES,
     CAUSAL,
@@ -25,6 +34,7 @@ from kernel_calls import (
     plain_pytorch,
     strided,
 )
+from shared_memory import has_two_kernels
 from tolerances import assert_as_accurate
 
 pytestmark = pytest.mark.gpu
@@ -85,12 +95,27 @@ def check(
         assert_as_accurate(a, b, c.nan_to_num(), name)
 
 
+@pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
+def test_rows_that_share_a_key_with_another(row: rows.TableRow) -> None:
+    """Runs this file once more for a row that dispatch does not choose for every shape, in a
+    process where it is the only backward row."""
+    if row not in sharing():
+        pytest.skip("no other row has its key")
+    run_alone([__file__], row.name, {ONLY: f"^{row.name}$|_fwd_"})
+
+
+@pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
 def test_the_row_is_chosen(row: rows.TableRow) -> None:
-    (q, k, v), _ = make(row, CASES["square"])
-    answer = explain(q, k, v, backend=row.arch, **options_for(row, {}, q.shape[2]))
-    report = next(report for report in answer.backward if report.backend == row.arch)
-    assert answer.chosen_backward == row.arch
-    assert [candidate.name for candidate in report.rows if candidate.chosen] == [row.name]
+    """Every row is chosen for some length: of rows with the same key, one is for short sequences
+    and one for long ones."""
+    chosen = []
+    for seqlen in (256, 8192):
+        (q, k, v), _ = make(row, Case(1, seqlen, seqlen, 4, 4, {}))
+        answer = explain(q, k, v, backend=row.arch, **options_for(row, {}, q.shape[2]))
+        report = next(report for report in answer.backward if report.backend == row.arch)
+        assert answer.chosen_backward == row.arch
+        chosen.append([candidate.name for candidate in report.rows if candidate.chosen])
+    assert [row.name] in chosen and all(len(names) == 1 for names in chosen)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -103,7 +128,7 @@ def test_accuracy(row: rows.TableRow, case: Case) -> None:
 def test_many_sums_of_dq_begin_with_a_store(row: rows.TableRow, options: dict[str, Any]) -> None:
     """Few blocks of keys, and more than 2^15 numbers of dQ for each multiprocessor
     (sm90/backward_states.h): nobody sets the sums to zero, but for rows with some features."""
-    if row.arch != "sm90" or row.head_dim > 128:
+    if row.arch != "sm90" or has_two_kernels(row):
         pytest.skip("sums begin with zeros, or there are none")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     batch = 1 + 2**15 * multiprocessors // (270 * row.head_dim)
@@ -114,7 +139,7 @@ def test_many_sums_of_dq_begin_with_a_store(row: rows.TableRow, options: dict[st
 def test_ctas_go_up_in_their_second_round(row: rows.TableRow) -> None:
     """More blocks of keys than multiprocessors, of KV heads that three query heads share
     (GradSchedule::goes_up()): of the warps of a CTA each must go the same way."""
-    if row.arch != "sm90" or row.head_dim > 128:
+    if row.arch != "sm90" or has_two_kernels(row):
         pytest.skip("steps go down")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     inputs, grad_out = make(row, Case(1 + multiprocessors // 2, 400, 400, 3, 1, CAUSAL))

@@ -17,9 +17,9 @@
 namespace cute_attention::layouts {
 
 template <class Traits>
-struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaP> {
+struct Sm90Backward : Sm90KeyGradients<Traits, typename Traits::MmaP, Traits::kInChunks> {
   static constexpr char const* kName = "";
-  using Base = Sm90KeyGradients<Traits, typename Traits::MmaP>;
+  using Base = Sm90KeyGradients<Traits, typename Traits::MmaP, Traits::kInChunks>;
   using Base::kHeadDim;
   using Base::kTileM;
   using Base::kTileN;

@@ -10,8 +10,9 @@
 
 namespace cute_attention::layouts {
 
-// Traits are those of the kernel. MmaOfP computes dP.
-template <class Traits, class MmaOfP>
+// Traits are those of the kernel. MmaOfP computes dP. kDeltaOfP: whether the kernel finds delta by
+// the accumulator of dP, not by that of S.
+template <class Traits, class MmaOfP, bool kDeltaOfP = false>
 struct Sm90KeyGradients {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
@@ -42,8 +43,7 @@ struct Sm90KeyGradients {
   // A thread reads two numbers of the LSE or of delta at once.
   static constexpr int kAlignmentRow = 2 * int(sizeof(float));
 
-  // A kernel finds the LSE by the accumulator of S, and delta too, unless that of dP has another
-  // shape.
+  // A kernel finds the LSE by the accumulator of S.
   static Json inputs() {
     using LayoutRow = typename Traits::SmemLayoutRow;
     return Json::array()
@@ -52,7 +52,7 @@ struct Sm90KeyGradients {
         .add(boxes_json<TileQ, BoxesQ>("q"))
         .add(boxes_json<TileGradO, BoxesGradO>("grad_o"))
         .add(row_numbers_json<LayoutRow>("lse", "S", "S"))
-        .add(row_numbers_json<LayoutRow>("delta", "dP", std::is_same_v<MmaOfP, MmaS> ? "S" : "dP"));
+        .add(row_numbers_json<LayoutRow>("delta", "dP", kDeltaOfP ? "dP" : "S"));
   }
 
   static Json score_and_key_products() {
