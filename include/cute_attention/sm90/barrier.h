@@ -63,7 +63,8 @@ CUTE_DEVICE void end_reads() {
   __syncwarp();
 }
 
-// The numbers of hardware barriers (PTX ISA, "barrier"). __syncthreads() uses number 0.
+// The numbers of hardware barriers (PTX ISA, "barrier"), 1 to 7: CUTLASS adds 8, and there are 16.
+// __syncthreads() uses number 0.
 enum class NamedBarrier : uint32_t {
   // Barrier kTurn + w says: the tensor cores are warpgroup w's. The 128 threads of the warpgroup
   // whose turn is before w's arrive there, and the 128 threads of w wait.
@@ -73,7 +74,8 @@ enum class NamedBarrier : uint32_t {
   // The 256 threads that have parts of a sum are done with shared memory (grad_bias_compute.h).
   kSum = 7,
   // Barrier kGradS + w: the 128 threads of warpgroup w have written their dS (backward_chunks.h).
-  kGradS = 8,
+  // Kernels with turns do not have it.
+  kGradS = 1,
 };
 
 }  // namespace cute_attention::sm90
