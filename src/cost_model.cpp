@@ -47,7 +47,7 @@ constexpr int32_t kSaturatingWarps = 8;  // so many warps keep the tensor cores 
 // Fitted to 29 shapes that were measured with both on an H100: of the calls that the rows take 5 %
 // or more apart, each has the faster one.
 constexpr double kShareWithSums = 0.867;
-constexpr double kClocksOfSummedQuery = 30;
+constexpr double kClocksOfSummedQuery = 25;
 constexpr int32_t kKeysWithoutSums = 64;  // of a CTA
 
 // The floating-point operations that the tensor cores of one SM do in a clock: multiply-adds of
@@ -170,17 +170,27 @@ double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& w
   return (clocks / speed + rounds * cta_clocks) / kClocksPerUs;
 }
 
+// The clocks of an SM for one head of the backward, of a row that may_keep_sums(). Without sums the
+// kernel for dK and dV goes in steps of 64 queries and 64 keys, with sums in steps of 64 and 128.
+double grad_clocks(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {
+  KernelConfig step = row.config;
+  step.tile_m = kWarpgroupQueries;
+  TileWork const work = tile_work(problem, step);
+  double const clocks =  // of 8192 scores in either row
+      double(work.tiles) * step.tile_n / 128 * tile_clocks(row, device);
+  return row.config.tile_n > kKeysWithoutSums
+             ? clocks * kShareWithSums + kClocksOfSummedQuery * double(work.ctas) * step.tile_m
+             : clocks;
+}
+
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {
   TileWork const work = tile_work(problem, row.config);
   int64_t const heads = int64_t{problem.heads} * problem.batch;
   int64_t const ctas = work.ctas * heads;
   if (ctas == 0) return 0;
   if (may_keep_sums(row)) {  // whose grids are persistent: all SMs end at about the same time
-    bool const sums = row.config.tile_n > kKeysWithoutSums;
-    double const tiles = double(work.tiles) * tile_clocks(row, device);
-    double const clocks =
-        sums ? tiles * kShareWithSums + kClocksOfSummedQuery * problem.seqlen_q : tiles;
-    return kLaunchUs + double(heads) * clocks / (device.multiprocessors * kClocksPerUs);
+    double const clocks = double(heads) * grad_clocks(row, problem, device);
+    return kLaunchUs + clocks / (device.multiprocessors * kClocksPerUs);
   }
   double const mean = row.key.arch == Arch::Sm90 && row.config.tile_m > kWarpgroupQueries
                           ? warpgroup_tiles(problem, row.config)

@@ -66,7 +66,7 @@ def tile_bytes(row: TableRow) -> int:
         backward += 2 * (key_stages - 1) * row.tile_n * row.head_dim
     backward += _numbers_of_a_query(row) * row.stages * row.tile_m
     bias = 2 * row.stages * scores if "bias" in row.score_mods else 0  # in sm90
-    if row.arch == "sm90" and row.direction == "backward":  # two buffers of dS, and dQ in fp32
+    if row.arch == "sm90" and row.direction == "backward":  # buffers of dS, and dQ in fp32
         buffers = 1 if row.head_dim > 128 else 2
         if row.tile_m > 64:  # a tile of the bias for the keys of each warpgroup, in one buffer
             bias //= row.stages

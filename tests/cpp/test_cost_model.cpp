@@ -211,6 +211,11 @@ void test_sums() {
   check(gain_of_sums(1536, 1536, kUnbounded, 0) < 1, "1536 tokens, causal");
   check(gain_of_sums(8192, 8192, 512, 0) < 1, "a window of 512 tokens");
   check(gain_of_sums(8192, 8192, 128, 0) < 1, "a window of 128 tokens");
+  // Not measured: there is little that the sums could spare.
+  for (int32_t const seqlen : {1, 8, 64, 128, 256}) {
+    check(gain_of_sums(seqlen, seqlen, kUnbounded, kUnbounded) < 1, std::to_string(seqlen));
+    check(gain_of_sums(std::min(seqlen, 64), 256, kUnbounded, kUnbounded) < 1, "256 keys");
+  }
 }
 
 // A question about a row that is not there has the estimate of the row that is.

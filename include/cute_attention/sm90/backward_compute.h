@@ -15,7 +15,8 @@
 //   products of the tensor cores   S(m)   dP(m)   dQ(m-1)   dV(m)   dK(m)
 //   pointwise work                        P(m)    dS(m)             dQ(m-1), dS(m) to shared memory
 //
-// A row for study may compute dQ in the same step after all (kGradQLag).
+// A row for study may compute dQ in the same step after all (kGradQLag). The order where registers
+// hold still less is in backward_chunks.h.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"

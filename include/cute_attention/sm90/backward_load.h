@@ -31,7 +31,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   //   the work counter  read by this warp alone: taken_index() waits
   //   sums of dQ, and their states and turns
   //                     read and added to by the warps that add, which wait before anything else.
-  //                     (Where dQ is late a first state is read when the LSE has been, anyway.)
+  //                     (In most kernels a first state is read when the LSE has been, anyway;
+  //                     but in chunks the first dQ, which is of no step, asks for K alone.)
   //   gradients         of packed rows; where a sequence is longer than params.seqlen_k, of rows
   //                     that this kernel writes, too: of packed calls this warp waits before
   //                     anything else

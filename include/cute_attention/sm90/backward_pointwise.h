@@ -28,11 +28,10 @@ struct BackwardPointwise {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr bool kDrops = has_dropout(kScoreMods);
-  // Whether the accumulators of dP begin with delta. In chunks finish_chunk() adds it
-  // (backward_chunks.h). Under dropout dS is kept P * dP + P * delta:
+  // Whether the accumulators of dP begin with delta. Under dropout dS is kept P * dP + P * delta:
   // there finish() adds delta, and P that is cleared once serves dV and dS. To let delta take the
   // place of dP where a score is dropped takes as many instructions, and registers that steps of
-  // 128 queries do not have.
+  // 128 queries do not have. In chunks finish_chunk() adds it: backward_chunks.h says why.
   static constexpr bool kStartsWithDelta = !kDrops && !Traits::kInChunks;
   // For how many columns of S a thread may load the LSE ahead, where it has a limit. Without one
   // ptxas loads all of it first, and spills where a kernel leaves few registers.

@@ -62,8 +62,8 @@ def _refused_of_grad_q(row: TableRow) -> str:
     if study.grad_q_sums == "none":
         if row.head_dim > 128:
             return (
-                f"grad_q_sums is 'none' and head_dim is {row.head_dim}: above 128 the kernels of "
-                "the tables keep no sums of dQ either"
+                f"grad_q_sums is 'none' and head_dim is {row.head_dim}: above 128 the rows of "
+                "the tables with blocks of 64 keys keep no sums of dQ either"
             )
         if (row.tile_m, row.tile_n, row.warps) != _WITHOUT_SUMS:
             return (
