@@ -153,7 +153,7 @@ def test_a_column_is_taken_where_kernels_have_it_and_refused_elsewhere(family, n
         (
             "sm90_bwd_bf16_d192",
             {"grad_q_sums": "none"},
-            "grad_q_sums is 'none' and head_dim is 192: above 128 the kernels of the tables",
+            "grad_q_sums is 'none' and head_dim is 192: above 128 the rows of the tables",
         ),
         (
             "sm90_bwd_bf16_d128_softcap",
