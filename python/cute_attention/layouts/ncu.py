@@ -88,16 +88,20 @@ def predicted(kernel: Kernel, call: Call | None = None) -> dict[str, int]:
 
 def _descriptor_wavefronts(kernel: Kernel, call: Call) -> int:
     """The wavefronts with which WGMMA reads shared memory. For each tile of scores each warpgroup
-    reads its part of A and its part of B. For each block of keys a product that is one
-    step late is computed once more than there are tiles of queries."""
+    reads its part of A and its part of B: A once for each WGMMA beside which another has the next
+    columns. For each block of keys a product that is one step late is computed once more than there
+    are tiles of queries."""
     total = 0
     tiles_m, tiles_n = call.tiles(kernel)
     for product in kernel.products:
         times = call.heads * tiles_n * (tiles_m + product.get("late", False))
-        for operand in (product.get("a", {}), product.get("b", {})):
+        a, b = product.get("a", {}), product.get("b", {})
+        for operand in (a, b):
             if operand.get("from") == "descriptors":
                 warpgroups = accumulator_elements(product).shape[0] // WARPGROUP
                 blocks = np.array(operand["starts"])[0].size  # of 16 k
+                if operand is a:
+                    blocks *= len(b["starts"][0])
                 size = warpgroups * blocks * operand["rows"] * 16 * ELEMENT_BYTES
                 total += times * size // WAVEFRONT_BYTES
     return total
