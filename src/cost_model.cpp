@@ -93,6 +93,19 @@ int64_t visited_tiles(Problem const& problem, int64_t first, int64_t last, int64
   return last_key < first_key ? 0 : last_key / tile_n - first_key / tile_n + 1;
 }
 
+// The clocks of an SM for one head, of a row that may_keep_sums(). Without sums the kernel for dK
+// and dV goes in steps of 64 queries and 64 keys, with sums in steps of 64 and 128.
+double grad_clocks(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {
+  KernelConfig step = row.config;
+  step.tile_m = kWarpgroupQueries;
+  TileWork const work = tile_work(problem, step);
+  double const clocks =
+      double(work.tiles) * tile_clocks(row, device) * step.tile_m / row.config.tile_m;
+  return row.config.tile_n > kKeysWithoutSums
+             ? clocks * kShareWithSums + kClocksOfSummedQuery * double(work.ctas) * step.tile_m
+             : clocks;
+}
+
 }  // namespace
 
 TileWork tile_work(Problem const& problem, KernelConfig const& config) {
@@ -168,19 +181,6 @@ double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& w
   double const cta_clocks =
       one_consumer && per_multiprocessor == 1 ? kCtaClocksAlone : costs_of(row).cta_clocks;
   return (clocks / speed + rounds * cta_clocks) / kClocksPerUs;
-}
-
-// The clocks of an SM for one head of the backward, of a row that may_keep_sums(). Without sums the
-// kernel for dK and dV goes in steps of 64 queries and 64 keys, with sums in steps of 64 and 128.
-double grad_clocks(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {
-  KernelConfig step = row.config;
-  step.tile_m = kWarpgroupQueries;
-  TileWork const work = tile_work(problem, step);
-  double const clocks =  // of 8192 scores in either row
-      double(work.tiles) * step.tile_n / 128 * tile_clocks(row, device);
-  return row.config.tile_n > kKeysWithoutSums
-             ? clocks * kShareWithSums + kClocksOfSummedQuery * double(work.ctas) * step.tile_m
-             : clocks;
 }
 
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {

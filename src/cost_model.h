@@ -43,9 +43,6 @@ struct GridWork {
 // The estimated time of the launch, in microseconds, without what every launch takes.
 double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& work);
 
-// The estimated clocks of an SM for one head, of a backward row of sm90 above head dim 128.
-double grad_clocks(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
-
 // The estimated time of the row for the problem on the device, in microseconds.
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 

@@ -75,14 +75,17 @@ def sharing() -> list[rows.TableRow]:
 
 
 def skip_unless_it_is_chosen(row: rows.TableRow) -> None:
-    """Skips a row that cannot run. Also skips a row that shares its key with another, except in the
-    process in which dispatch may choose only this row."""
+    """Skips a row that cannot run. Also skips a row that shares its key with another that is built,
+    except in the process in which dispatch may choose only this row."""
     skip_unless_it_can_run(row)
     if ONLY in os.environ:
         if not re.search(os.environ[ONLY], row.name):
             pytest.skip(f"{row.name} is not chosen")
     elif row in sharing():
-        pytest.skip(f"{row.name} runs in a process of its own")
+        key = row.key_name()
+        others = [other for other in sharing() if other.key_name() == key and other != row]
+        if any(map(is_built, others)):
+            pytest.skip(f"{row.name} runs in a process of its own")
 
 
 def skip_unless_one_feature_chooses_it(row: rows.TableRow) -> None:

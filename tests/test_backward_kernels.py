@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,16 @@ pytestmark = pytest.mark.gpu
 
 BACKWARD = [row for row in rows.table() if row.direction == "backward"]
 NAMES = ("dq", "dk", "dv")
+# What else runs on each backward row, beside the files of tests/test_adversarial.py.
+OTHERS = (
+    "early_backward",
+    "few_keys",
+    "infinite_sinks",
+    "key_parts",
+    "sinks",
+    "sinks_of_blind_rows",
+    "what_masks_hide",
+)
 row = fixture_of(BACKWARD)
 
 
@@ -97,11 +108,12 @@ def check(
 
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")
 def test_rows_that_share_a_key_with_another(row: rows.TableRow) -> None:
-    """Runs this file once more for a row that dispatch does not choose for every shape, in a
-    process where it is the only backward row."""
+    """Runs this file once more, and others, for a row that dispatch does not choose for every
+    shape, in a process where it is the only backward row."""
     if row not in sharing():
         pytest.skip("no other row has its key")
-    run_alone([__file__], row.name, {ONLY: f"^{row.name}$|_fwd_"})
+    others = [str(Path(__file__).with_name(f"test_{name}.py")) for name in OTHERS]
+    run_alone([__file__, *others], row.name, {ONLY: f"^{row.name}$|_fwd_"})
 
 
 @pytest.mark.skipif(ONLY in os.environ, reason="rows are chosen from outside")

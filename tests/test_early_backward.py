@@ -15,7 +15,7 @@ from cute_attention import attention
 from cute_attention.native import rows
 from cute_attention.native.core import core
 from cute_attention.semantics.formula import attention_reference
-from every_row import fixture_of
+from every_row import fixture_of, skip_unless_it_is_chosen
 from kernel_calls import CAUSAL, Case, options_for, plain_pytorch
 from test_backward_kernels import BACKWARD, NAMES, gradients, make
 from test_key_parts import codes, params_of, workspace_of
@@ -25,7 +25,7 @@ from tolerances import assert_as_accurate
 pytestmark = pytest.mark.gpu
 
 EARLY = [row for row in BACKWARD if row.arch == "sm90" and not row.has_two_kernels()]
-row = fixture_of(EARLY)
+row = fixture_of(EARLY, skip_unless_it_is_chosen)
 
 # Workspaces hold what calls before have left there. This number looks as if two blocks had been
 # taken, two turns had ended and all sums were there (sm90/backward_states.h).

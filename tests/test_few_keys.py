@@ -8,13 +8,13 @@ import torch
 
 from cute_attention import attention
 from cute_attention.native import rows
-from every_row import DTYPES, fixture_of
+from every_row import DTYPES, fixture_of, skip_unless_it_is_chosen
 from kernel_calls import CAUSAL, Case, options_for
 from test_backward_kernels import BACKWARD, check, make
 
 pytestmark = pytest.mark.gpu
 
-row = fixture_of(BACKWARD)
+row = fixture_of(BACKWARD, skip_unless_it_is_chosen)
 
 CASES = {
     "cross": Case(2, 600, 77, 4, 4, {}),

@@ -18,7 +18,14 @@ from cute_attention.native import rows
 from cute_attention.native.core import UNBOUNDED, core
 from cute_attention.semantics import dropout
 from cute_attention.semantics.formula import attention_reference
-from every_row import DTYPES, LIMIT, fixture_of, run_on_small_chip, skip_if_places_matter
+from every_row import (
+    DTYPES,
+    LIMIT,
+    fixture_of,
+    run_on_small_chip,
+    skip_if_places_matter,
+    skip_unless_it_is_chosen,
+)
 from kernel_calls import CAUSAL, Case, offsets, options_for, plain_pytorch
 from test_backward_kernels import BACKWARD, NAMES, check, gradients, make
 from test_sizes import (
@@ -34,7 +41,7 @@ from tolerances import assert_as_accurate, assert_close
 
 pytestmark = pytest.mark.gpu
 
-row = fixture_of(BACKWARD)
+row = fixture_of(BACKWARD, skip_unless_it_is_chosen)
 
 # Few blocks of keys, and many steps for each.
 CASES = {

@@ -30,10 +30,9 @@ struct BackwardChunks : BackwardProducts<Row, kWritesGradQ> {
 
  protected:
   using Products::anew, Products::arrive, Products::await_grad_s, Products::awaited_grad_s_buffer,
-      Products::grad_s_of, Products::hand_over_grad_q, Products::number_of_ds, Products::queries_of,
-      Products::release_queries, Products::start_grad_k, Products::start_grad_p,
-      Products::start_grad_q, Products::start_grad_v, Products::start_scores,
-      Products::write_grad_s;
+      Products::hand_over_grad_q, Products::queries_of, Products::release_queries,
+      Products::start_grad_k, Products::start_grad_p, Products::start_grad_q,
+      Products::start_grad_v, Products::start_scores, Products::write_grad_s;
 
   // One step. If it is not the block's first, dK of the step before is under way.
   CUTE_DEVICE void compute_step_in_chunks(BackwardWork const& work, bool first) {
