@@ -44,10 +44,9 @@ constexpr int32_t kSaturatingWarps = 8;  // so many warps keep the tensor cores 
 // Backward rows of sm90 above head dim 128, of which two may serve the same calls: one keeps no
 // sums of dQ, the other does (sm90/backward_chunks.h). With sums a tile of scores takes so much of
 // what it takes without, and the kernels before and after take so many clocks for each query.
-// Fitted to 29 shapes that were measured with both on an H100: of the calls that the rows take 5 %
-// or more apart, each has the faster one.
-constexpr double kShareWithSums = 0.867;
-constexpr double kClocksOfSummedQuery = 25;
+// Fitted to 11 shapes that were measured with both on an H100, of which each has the faster one.
+constexpr double kShareWithSums = 0.82;
+constexpr double kClocksOfSummedQuery = 30;
 constexpr int32_t kKeysWithoutSums = 64;  // of a CTA
 
 // The floating-point operations that the tensor cores of one SM do in a clock: multiply-adds of

@@ -32,7 +32,8 @@ struct BackwardChunks : BackwardProducts<Row, kWritesGradQ> {
   using Products::anew, Products::arrive, Products::await_grad_s, Products::awaited_grad_s_buffer,
       Products::hand_over_grad_q, Products::queries_of, Products::release_queries,
       Products::start_grad_k, Products::start_grad_p, Products::start_grad_q,
-      Products::start_grad_v, Products::start_scores, Products::write_grad_s;
+      Products::start_grad_v, Products::start_scores, Products::tell_of_grad_q,
+      Products::write_grad_s;
 
   // One step. If it is not the block's first, dK of the step before is under way.
   CUTE_DEVICE void compute_step_in_chunks(BackwardWork const& work, bool first) {
@@ -53,6 +54,7 @@ struct BackwardChunks : BackwardProducts<Row, kWritesGradQ> {
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     start_scores(tSrS, ring);
     start_grad_p(tdPrdP, ring, 0);
+    tell_of_grad_q();     // now: its fence waits for stores, while the tensor cores have work
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
     Pointwise::template begin<true>(work, ring.stage, tSrS, Pointwise::lse(ring.stage), {}, tdVrP);

@@ -17,6 +17,13 @@
 //
 // A row for study may compute dQ in the same step after all (kGradQLag). The order where registers
 // hold still less is in backward_chunks.h.
+//
+// What a step writes to shared memory, dS and dQ, others may read behind a fence, which waits until
+// all of it is written. Products of 64 columns take all that shared memory gives, and stores wait
+// for them: at head dim 128 the two fences of a step took 17 % of a warpgroup's time. So the step
+// goes on without a fence, and tells of dS and dQ when S and dP of the next one are under way
+// (kTellsLate). Nothing may come between S and dP then: a load of delta would wait behind the
+// stores. So delta is added to dP, and is not what its accumulators begin with.
 #pragma once
 
 #include "cute_attention/core/accumulator.h"
@@ -89,7 +96,8 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
       Products::hand_over_grad_q, Products::keys_of, Products::number_of_dq, Products::queries_of,
       Products::release_queries, Products::start_grad_k, Products::start_grad_p,
       Products::start_grad_q, Products::start_grad_v, Products::start_scores,
-      Products::store_grad_s;
+      Products::store_grad_s, Products::tell_of_grad_q, Products::tell_of_grad_s,
+      Products::tell_of_step;
 
   // Computes dK and dV of a part of a block of keys, and what it adds to dQ.
   CUTE_DEVICE void compute_keys(BackwardWork const& work) {
@@ -117,6 +125,9 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
         compute_step(work, remaining == count, remaining == 1);
       }
     } while (--remaining > 0);
+    if constexpr (Traits::kTellsLate) {
+      tell_of_step(true);
+    }
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
     if (kOverlapsBlocks && arguments.schedule.parts.count == 1) {
       store_values(work);
@@ -136,6 +147,7 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
     }
     if constexpr (Traits::kGradQLag > 0) {
       hand_over_grad_q(work, false, tdQrdQ);
+      tell_of_grad_q();
     }
     ++grads_before;
   }
@@ -163,6 +175,9 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
       release_queries();
     }
     start_grad_p(tdPrdP, ring);
+    if constexpr (Traits::kTellsLate) {
+      tell_of_step(!first);
+    }
     if constexpr (kGradQFirst) {
       await_grad_s();
     }
@@ -190,14 +205,22 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
       start_grad_k(tdKrdS, ring);
       warpgroup_wait<2>();  // dQ
       hand_over_grad_q(work, first, tdQrdQ);
+      tell_of_grad_q();
       store_grad_s(tdKrdS);
+      tell_of_grad_s();
     } else {
       store_grad_s(tdKrdS);
+      if constexpr (!Traits::kTellsLate) {
+        tell_of_grad_s();
+      }
       await_grad_s();
       start_grad_q(tdQrdQ);
       start_grad_k(tdKrdS, ring);
       warpgroup_wait<1>();  // dV and dQ
       hand_over_grad_q(work, first, tdQrdQ);
+      if constexpr (!Traits::kTellsLate) {
+        tell_of_grad_q();
+      }
     }
     // dV. dK stays under way: with both, ptxas would run out of registers and let no two products
     // overlap (C7512).

@@ -31,8 +31,9 @@ struct BackwardPointwise {
   // Whether the accumulators of dP begin with delta. Under dropout dS is kept P * dP + P * delta:
   // there finish() adds delta, and P that is cleared once serves dV and dS. To let delta take the
   // place of dP where a score is dropped takes as many instructions, and registers that steps of
-  // 128 queries do not have. In chunks finish_chunk() adds it: backward_chunks.h says why.
-  static constexpr bool kStartsWithDelta = !kDrops && !Traits::kInChunks;
+  // 128 queries do not have. In chunks, and with kTellsLate, it is added to dP: backward_chunks.h
+  // and backward_compute.h say why.
+  static constexpr bool kStartsWithDelta = !kDrops && !Traits::kInChunks && !Traits::kTellsLate;
   // For how many columns of S a thread may load the LSE ahead, where it has a limit. Without one
   // ptxas loads all of it first, and spills where a kernel leaves few registers.
   static constexpr int kLseAhead = 16;
@@ -197,11 +198,13 @@ struct BackwardPointwise {
         convert_block(tSrS, k, tdVrP);
       }
     } else if constexpr (kTakesFactors) {
+      add_delta(stage_index, tdPrdP);
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) {
         tdPrdP(i) *= tSrS(i);
       }
     } else {
+      add_delta(stage_index, tdPrdP);
       Tensor rS = make_tensor(tSrS.data(), rows_and_columns(tSrS.layout()));  // (KEYS, QUERIES)
       auto const by_query = rows_and_columns(tdPrdP.layout());
       Tensor rdP = make_tensor(tdPrdP.data(), by_query);  // (KEYS, QUERIES)
@@ -237,6 +240,18 @@ struct BackwardPointwise {
   }
 
  private:
+  // Adds delta to dP, if its accumulators have not begun with it.
+  CUTE_DEVICE void add_delta(uint32_t stage_index, FragmentS& tdPrdP) const {
+    if constexpr (!kStartsWithDelta) {
+      cute::Tensor tdPsDelta =  // (MMA, MMA_N, MMA_M)
+          row_numbers<Traits>(thread, shared.delta[stage_index]);
+      CUTE_UNROLL
+      for (int i = 0; i < decltype(cute::size(tdPrdP))::value; ++i) {
+        tdPrdP(i) += tdPsDelta(i);
+      }
+    }
+  }
+
   CUTE_DEVICE PlacedScores<Traits, Scores> placed() const { return {arguments.params, thread}; }
 
   // Computed anew at each use: no register keeps it, nor an address that follows from it.

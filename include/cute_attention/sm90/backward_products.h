@@ -205,13 +205,35 @@ struct BackwardProducts : BackwardPointwise<Row> {
     start_gemm<GMMA::ScaleOut::Zero>(mma, tdQrdS, tdQrK, tdQrdQ);
   }
 
-  // Writes dS^T, as it is in registers for dK, where dQ reads it.
+  // Writes dS^T, as it is in registers for dK, where dQ reads it. Nobody is told of it yet.
   CUTE_DEVICE void store_grad_s(Operand const& tdKrdS) {
-    uint32_t const stage = awaited_grad_s_buffer();
-    write_grad_s(tdKrdS, stage);
-    fence_shared_memory();  // before WGMMAs read what these lanes wrote
-    __syncwarp();
-    arrive(shared.grad_s_full[stage]);
+    write_grad_s(tdKrdS, awaited_grad_s_buffer());
+  }
+
+  // Tells all warpgroups of the dS of this step.
+  CUTE_DEVICE void tell_of_grad_s() {
+    end_writes();
+    arrive(shared.grad_s_full[grad_s_of(number_of_ds()).stage]);
+  }
+
+  // Tells the warp that adds it to its sums of the part of dQ that this warp has staged.
+  CUTE_DEVICE void tell_of_grad_q() {
+    if constexpr (!kWritesGradQ) {
+      end_writes();
+      arrive(shared.grad_q_full[warpgroup]);
+    }
+  }
+
+  // Tells both of the step before (kTellsLate).
+  //   has_step  whether there is one in this block
+  CUTE_DEVICE void tell_of_step(bool has_step) {
+    end_writes();
+    if (has_step) {
+      arrive(shared.grad_s_full[grad_s_of(number_of_ds() - 1).stage]);
+      if constexpr (!kWritesGradQ) {
+        arrive(shared.grad_q_full[warpgroup]);
+      }
+    }
   }
 
   // The buffer for dS of this step, when dQ of the dS that was there is computed.
@@ -235,7 +257,8 @@ struct BackwardProducts : BackwardPointwise<Row> {
     copy(typename Traits::SmemCopyS{}, source, target);
   }
 
-  // This warpgroup's part of dQ is there. `first`: this is the first step of its block, so that dQ
+  // This warpgroup's part of dQ is there: writes it to its place, or stages it for the warp that
+  // adds it, which is not told of it yet. `first`: this is the first step of its block, so that dQ
   // is of no step where it is late.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
   CUTE_DEVICE void hand_over_grad_q(BackwardWork const& work, bool first, FragmentQ& tdQrdQ) {
@@ -251,7 +274,7 @@ struct BackwardProducts : BackwardPointwise<Row> {
   }
 
  private:
-  // Hands dQ to the warp that adds it to its sums.
+  // Writes dQ where the warp that adds it to its sums reads it.
   //   tdQrdQ  (MMA, MMA_M, MMA_D)
   CUTE_DEVICE void stage_grad_q(FragmentQ const& tdQrdQ) {
     Barrier::wait(&shared.grad_q_empty[warpgroup], uint32_t(number_of_dq()) % 2 ^ 1);
@@ -262,9 +285,12 @@ struct BackwardProducts : BackwardPointwise<Row> {
       staged[vector_in_block<kWarpgroupThreads>(v, lane)] =
           make_float4(tdQrdQ(4 * v), tdQrdQ(4 * v + 1), tdQrdQ(4 * v + 2), tdQrdQ(4 * v + 3));
     }
-    fence_shared_memory();  // before the bulk add reads what these lanes wrote
+  }
+
+  // WGMMAs and bulk copies that follow an arrival of this warp read what its lanes have written.
+  CUTE_DEVICE static void end_writes() {
+    fence_shared_memory();
     __syncwarp();
-    arrive(shared.grad_q_full[warpgroup]);
   }
 };
 
