@@ -20,9 +20,9 @@
 //
 // What a step writes to shared memory, dS and dQ, others may read behind a fence, which waits until
 // all of it is written. Products of 64 columns take all that shared memory gives, and stores wait
-// for them: at head dim 128 the two fences of a step took 17 % of a warpgroup's time. So the step
-// goes on without a fence, and tells of dS and dQ when S and dP of the next one are under way
-// (kTellsLate). Nothing may come between S and dP then: a load of delta would wait behind the
+// for them: at head dim 128 a warpgroup stood at the two fences of a step for 17 % of its time. So
+// the step goes on without a fence, and tells of dS and dQ when S and dP of the next one are under
+// way (kTellsLate). Nothing may come between S and dP then: a load of delta would wait behind the
 // stores. So delta is added to dP, and is not what its accumulators begin with.
 #pragma once
 

@@ -224,8 +224,8 @@ struct BackwardProducts : BackwardPointwise<Row> {
     }
   }
 
-  // Tells both of the step before (kTellsLate).
-  //   has_step  whether there is one in this block
+  // Tells of both dS and dQ of the step before, behind one fence (kTellsLate).
+  //   has_step  whether this block had a step before
   CUTE_DEVICE void tell_of_step(bool has_step) {
     end_writes();
     if (has_step) {
