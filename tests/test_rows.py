@@ -136,7 +136,7 @@ def test_compile_options_are_those_that_the_rows_ask_for(tmp_path):
 def test_rows_with_unusual_wgmmas_ask_for_them():
     """dQ at head dim 96 has 48 columns for each warpgroup. CuTe would take three WGMMAs of 16."""
     asked = {row.name for row in TABLE if "-DCUTE_SM90_EXTENDED" in " ".join(instance.options(row))}
-    assert {"sm90_bwd_bf16_d96", "sm90_fwd_bf16_d128_n176"} <= asked
+    assert "sm90_bwd_bf16_d96" in asked
     assert not {"sm90_bwd_bf16_d128", "sm90_bwd_bf16_d192", "sm90_fwd_bf16_d128"} & asked
 
 

@@ -49,13 +49,16 @@ struct Online {
 
 // sm90 with turns: P V of a tile is added to the output after the scores of the next tile are
 // there, and before its softmax, which always multiplies the output by factors.
-template <class Element_>
+//
+// kRowByRow: exponentials row after row, as at head dim 128.
+template <class Element_, bool kRowByRow_ = false>
 struct Straight {
   using Element = Element_;
   static constexpr int kRows = 2;
   static constexpr bool kLags = false;
   static constexpr bool kStraight = true;
   static constexpr bool kLacks = false;
+  static constexpr bool kRowByRow = kRowByRow_;
   using Softmax = StraightSoftmax<kRows, SoftmaxWarp>;
 };
 
@@ -185,13 +188,21 @@ class Walk {
       bool rises = false;
       for (int i = 0; i < kRows; ++i) rises |= factors(i) != 1.f;
       note(SoftmaxWarp::any(rises));
-      softmax.exponentiate(scores, bases, probabilities, sums);
+      exponentiate(bases, sums);
       if (softmax.any_unusual(bases)) {
         softmax.lower(scores, bases);
-        softmax.exponentiate(scores, bases, probabilities, sums);
+        exponentiate(bases, sums);
       }
       softmax.add(sums);
       store_probabilities();
+    }
+
+    void exponentiate(Rows const& bases, Rows& sums) {
+      if constexpr (Variant::kRowByRow) {
+        softmax.exponentiate_rows(scores, bases, probabilities, sums);
+      } else {
+        softmax.exponentiate(scores, bases, probabilities, sums);
+      }
     }
 
     // Combines a number of each row with that of the other warp: the maxima of its tile, and at the

@@ -178,6 +178,28 @@ struct RowSoftmax {
     exponentiate(scores, bases, probabilities, sums, [](int) {});
   }
 
+  // As exponentiate(), but row after row, and with two sums of a row, so that additions wait for
+  // each other half as long. The probabilities are the same; the sums are rounded otherwise.
+  template <class Scores, class Probabilities>
+  CUTE_HOST_DEVICE void exponentiate_rows(Scores const& scores, Rows const& bases,
+                                          Probabilities&& probabilities, Rows& sums) const {
+    using namespace cute;
+    CUTE_STATIC_ASSERT_V(size<0>(scores) == Int<kRows>{});
+    CUTE_STATIC_ASSERT_V(shape(scores) == shape(probabilities));
+    static_assert(decltype(size<1>(scores))::value >= 2, "two sums of a row");
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      float partial[2];
+      CUTE_UNROLL
+      for (int col = 0; col < size<1>(scores); ++col) {
+        float const value = exp2f(scores(row, col) * scale_log2 - bases(row));
+        partial[col % 2] = col < 2 ? value : partial[col % 2] + value;
+        probabilities(row, col) = value;
+      }
+      sums(row) = partial[0] + partial[1];
+    }
+  }
+
   // Adds the sums (ROWS) of a tile.
   CUTE_HOST_DEVICE void add(Rows const& sums) {
     CUTE_UNROLL

@@ -20,8 +20,8 @@ namespace cute_attention {
 template <int kRows, class Warp = DeviceWarp>
 struct StraightSoftmax : RowSoftmax<kRows, Warp> {
   using Base = RowSoftmax<kRows, Warp>;
-  using Base::add, Base::any_unusual, Base::Base, Base::exponentiate, Base::lower, Base::maxima,
-      Base::shifted;
+  using Base::add, Base::any_unusual, Base::Base, Base::exponentiate, Base::exponentiate_rows,
+      Base::lower, Base::maxima, Base::shifted;
   using Base::reference, Base::row_sum, Base::scale_log2;
   using typename Base::Rows;
 

@@ -159,7 +159,9 @@ struct ForwardScores {
       if constexpr (kModifiesFirst) {
         hold(maxima);
       }
-      end_output();
+      if constexpr (!Traits::kRowByRow) {
+        end_output();
+      }
       Rows bases, sums;
       if constexpr (Traits::kAlibiProduct) {
         Rows const offsets = this->offsets();
@@ -170,6 +172,13 @@ struct ForwardScores {
         softmax.raise(maxima, bases, factors);
         scale_output(factors);
         compute_p(tile, n_block, softmax.shifted(bases, offsets), tOrP, sums);
+      } else if constexpr (Traits::kRowByRow) {
+        softmax.raise(maxima, bases, factors);
+        FragmentS probabilities;
+        softmax.exponentiate_rows(view(), bases, rows_of(probabilities), sums);
+        end_output();
+        scale_output(factors);
+        convert_into(probabilities, tOrP);
       } else {
         softmax.raise(maxima, bases, factors);
         scale_output(factors);
@@ -256,6 +265,9 @@ struct ForwardScores {
         convert_block(probabilities, k, tOrP);
         kept_block(places, test, dropout_row, k).drop(tOrP(cute::_, 0, k));
       });
+    } else if constexpr (Traits::kRowByRow) {
+      softmax.exponentiate_rows(view(), bases, rows_of(probabilities), sums);
+      convert_into(probabilities, tOrP);
     } else {
       softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
       convert_into(probabilities, tOrP);
