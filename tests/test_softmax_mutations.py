@@ -36,6 +36,7 @@ LOOP = "; ++row) {\n"
 LAG = "fminf(fmaxf(log2f(row_sum(row)), 0.f), float(kMostLag))"
 FACTOR = "reference(row) > old ? exp2f(-rise) : 1.f"
 SUM = "col == 0 ? value : sums(row) + value"
+PARTIAL = "col < 2 ? value : partial[col % 2] + value"
 ROW = [
     Mutation("row without LSE", "kRows", "kRows - 1", LOOP + "      bool const empty ="),
     Mutation("row without P", "kRows", "kRows - 1", LOOP + "        float const value ="),
@@ -48,6 +49,9 @@ ROW = [
     Mutation("base kept", "usual ? shifted(row) : 0.f", "shifted(row)"),
     Mutation("sum of one column", SUM, "value"),
     Mutation("sums of the first attempt kept", SUM, "sums(row) + value"),
+    Mutation("row by row: row without P", "kRows", "kRows - 1", LOOP + "      float partial[2]"),
+    Mutation("row by row: sum of one column", PARTIAL, "value"),
+    Mutation("row by row: one of two sums", "partial[0] + partial[1]", "partial[0]"),
     Mutation("sums not added", "row_sum(row) += sums(row);", ";"),
     Mutation("sums of the last tile", "row_sum(row) += sums(row);", "row_sum(row) = sums(row);"),
     Mutation(

@@ -148,6 +148,10 @@ struct RowSoftmax {
                                                 : (reference(row) - old) * scale_log2;
   }
 
+  CUTE_HOST_DEVICE float probability(float score, float base) const {
+    return exp2f(score * scale_log2 - base);
+  }
+
   // Gives the probabilities (ROWS, COLS) of a tile of scores (ROWS, COLS) relative to the bases
   // (ROWS), and this thread's sums (ROWS) of them. Probabilities may take the place of the scores.
   //   end_block(k)  is called once those of columns 4 k to 4 k + 3, a K block of an A operand
@@ -163,7 +167,7 @@ struct RowSoftmax {
     for (int col = 0; col < size<1>(scores); ++col) {
       CUTE_UNROLL
       for (int row = 0; row < kRows; ++row) {
-        float const value = exp2f(scores(row, col) * scale_log2 - bases(row));
+        float const value = probability(scores(row, col), bases(row));
         sums(row) = col == 0 ? value : sums(row) + value;
         probabilities(row, col) = value;
       }
@@ -178,8 +182,9 @@ struct RowSoftmax {
     exponentiate(scores, bases, probabilities, sums, [](int) {});
   }
 
-  // As exponentiate(), but row after row, and with two sums of a row, so that additions wait for
-  // each other half as long. The probabilities are the same; the sums are rounded otherwise.
+  // As exponentiate(), but one row after the other, and with two sums of each row: an addition
+  // waits for the one before the last, not for the last. The probabilities have the same bits, the
+  // sums may not.
   template <class Scores, class Probabilities>
   CUTE_HOST_DEVICE void exponentiate_rows(Scores const& scores, Rows const& bases,
                                           Probabilities&& probabilities, Rows& sums) const {
@@ -192,7 +197,7 @@ struct RowSoftmax {
       float partial[2];
       CUTE_UNROLL
       for (int col = 0; col < size<1>(scores); ++col) {
-        float const value = exp2f(scores(row, col) * scale_log2 - bases(row));
+        float const value = probability(scores(row, col), bases(row));
         partial[col % 2] = col < 2 ? value : partial[col % 2] + value;
         probabilities(row, col) = value;
       }

@@ -174,11 +174,10 @@ struct ForwardScores {
         compute_p(tile, n_block, softmax.shifted(bases, offsets), tOrP, sums);
       } else if constexpr (Traits::kRowByRow) {
         softmax.raise(maxima, bases, factors);
-        FragmentS probabilities;
-        softmax.exponentiate_rows(view(), bases, rows_of(probabilities), sums);
-        end_output();
-        scale_output(factors);
-        convert_into(probabilities, tOrP);
+        compute_rows_of_p(bases, tOrP, sums, [&] {
+          end_output();
+          scale_output(factors);
+        });
       } else {
         softmax.raise(maxima, bases, factors);
         scale_output(factors);
@@ -266,12 +265,22 @@ struct ForwardScores {
         kept_block(places, test, dropout_row, k).drop(tOrP(cute::_, 0, k));
       });
     } else if constexpr (Traits::kRowByRow) {
-      softmax.exponentiate_rows(view(), bases, rows_of(probabilities), sums);
-      convert_into(probabilities, tOrP);
+      compute_rows_of_p(bases, tOrP, sums, [] {});
     } else {
       softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
       convert_into(probabilities, tOrP);
     }
+  }
+
+  // compute_p() with kRowByRow.
+  //   free_p()  is called before P is written; what it waits for runs beside the exponentials
+  template <class FragmentP, class FreeP>
+  CUTE_DEVICE void compute_rows_of_p(Rows const& bases, FragmentP& tOrP, Rows& sums,
+                                     FreeP const& free_p) {
+    FragmentS probabilities;
+    softmax.exponentiate_rows(view(), bases, rows_of(probabilities), sums);
+    free_p();
+    convert_into(probabilities, tOrP);
   }
 
   // exponentiate() of rows with kCapped.
