@@ -95,6 +95,7 @@ STRAIGHT = [
     Mutation("straight: reference kept", "fmaxf(old, maximum)", "old"),
     Mutation("straight: factor forgotten", FACTOR, "1.f"),
     Mutation("straight: factor where nothing rises", FACTOR, "exp2f(-rise)"),
+    Mutation("straight: factor of hidden scores", "fminf(-rise, 0.f)", "-rise"),
     Mutation("straight: sum not scaled", "row_sum(row) *= factors(row);", ";"),
 ]
 HEADERS = {

@@ -50,8 +50,9 @@ struct Online {
 // sm90 with turns: P V of a tile is added to the output after the scores of the next tile are
 // there, and before its softmax, which always multiplies the output by factors.
 //
-// kRowByRow: exponentials row after row, as at head dim 128.
-template <class Element_, bool kRowByRow_ = false>
+//   kRowByRow   exponentials row after row
+//   kByMinimum  of raise()
+template <class Element_, bool kRowByRow_ = false, bool kByMinimum_ = false>
 struct Straight {
   using Element = Element_;
   static constexpr int kRows = 2;
@@ -59,6 +60,7 @@ struct Straight {
   static constexpr bool kStraight = true;
   static constexpr bool kLacks = false;
   static constexpr bool kRowByRow = kRowByRow_;
+  static constexpr bool kByMinimum = kByMinimum_;
   using Softmax = StraightSoftmax<kRows, SoftmaxWarp>;
 };
 
@@ -183,7 +185,7 @@ class Walk {
       cute::fill(bases, NAN);
       cute::fill(sums, NAN);
       if (tile > 0) accumulate(tile - 1);
-      softmax.raise(softmax.maxima(scores), bases, factors);
+      softmax.template raise<Variant::kByMinimum>(softmax.maxima(scores), bases, factors);
       if (tile > 0) scale_rows(output, factors);
       bool rises = false;
       for (int i = 0; i < kRows; ++i) rises |= factors(i) != 1.f;

@@ -311,12 +311,14 @@ int main(int count, char** arguments) {
   test_variant<Straight<half_t>>("sm90 fp16");
   test_variant<Straight<bfloat16_t, true>>("sm90 bf16, row by row");
   test_variant<Straight<half_t, true>>("sm90 fp16, row by row");
+  test_variant<Straight<bfloat16_t, true, true>>("sm90 bf16, factors by a minimum");
   test_variant<InPlace>("sm90 bf16, in place");
   test_variant<Online<bfloat16_t, 2, 14, true>>("sm90 bf16, scores that lack a number");
   test_variant<Online<half_t, 4>>("sm80 fp16");
   test_mixtures<half_t>("sm80 fp16, shared keys", 16, false, Walk<Online<half_t, 2, 0>>::shared);
   test_known_rows<Straight<bfloat16_t>>();
   test_known_rows<Straight<bfloat16_t, true>>();
+  test_known_rows<Straight<bfloat16_t, true, true>>();
   test_known_rows<InPlace>();
   test_creeping_growth();
   return report();

@@ -181,9 +181,10 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
     if constexpr (kGradQFirst) {
       await_grad_s();
     }
+    auto const asked = Pointwise::ask(work, ring.stage);
     warpgroup_wait<1>();  // S
     warpgroup_fence_operand(tSrS);
-    auto const lse = Pointwise::lse(ring.stage);  // (KEYS, QUERIES)
+    auto const lse = Pointwise::lse(ring.stage, asked);  // (KEYS, QUERIES)
     auto const terms =
         Pointwise::template begin<kFewRegisters>(work, ring.stage, tSrS, lse, key_bias, tdVrP);
     if constexpr (kGradQFirst) {

@@ -53,12 +53,46 @@ struct BackwardPointwise {
                                 typename Traits::SharedMemory& shared, int thread)
       : arguments(arguments), shared(shared), thread(thread), scores(arguments.params) {}
 
-  // The LSE of the thread's scores of a step, for begin() and finish().
+  // The LSE of the thread's scores of a step: (KEYS, QUERIES), in shared memory.
   CUTE_DEVICE auto lse(uint32_t stage_index) const {
     using namespace cute;
     int const lane = Traits::kInChunks ? opaque(thread) : thread;          // few registers
     Tensor tSsLse = row_numbers<Traits>(lane, shared.lse[stage_index]);    // (MMA, MMA_N, MMA_M)
     return make_tensor(tSsLse.data(), rows_and_columns(tSsLse.layout()));  // (KEYS, QUERIES)
+  }
+
+  // What a step asks for before S is there, with kAsksEarly; in other rows nothing.
+  struct Asked {
+    float numbers[kTileM / 4];  // the LSE of the thread's queries
+    bool masked;                // whether the tile is
+    CUTE_DEVICE float const& operator()(int, int query) const { return numbers[query]; }
+  };
+  struct NothingAsked {};
+  CUTE_DEVICE auto ask(BackwardWork const& work, uint32_t stage_index) const {
+    if constexpr (Traits::kAsksEarly) {
+      Asked asked;
+      // Opaque, so that the compiler leaves the loads and the comparisons here.
+      asked.masked = opaque(int(work.tiles.masked(shared.stages[stage_index].m_block))) != 0;
+      auto const sLse = lse(stage_index);  // (KEYS, QUERIES)
+      CUTE_UNROLL
+      for (int query = 0; query < decltype(cute::size<1>(sLse))::value; ++query) {
+        asked.numbers[query] = opaque(sLse(0, query));
+      }
+      return asked;
+    } else {
+      return NothingAsked{};
+    }
+  }
+
+  // The LSE for begin() and finish().
+  //   asked  what ask() has returned
+  template <class OfStep>
+  CUTE_DEVICE auto lse(uint32_t stage_index, OfStep const& asked) const {
+    if constexpr (Traits::kAsksEarly) {
+      return asked;
+    } else {
+      return lse(stage_index);
+    }
   }
 
   // Starts to load the numbers of a bias of keys, for begin().
@@ -129,7 +163,9 @@ struct BackwardPointwise {
     } else if constexpr (Scores::kTermsInScores) {
       placed().add_terms(work, stage, tSrS);
     }
-    if constexpr (Scores::kMasksFirst) {
+    if constexpr (Traits::kAsksEarly) {
+      placed().mask(sLse.masked, work, stage.m_block, tSrS);
+    } else if constexpr (Scores::kMasksFirst) {
       placed().mask(work, stage.m_block, tSrS);
     }
     auto const terms = placed().terms(work, stage, tSrS);
@@ -139,8 +175,10 @@ struct BackwardPointwise {
     } else {
       CUTE_UNROLL
       for (int query = 0; query < size<1>(rS); ++query) {
-        if (kFewRegisters && query > 0 && query % kLseAhead == 0) {
-          sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
+        if constexpr (kFewRegisters) {
+          if (query > 0 && query % kLseAhead == 0) {
+            sLse.data() = sLse.data() + zero_after(rS(0, query - kLseAhead));
+          }
         }
         scores.begin(rS(_, query), true, sLse(0, query), terms.of_query(query));
       }

@@ -169,17 +169,17 @@ struct ForwardScores {
         for (int row = 0; row < cute::size(maxima); ++row) {
           maxima(row) += offsets(row);
         }
-        softmax.raise(maxima, bases, factors);
+        softmax.template raise<Traits::kFactorsByMinimum>(maxima, bases, factors);
         scale_output(factors);
         compute_p(tile, n_block, softmax.shifted(bases, offsets), tOrP, sums);
       } else if constexpr (Traits::kRowByRow) {
-        softmax.raise(maxima, bases, factors);
+        softmax.template raise<Traits::kFactorsByMinimum>(maxima, bases, factors);
         compute_rows_of_p(bases, tOrP, sums, [&] {
           end_output();
           scale_output(factors);
         });
       } else {
-        softmax.raise(maxima, bases, factors);
+        softmax.template raise<Traits::kFactorsByMinimum>(maxima, bases, factors);
         scale_output(factors);
         compute_p(tile, n_block, bases, tOrP, sums);
       }

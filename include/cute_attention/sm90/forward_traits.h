@@ -92,9 +92,16 @@ struct ForwardTraits {
       kKey.score_mods != score_mods::Dropout &&
       kKey.score_mods != (score_mods::Softcap | score_mods::Alibi);
   // Whether a thread computes the exponentials of its two rows one row after the other, and waits
-  // for O behind them: up to 1.04 times faster at head dim 128 (H100). Elsewhere not measured.
+  // for O behind them: up to 1.04 times faster at head dim 128, 1.00 to 1.01 at 64, 1.02 with 128
+  // queries at 96. With 192 queries at 96, with 128 at 64, and at 192/128 it loses 1 % (H100).
   static constexpr bool kRowByRow =
-      kStraight && kHeadDim == 128 && kHeadDimV == 128 && kKey.score_mods == score_mods::None;
+      kStraight && kKey.score_mods == score_mods::None && kHeadDim == kHeadDimV &&
+      (kHeadDim == 128 || (kHeadDim == 96 && kTileM == 128) || (kHeadDim == 64 && kTileM == 192));
+  // How StraightSoftmax::raise() computes factors. In cycles a minimum is 1.002 to 1.008 times as
+  // fast at head dim 64 and 1.01 to 1.02 at 128 with ALiBi, but 0.96 to 1.00 without it, and 0.98
+  // at 64 with ALiBi, at 96 with 192 queries and at 128 with a bias (H100).
+  static constexpr bool kFactorsByMinimum =
+      (kRowByRow && kHeadDim < 128) || (kHeadDim == 128 && kKey.score_mods == score_mods::Alibi);
   // Whether CTAs take the tiles of a dense causal call from a counter (forward_schedule.h). At head
   // dim 96 they have 0.95 to 0.99 of the speed then, elsewhere up to 1.11 (H100).
   static constexpr bool kCountsCausalTiles = kHeadDim != 96;

@@ -50,7 +50,12 @@ struct PlacedScores {
   // Hides scores, and those of queries past the end of the sequence: they become Scores::kHidden.
   template <class FragmentS>
   CUTE_DEVICE void mask(BackwardWork const& work, int m_block, FragmentS& tSrS) const {
-    if (work.tiles.masked(m_block)) {
+    mask(work.tiles.masked(m_block), work, m_block, tSrS);
+  }
+  //   masked  whether there are any, as work.tiles says
+  template <class FragmentS>
+  CUTE_DEVICE void mask(bool masked, BackwardWork const& work, int m_block, FragmentS& tSrS) const {
+    if (masked) {
       QueryPacking const packing = unpacked_queries();
       mask_tile(work, m_block, tile(work, m_block, tSrS, packing));
     }
