@@ -35,6 +35,7 @@ class Mutation:
 LOOP = "; ++row) {\n"
 LAG = "fminf(fmaxf(log2f(row_sum(row)), 0.f), float(kMostLag))"
 FACTOR = "reference(row) > old ? exp2f(-rise) : 1.f"
+MINIMUM = "exp2f(fminf(-rise, 0.f))"
 SUM = "col == 0 ? value : sums(row) + value"
 PARTIAL = "col < 2 ? value : partial[col % 2] + value"
 ROW = [
@@ -95,7 +96,8 @@ STRAIGHT = [
     Mutation("straight: reference kept", "fmaxf(old, maximum)", "old"),
     Mutation("straight: factor forgotten", FACTOR, "1.f"),
     Mutation("straight: factor where nothing rises", FACTOR, "exp2f(-rise)"),
-    Mutation("straight: factor of hidden scores", "fminf(-rise, 0.f)", "-rise"),
+    Mutation("straight: factor of hidden scores", MINIMUM, "exp2f(-rise)"),
+    Mutation("straight: minimum forgotten", MINIMUM, "1.f"),
     Mutation("straight: sum not scaled", "row_sum(row) *= factors(row);", ";"),
 ]
 HEADERS = {

@@ -63,9 +63,9 @@ struct BackwardPointwise {
 
   // What a step asks for before S is there, with kAsksEarly; in other rows nothing.
   struct Asked {
-    float numbers[kTileM / 4];  // the LSE of the thread's queries
-    bool masked;                // whether the tile is
-    CUTE_DEVICE float const& operator()(int, int query) const { return numbers[query]; }
+    float lse_of_query[kTileM / 4];  // of the thread's queries
+    bool masked;                     // whether the step's tile has hidden scores
+    CUTE_DEVICE float const& operator()(int, int query) const { return lse_of_query[query]; }
   };
   struct NothingAsked {};
   CUTE_DEVICE auto ask(BackwardWork const& work, uint32_t stage_index) const {
@@ -76,7 +76,7 @@ struct BackwardPointwise {
       auto const sLse = lse(stage_index);  // (KEYS, QUERIES)
       CUTE_UNROLL
       for (int query = 0; query < decltype(cute::size<1>(sLse))::value; ++query) {
-        asked.numbers[query] = opaque(sLse(0, query));
+        asked.lse_of_query[query] = opaque(sLse(0, query));
       }
       return asked;
     } else {
@@ -84,7 +84,7 @@ struct BackwardPointwise {
     }
   }
 
-  // The LSE for begin() and finish().
+  // The LSE for begin() and finish(), from registers where ask() has loaded it.
   //   asked  what ask() has returned
   template <class OfStep>
   CUTE_DEVICE auto lse(uint32_t stage_index, OfStep const& asked) const {

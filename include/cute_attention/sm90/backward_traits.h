@@ -196,11 +196,11 @@ struct BackwardTraits {
                                                           kKey.score_mods == score_mods::Dropout);
 
   // Whether a step loads the LSE, and asks whether its tile is masked, before S is there: 1.01
-  // times as fast in cycles. With ALiBi and softcap, at head dim 128, it is 0.97 to 1.00 times as
-  // fast, and at 64 the LSE has no registers (H100). The other rows have not been measured so.
+  // times as fast in cycles. At head dim 128 it is 0.97 to 1.00 times as fast with ALiBi and
+  // softcap, and 1.00 to 1.01 with dropout. At 64 the LSE has no registers (H100). The other rows
+  // have not been measured so.
   static constexpr bool kAsksEarly =
-      kTellsLate && kHeadDim > 64 && !kBiasTiles &&
-      (kKey.score_mods == score_mods::None || kKey.score_mods == score_mods::Dropout);
+      kTellsLate && kHeadDim > 64 && kKey.score_mods == score_mods::None;
 
   // Whether the row also has a kernel that writes dQ where one block of keys is all that a query
   // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.

@@ -93,7 +93,8 @@ struct ForwardTraits {
       kKey.score_mods != (score_mods::Softcap | score_mods::Alibi);
   // Whether a thread computes the exponentials of its two rows one row after the other, and waits
   // for O behind them: up to 1.04 times faster at head dim 128, 1.00 to 1.01 at 64, 1.02 with 128
-  // queries at 96. With 192 queries at 96, with 128 at 64, and at 192/128 it loses 1 % (H100).
+  // queries at 96. With 192 queries at 96, with 128 at 64, and at 192/128 it loses up to 1 %
+  // (H100).
   static constexpr bool kRowByRow =
       kStraight && kKey.score_mods == score_mods::None && kHeadDim == kHeadDimV &&
       (kHeadDim == 128 || (kHeadDim == 96 && kTileM == 128) || (kHeadDim == 64 && kTileM == 192));
