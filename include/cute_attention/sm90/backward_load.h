@@ -267,14 +267,17 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     load_numbers(arguments.params.delta + step.row, m_begin, shared.delta[ring.stage],
                  shared.grad_o_full[ring.stage]);
   }
-  // Loads one number for each query of a tile; zeros for those past the sequence's end.
+  // Loads one number for each query of a tile; zeros for those past the sequence's end, of which
+  // nothing is read.
   CUTE_DEVICE void load_numbers(float const* source, int m_begin, float* target, uint64_t& full) {
-    int32_t const rows = work->sequence.seqlen_q - m_begin;
+    static_assert(kTileM % 32 == 0, "each lane has as many");
     int const lane = lane_of_warp();
+    int32_t const rows = work->sequence.seqlen_q - m_begin - lane;
+    source += lane;
+    target += lane;
     CUTE_UNROLL
-    for (int i = lane; i < kTileM; i += 32) {
-      bool const inside = i < rows;
-      cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(source[inside ? i : 0], target[i], inside);
+    for (int i = 0; i < kTileM; i += 32) {
+      cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(source[i], target[i], i < rows);
     }
     cutlass::arch::cpasync_barrier_arrive_noinc(&full);
   }
