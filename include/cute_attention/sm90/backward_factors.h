@@ -13,7 +13,8 @@
 
 namespace cute_attention::sm90 {
 
-// A base class of BackwardPointwise, whose begin() and finish() call these functions.
+// A base class of BackwardPointwise, whose begin() and finish() call these functions. It also has
+// what both classes need: the types and layouts of scores, and the thread they are of.
 template <class Row>
 struct BackwardFactors {
   using Traits = BackwardTraits<Row>;
