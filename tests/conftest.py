@@ -1,10 +1,10 @@
-"""For all tests: skips those marked `gpu` where there is no GPU, and has the fixtures `device` and
-`kernels`."""
+"""For all tests: leaves out those marked `gpu` where there is no GPU, and has the fixtures `device`
+and `kernels`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,13 +17,38 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# How many tests were left out, by each process that collected them.
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out tests for GPUs. There are tens of thousands: to skip each one takes minutes."""
     if _has_gpu():
         return
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU of compute capability 8.0 or newer")
+    kept, left_out = [], []
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+        (left_out if item.get_closest_marker("gpu") else kept).append(item)
+    items[:] = kept
+    config.stash[LEFT_OUT] = len(left_out)
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist tells the process that prints the summary."""
+    output = getattr(session.config, "workeroutput", {})
+    output["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(
+            f"{left_out} tests need an NVIDIA GPU of compute capability 8.0 or newer: not run"
+        )
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -39,6 +39,12 @@ def reports() -> dict[str, list[checks.Report]]:
     return found
 
 
+def test_tests_of_a_group_share_a_worker(request):
+    """Else each worker would compile all layouts for its part of the tests."""
+    if hasattr(request.config, "workerinput"):
+        assert request.node.nodeid.endswith("@layouts")
+
+
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_every_proof_about_every_row_holds(reports, row):
     for report in reports[row.name]:

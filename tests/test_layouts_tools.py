@@ -7,6 +7,9 @@ import os
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -319,3 +322,23 @@ def test_counters_of_a_row_with_two_kernels_are_those_of_each_kernel(monkeypatch
     monkeypatch.setattr(counters.subprocess, "run", run)
     assert counters.measure(list(expected)) == measured
     assert launched == [row]  # once for both
+
+
+def test_of_two_that_ask_for_the_same_layouts_one_compiles(monkeypatch, tmp_path):
+    from cute_attention.layouts import export
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    request = Request(find_row("sm80_fwd_bf16_d64"))
+    compiled = []
+
+    def build(requests: Sequence[Request]) -> str:
+        compiled.extend(requests)
+        time.sleep(0.3)  # the other one asks meanwhile
+        export._cached(request).write_text('[{"tile": 1}]')
+        return ""
+
+    monkeypatch.setattr(export, "_build", build)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(export.export, [[request], [request]]))
+    assert found == [[[{"tile": 1}]]] * 2
+    assert compiled == [request]

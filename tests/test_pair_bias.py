@@ -110,7 +110,7 @@ def test_it_compares_measures_and_draws(example, tmp_path, capsys):
     for row in rows:
         ours, theirs, speed, *memory = (float(cell) for cell in row[2:])
         assert min(ours, theirs, *memory) > 0
-        assert speed == pytest.approx(theirs / ours, rel=0.02, abs=0.006)
+        assert speed == pytest.approx(theirs / ours, rel=0.02, abs=0.01)  # all are rounded
     image = matplotlib.image.imread(tmp_path / "pair_bias.png")
     assert image[..., :3].std() > 0.05  # not blank
 

@@ -14,6 +14,8 @@ from cute_attention.native.study import Study
 from cute_attention.rows import Row
 from study_cases import NEEDS
 
+pytestmark = pytest.mark.xdist_group("study_layouts")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Rows with small tiles, whose layouts C++ derives soonest, and the rules that their columns break.

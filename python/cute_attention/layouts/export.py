@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_attention.layouts.errors import LayoutError, RefusedRow
-from cute_attention.native import rows, study
+from cute_attention.native import file_lock, rows, study
 from cute_attention.native.refusals import refusal
 from cute_attention.native.rows import TableRow
 
@@ -280,7 +280,6 @@ def _build(requests: Sequence[Request]) -> str:
         if compiled.returncode != 0:
             return _why(compiled.stderr)
         subprocess.run([f"{folder}/export", folder], check=True)
-        cache_folder().mkdir(parents=True, exist_ok=True)
         for index, request in enumerate(requests):
             with tempfile.NamedTemporaryFile(dir=cache_folder(), delete=False) as file:
                 file.write((Path(folder) / f"{index}.json").read_bytes())
@@ -308,11 +307,23 @@ def export(requests: Iterable[Request]) -> list[list[dict[str, Any]]]:
                 f"{request.row.name}: no adapter describes {request.row.arch} "
                 f"{request.row.direction} kernels; it would be src/layouts/{request.adapter()}.h"
             )
-    missing = [request for request in dict.fromkeys(wanted) if not _cached(request).is_file()]
-    jobs = _jobs()
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(_build_each, _batches(missing, jobs)))
+    if _missing(wanted):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        # One process at a time: two would share cores and memory, and often want the same rows.
+        with file_lock.locked(cache_folder() / "compiling.lock", waiting=_say_who_compiles):
+            jobs = _jobs()
+            with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+                list(pool.map(_build_each, _batches(_missing(wanted), jobs)))
     return [json.loads(_cached(request).read_text()) for request in wanted]
+
+
+def _missing(requests: Iterable[Request]) -> list[Request]:
+    """Those whose layouts are not in the cache, once each."""
+    return [request for request in dict.fromkeys(requests) if not _cached(request).is_file()]
+
+
+def _say_who_compiles() -> None:
+    print("waiting for another process that compiles layouts", file=sys.stderr)
 
 
 def _batches(requests: Iterable[Request], jobs: int) -> list[list[Request]]:

@@ -4,19 +4,18 @@ measured among them: one file each, owned by the user, complete or not there."""
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BuildError
+from . import file_lock
 
 FOLDER = "CUTE_ATTENTION_CACHE"
 SIZE = "CUTE_ATTENTION_CACHE_SIZE"
@@ -26,7 +25,6 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _ENTRY = re.compile(r"(\w+)-([0-9a-f]{24})\.so")
 _UNFINISHED = "build-"  # folders of builds that run, or that ended without cleaning up
 _CHOICE = "choice-"  # files that say which row was the fastest for a call
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def obtain(path: Path, build: Callable[[Path], Path], waiting: Callable[[], None
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(mode=0o700)
         _refuse_if_others_write(path.parent)
-        with _locked(path.with_suffix(".lock"), waiting):
+        with file_lock.locked(path.with_suffix(".lock"), waiting):
             if not find(path):
                 _build(path, build)
     except OSError as error:
@@ -162,49 +160,6 @@ def _build(path: Path, build: Callable[[Path], Path]) -> None:
             os.fsync(file.fileno())
         library.replace(path)
     _shrink(path)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of a file. The kernel gives it back when the process ends, however it ends."""
-    descriptor = _lock(path, waiting)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # whoever waits for this file locks a new one then
-        os.close(descriptor)
-
-
-def _lock(path: Path, waiting: Callable[[], None]) -> int:
-    has_waited = False
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not has_waited:
-                    has_waited = True
-                    waiting()
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_same_file(path, descriptor):
-                return descriptor
-        except OSError as error:
-            if error.errno in _NO_LOCKS:  # two may build then; each renames a whole library
-                return descriptor
-            os.close(descriptor)
-            raise
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def entries() -> list[Entry]:
@@ -241,21 +196,6 @@ def clear() -> list[Entry]:
         choice.unlink(missing_ok=True)
     for unfinished in folder().glob(f"{_UNFINISHED}*"):
         key = unfinished.name.removeprefix(_UNFINISHED).rpartition("-")[0]
-        if not _is_held(folder() / f"{key}.lock"):
+        if not file_lock.is_held(folder() / f"{key}.lock"):
             shutil.rmtree(unfinished, ignore_errors=True)
     return removed
-
-
-def _is_held(path: Path) -> bool:
-    """Whether a process holds this lock."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
