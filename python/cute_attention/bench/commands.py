@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -25,8 +26,9 @@ from . import (
 from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
 from .beginning import begin, report_absent, speed_settings
+from .builds import BuildsBench, running, with_builds
 from .compare import compare, print_comparison
-from .contenders import CONTENDERS, default_names, select
+from .contenders import BUILD, CONTENDERS, default_names, select
 from .limits import Limits
 from .machine import Environment, pick_device
 from .options import Defaults, build_points
@@ -53,15 +55,16 @@ def _run_speed(
 ) -> list[Row]:
     """The measurement that `speed` and `ladder` share."""
     absent = report_absent(settings.contenders, settings.device, args, console)
-    names = [c.name for c in settings.contenders if c.name not in absent]
+    present = [c for c in settings.contenders if c.name not in absent]
     with Report(kind, args, environment, console, len(points) * len(settings.directions)) as report:
 
         def done(rows: list[Row]) -> None:
             lines = speed_lines(report, rows, skip=absent)
-            again = command(rows[0].point, rows[0].what, settings, names)
+            again = command(rows[0].point, rows[0].what, settings, present)
             report.add(rows, [*lines, Text(f"    {again}", style="dim")])
 
-        Bench(settings).measure(points, done)
+        bench = BuildsBench if any(c.role == BUILD for c in settings.contenders) else Bench
+        bench(settings).measure(points, done)
     return report.rows
 
 
@@ -71,7 +74,10 @@ def run_speed(args: argparse.Namespace) -> int:
     device, environment = begin(args, console)
     points = build_points(args, GPU if device.type == "cuda" else CPU)
     settings = speed_settings(args, device, environment, memory=False)
-    rows = _run_speed("speed", args, points, settings, environment, console)
+    with running(args.builds) as builds:
+        made = with_builds(settings.contenders, builds, device)
+        settings = replace(settings, contenders=made)
+        rows = _run_speed("speed", args, points, settings, environment, console)
     rows = [*rows, *joining(recorded, rows)]
     print_speed(console, rows)
     if device.type == "cuda":

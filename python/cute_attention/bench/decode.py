@@ -22,7 +22,7 @@ from .contenders.ours import Ours
 from .contenders.packages import FlashAttn3, PackageContender
 from .inputs import TORCH_DTYPES, Inputs
 from .points import Point
-from .speed import Bench, Case, Settings, _Entry
+from .speed import Bench, Case, Prepared, Settings
 
 LAYOUTS = ("32/8x128", "64/8x128", "8/1x128", "32/8x64", "16/4x256")
 BATCHES = ("1x4096", "1x32768", "1x131072", "8x8192", "32x4096", "128x2048", "64x16384")
@@ -208,7 +208,7 @@ class Decode(Bench):
         super().__init__(settings)
         self._page_size = page_size
 
-    def _metrics(self, point: Point, direction: str, entry: _Entry) -> dict[str, float]:
+    def _metrics(self, point: Point, direction: str, entry: Prepared) -> dict[str, float]:
         metrics = super()._metrics(point, direction, entry)
         return metrics | {"tbytes_s": bytes_read(point) / metrics["time_ms"] / 1e9}
 

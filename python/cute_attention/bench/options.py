@@ -50,6 +50,14 @@ def _integers(text: str) -> list[int]:
     return [int(word) for word in words(text)]
 
 
+def label_and_folder(text: str) -> tuple[str, Path]:
+    """LABEL=FOLDER; the label becomes part of a name in tables, and so has no space."""
+    label, equals, folder = text.partition("=")
+    if not equals or not folder or not label or " " in label:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LABEL=FOLDER")
+    return label, Path(folder)
+
+
 def choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     """A parser of comma-separated words out of `allowed`."""
 

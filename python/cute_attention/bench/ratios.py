@@ -1,4 +1,4 @@
-"""Ours against the best peer: per point, and over all of them."""
+"""Ours against the best peer, or against other builds: per point, and over all of them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .contenders import OURS, PEER
+from .contenders import BUILD, OURS, PEER
 from .points import Point
 from .results import Row
 
 
 @dataclass(frozen=True)
 class Versus:
-    """One of our contenders against the best peer of a point; ratio > 1 means that ours is
-    faster."""
+    """One of our contenders against the best peer of a point, or against itself in another build;
+    ratio > 1 means that ours is faster."""
 
     point: Point
     what: str
@@ -71,11 +71,36 @@ def versus(rows: Iterable[Row]) -> list[Versus]:
     return pairs
 
 
+def versus_builds(rows: Iterable[Row]) -> list[Versus]:
+    """Each of our measured rows against the same contender in each other build."""
+    pairs = []
+    for (what, point), group in by_point(rows).items():
+        measured = [row for row in group if "tflops" in row.metrics]
+        ours = {row.contender: row for row in measured if row.role == OURS}
+        for row in measured:
+            name = row.contender.partition(" ")[0]
+            if row.role == BUILD and name in ours:
+                pairs.append(Versus(point, what, ours[name], row))
+    return pairs
+
+
 def summaries(rows: Iterable[Row]) -> list[Summary]:
     """A summary of each backend of ours in each direction."""
+    pairs = versus(rows)
+    return _summaries(((pair.what, pair.ours.contender), pair) for pair in pairs)
+
+
+def build_summaries(rows: Iterable[Row]) -> list[Summary]:
+    """A summary of each backend of ours in each direction and each other build, whose contender it
+    names."""
+    pairs = versus_builds(rows)
+    return _summaries(((pair.what, pair.peer.contender), pair) for pair in pairs)
+
+
+def _summaries(keyed: Iterable[tuple[tuple[str, str], Versus]]) -> list[Summary]:
     groups: dict[tuple[str, str], list[Versus]] = {}
-    for pair in versus(rows):
-        groups.setdefault((pair.what, pair.ours.contender), []).append(pair)
+    for key, pair in keyed:
+        groups.setdefault(key, []).append(pair)
     return [
         Summary(
             contender=contender,

@@ -43,14 +43,19 @@ class Settings:
     seed: int = 0
 
 
-def command(point: Point, direction: str, settings: Settings, contenders: Iterable[str]) -> str:
+def command(
+    point: Point, direction: str, settings: Settings, contenders: Sequence[Contender]
+) -> str:
     """The command line that measures one row, or all rows of a point, again."""
+    names = dict.fromkeys(contender.asked_as for contender in contenders)
+    builds = dict.fromkeys(contender.in_build for contender in contenders if contender.in_build)
     return again(
         "speed",
         point,
         settings.device,
         direction=direction,
-        contenders=",".join(contenders),
+        contenders=",".join(names),
+        build=tuple(builds),
         rounds=str(settings.rounds),
         time_ms=f"{settings.time_ms:g}",
     )
@@ -66,7 +71,7 @@ class Case:
 
 
 @dataclass
-class _Entry:
+class Prepared:
     """A case that runs at the shape in hand."""
 
     case: Case
@@ -124,12 +129,12 @@ class Bench:
 
     def _command(self, case: Case, direction: str) -> str:
         """The command line that measures a row again."""
-        return command(case.point, direction, self.settings, [case.contender.name])
+        return command(case.point, direction, self.settings, [case.contender])
 
     def _measure_direction(
         self, cases: Sequence[Case], direction: str, inputs: Inputs
     ) -> list[Row]:
-        entries: dict[Case, _Entry] = {}
+        entries: dict[Case, Prepared] = {}
         reasons: dict[Case, str] = {}
         # Ours run last: of two camps of the same size the first is believed.
         for case in sorted(cases, key=lambda case: case.contender.role == OURS):
@@ -147,7 +152,7 @@ class Bench:
         reasons |= {case: entry.reason for case, entry in entries.items() if entry.reason}
         return self._rows(cases, direction, entries, reasons)
 
-    def _prepare(self, case: Case, direction: str, inputs: Inputs) -> _Entry:
+    def _prepare(self, case: Case, direction: str, inputs: Inputs) -> Prepared:
         contender, point = case.contender, case.point
         inputs = inputs.only(point)
         key = contender.name, point
@@ -156,7 +161,7 @@ class Bench:
         step = make_step(self._calls[key], direction, inputs)
         self._join_camp(case, step())
         memory = peak_bytes(step, self.settings.device) / MIB if self.settings.memory else None
-        return _Entry(case, step, self.timer.plan(step), memory)
+        return Prepared(case, step, self.timer.plan(step), memory)
 
     def _join_camp(self, case: Case, result: object) -> None:
         camps = self._camps.setdefault(case.point, [])
@@ -171,7 +176,7 @@ class Bench:
         """Whose result is right: that which most found, the first of equals."""
         return max(camps, key=lambda camp: len(camp.cases))
 
-    def _refuse_minorities(self, entries: dict[Case, _Entry], reasons: dict[Case, str]) -> None:
+    def _refuse_minorities(self, entries: dict[Case, Prepared], reasons: dict[Case, str]) -> None:
         """Believes one result at a point and refuses the others: nobody may be fast by computing
         something else."""
         for point, camps in self._camps.items():
@@ -189,7 +194,7 @@ class Bench:
                     )
         self._camps = {}
 
-    def _run_rounds(self, entries: Sequence[_Entry]) -> None:
+    def _run_rounds(self, entries: Sequence[Prepared]) -> None:
         for round_index in range(self.settings.rounds):
             for index in turns(len(entries), round_index):
                 entry = entries[index]
@@ -209,7 +214,7 @@ class Bench:
         self,
         cases: Sequence[Case],
         direction: str,
-        entries: dict[Case, _Entry],
+        entries: dict[Case, Prepared],
         reasons: dict[Case, str],
     ) -> list[Row]:
         rows = []
@@ -232,7 +237,7 @@ class Bench:
             )
         return rows
 
-    def _metrics(self, point: Point, direction: str, entry: _Entry) -> dict[str, float]:
+    def _metrics(self, point: Point, direction: str, entry: Prepared) -> dict[str, float]:
         time_ms = median(entry.rounds)
         tflops = flops(point, direction) / time_ms / 1e9
         metrics = {"time_ms": time_ms, "tflops": tflops}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from .contenders import CONTENDERS, OURS, PEER
 from .points import Point
-from .ratios import Summary, best, by_point, summaries
+from .ratios import Summary, best, build_summaries, by_point, summaries
 from .results import Row
 
 WHAT = {"fwd": "forward", "bwd": "backward", "fwdbwd": "forward + backward"}
@@ -127,7 +127,8 @@ def print_speed(console: Console, rows: Sequence[Row]) -> None:
                 console.print()
                 console.print(speed_table(what, part, dtype))
     print_reasons(console, rows)
-    print_summaries(console, summaries(rows))
+    print_summaries(console, summaries(rows), "best peer")
+    print_summaries(console, build_summaries(rows), "other build")
 
 
 def print_reasons(console: Console, rows: Sequence[Row], cases: str = "") -> None:
@@ -153,10 +154,11 @@ def print_reasons(console: Console, rows: Sequence[Row], cases: str = "") -> Non
     console.print(table)
 
 
-def print_summaries(console: Console, lines: Sequence[Summary]) -> None:
+def print_summaries(console: Console, lines: Sequence[Summary], whom: str) -> None:
+    """Prints the ratios over all points, and the points at which ours is behind `whom`."""
     if not lines:
         return
-    title = "ours against the best peer of each point (above 1: ours is faster)"
+    title = f"ours against the {whom} at each point (above 1: ours is faster)"
     table = make_table(title)
     for name in ("contender", "direction"):
         table.add_column(name)
@@ -174,19 +176,19 @@ def print_summaries(console: Console, lines: Sequence[Summary]) -> None:
         )
     console.print()
     console.print(table)
-    _print_behind(console, lines)
+    _print_behind(console, lines, whom)
 
 
-def _print_behind(console: Console, lines: Sequence[Summary]) -> None:
-    """Every point at which a contender of ours is slower than the best peer."""
+def _print_behind(console: Console, lines: Sequence[Summary], whom: str) -> None:
+    """Every point at which a contender of ours is slower."""
     if not any(line.behind for line in lines):
         return
-    table = make_table("points behind the best peer")
+    table = make_table(f"points behind the {whom}")
     for name in ("contender", "direction", "point"):
         table.add_column(name)
-    for name in ("ours / best peer", "ours, ms", "peer, ms"):
+    for name in (f"ours / {whom}", "ours, ms", "its, ms"):
         table.add_column(name, justify="right")
-    table.add_column("best peer")
+    table.add_column(whom)
     for line in lines:
         for pair in line.behind:
             table.add_row(

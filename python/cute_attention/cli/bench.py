@@ -11,7 +11,15 @@ from ..bench import experiments, features, forms, memory, robustness, steps
 from ..bench.inputs import DISTRIBUTIONS
 from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
 from ..bench.optimisations import ARCHITECTURES
-from ..bench.options import add_all_of, add_common, add_files, add_shapes, choices, words
+from ..bench.options import (
+    add_all_of,
+    add_common,
+    add_files,
+    add_shapes,
+    choices,
+    label_and_folder,
+    words,
+)
 from ..bench.points import DTYPES, FEATURES
 from ..errors import BuildError
 from . import bench_texts as texts
@@ -42,6 +50,16 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
     parser.add_argument(
         "--against", type=Path, metavar="FILE.json", help="recorded figures to set beside ours"
+    )
+    parser.add_argument(
+        "--build",
+        dest="builds",
+        type=label_and_folder,
+        action="append",
+        default=[],
+        metavar="LABEL=FOLDER",
+        help="also measure ours in another build: a package that `pip install --target FOLDER` put "
+        "there, or kernel libraries alone; may be repeated",
     )
 
 

@@ -15,7 +15,7 @@ from ..bench.contenders.blocks import BuiltKernel
 from ..bench.inputs import Inputs
 from ..bench.points import Point
 from ..bench.results import Row
-from ..bench.speed import Bench, Case, Settings, _Camp, _Entry
+from ..bench.speed import Bench, Case, Prepared, Settings, _Camp
 from ..errors import BuildError
 from ..native import core, packages
 from ..native.core import Kernel
@@ -160,7 +160,7 @@ class Turns(Bench):
             point, cases, lambda rows: done(with_ratios(rows, self.present.name))
         )
 
-    def _prepare(self, case: Case, direction: str, inputs: Inputs) -> _Entry:
+    def _prepare(self, case: Case, direction: str, inputs: Inputs) -> Prepared:
         try:
             return super()._prepare(case, direction, inputs)
         except Exception as error:

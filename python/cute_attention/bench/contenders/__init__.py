@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .base import BASELINE, OURS, PEER, Contender
+from .base import BASELINE, BUILD, OURS, PEER, Contender
 from .doors import ByFlashAttn2, ByFlashAttn3, BySdpa
 from .flex import Flex
 from .ours import Auto, Reference, Sm80, Sm90
@@ -16,6 +16,7 @@ from .sdpa import Cudnn, Efficient, Flash, Math
 
 __all__ = [
     "BASELINE",
+    "BUILD",
     "CONTENDERS",
     "OURS",
     "PEER",

@@ -19,6 +19,7 @@ AttentionWithLse = Callable[
 ]
 
 OURS = "ours"  # a backend of this package: the numerator of every ratio
+BUILD = "build"  # a backend of this package in another build of it
 PEER = "peer"  # a fused kernel of somebody else: the best of them is the denominator
 BASELINE = "baseline"  # what one would write without a fused kernel
 
@@ -37,6 +38,13 @@ class Contender:
     function: ClassVar[str] = ""  # what is called, where a refusal should name it; else the title
     features: ClassVar[frozenset[str]] = frozenset()  # those of FEATURES that it can do
     half_on: ClassVar[frozenset[str]] = frozenset()  # devices where it computes fp16 and bf16 alone
+
+    in_build: str = ""  # LABEL=FOLDER of another build that it calls (`--build`)
+
+    @property
+    def asked_as(self) -> str:
+        """Its name in `--contenders`."""
+        return self.name
 
     def missing(self, device: torch.device) -> str | None:
         """Why this machine cannot run it at all, or None."""

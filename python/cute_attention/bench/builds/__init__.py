@@ -1,0 +1,8 @@
+"""Other builds of this package as contenders of `speed --build`: a kernel before a change and after
+it, in one run. Two builds do not fit into one process, so each has a process of its own."""
+
+from .bench import BuildsBench
+from .contender import InBuild, with_builds
+from .process import BuildProcess, running
+
+__all__ = ["BuildProcess", "BuildsBench", "InBuild", "running", "with_builds"]
