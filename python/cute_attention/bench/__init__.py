@@ -5,6 +5,7 @@ The modules, in the order in which a measurement flows through them:
     points sets  what is measured: one shape, grids of them, named sets
     inputs       the tensors of a point
     contenders/  who is measured: our backends, PyTorch's, other packages
+    builds/      ours in other builds, each in a process of its own
     steps        what is called: forward, backward, both
     memory       how much a step holds;  flops: how much work it is; how long it takes says
                  `cute_attention.timing`
