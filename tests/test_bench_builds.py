@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import cute_attention
-from cute_attention.bench.builds import BuildProcess
+from cute_attention.bench.builds import Build, BuildProcess
 from cute_attention.cli.bench import main
 from cute_attention.timing import median
 
@@ -99,12 +100,12 @@ def test_a_build_whose_process_ends_stops_nobody(tmp_path):
 
 def test_kernel_libraries_alone_are_a_build(tmp_path):
     (tmp_path / "libcute_attention_sm90a.so").touch()
-    process = BuildProcess("kernels", tmp_path)
+    process = BuildProcess(Build.of("kernels", tmp_path), torch.device("cpu"), seed=0)
     try:
         environment = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
         assert f"CUTE_ATTENTION_KERNEL_PATH={tmp_path}" in environment
         point = {"batch": 1, "heads": 1, "seqlen_q": 64, "head_dim": 64, "dtype": "fp32"}
-        assert process.ask("cannot_run", "reference", point, "fwd", "cpu") == ""
+        assert process.ask("cannot_run", "reference", point, "fwd") == ""
     finally:
         process.close()
 

@@ -12,7 +12,7 @@ The modules, in the order in which a measurement flows through them:
     results      rows of figures, the machine they were measured on, JSON and CSV
     tables plots what a person sees
 
-`speed`, `features`, `ladder`, `experiments`, `accuracy`, `robustness`, `memory_curve`, `overhead`
-and `compare` hold what one subcommand each measures or shows. `commands` runs the subcommands, and
-`cute_attention.cli.bench` reads their options.
+`speed`, `cycles`, `features`, `ladder`, `experiments`, `accuracy`, `robustness`, `memory_curve`,
+`overhead` and `compare` hold what one subcommand each measures or shows. `commands` runs the
+subcommands, and `cute_attention.cli.bench` reads their options.
 """

@@ -13,6 +13,7 @@ from rich.text import Text
 from . import (
     accuracy,
     adversarial,
+    cycles_command,
     decode_command,
     experiments_command,
     features,
@@ -26,7 +27,7 @@ from . import (
 from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
 from .beginning import begin, report_absent, speed_settings
-from .builds import BuildsBench, running, with_builds
+from .builds import Build, BuildsBench, running, with_builds
 from .compare import compare, print_comparison
 from .contenders import BUILD, CONTENDERS, default_names, select
 from .limits import Limits
@@ -74,8 +75,9 @@ def run_speed(args: argparse.Namespace) -> int:
     device, environment = begin(args, console)
     points = build_points(args, GPU if device.type == "cuda" else CPU)
     settings = speed_settings(args, device, environment, memory=False)
-    with running(args.builds) as builds:
-        made = with_builds(settings.contenders, builds, device)
+    found = [Build.of(*given) for given in args.builds]
+    with running(found, device, settings.seed) as builds:
+        made = with_builds(settings.contenders, builds)
         settings = replace(settings, contenders=made)
         rows = _run_speed("speed", args, points, settings, environment, console)
     rows = [*rows, *joining(recorded, rows)]
@@ -360,6 +362,7 @@ def run_contenders(args: argparse.Namespace) -> int:
 RUN = {
     "speed": run_speed,
     "features": run_features,
+    "cycles": cycles_command.run_cycles,
     "ladder": run_ladder,
     "steps": optimisation_command.run_steps,
     "accuracy": run_accuracy,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..bench import experiments, features, forms, memory, robustness, steps
+from ..bench import cycles, experiments, features, forms, memory, robustness, steps
 from ..bench.inputs import DISTRIBUTIONS
 from ..bench.limits import ERROR_LIMIT, TIME_LIMITS
 from ..bench.optimisations import ARCHITECTURES
@@ -22,6 +22,7 @@ from ..bench.options import (
 )
 from ..bench.points import DTYPES, FEATURES
 from ..errors import BuildError
+from ..layouts.errors import LayoutError
 from . import bench_texts as texts
 from .numbers import chips
 from .subcommands import Subcommands
@@ -51,6 +52,10 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", type=Path, metavar="FILE.json", help="recorded figures to set beside ours"
     )
+    _add_builds(parser)
+
+
+def _add_builds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--build",
         dest="builds",
@@ -61,6 +66,20 @@ def _speed(parser: argparse.ArgumentParser) -> None:
         help="also measure ours in another build: a package that `pip install --target FOLDER` put "
         "there, or kernel libraries alone; may be repeated",
     )
+
+
+def _cycles(parser: argparse.ArgumentParser) -> None:
+    add_shapes(parser)
+    add_all_of(parser, "--direction", steps.DIRECTIONS)
+    parser.add_argument(
+        "--clock",
+        choices=cycles.CLOCKS,
+        default="base",
+        help="base (default): Nsight Compute holds the base clock; none: the clock is free",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs")
+    add_common(parser, plot=False)
+    _add_builds(parser)
 
 
 def _features(parser: argparse.ArgumentParser) -> None:
@@ -278,6 +297,12 @@ SUBCOMMANDS = {
         texts.FEATURES_EXAMPLES,
         _features,
     ),
+    "cycles": _Subcommand(
+        "cycles, instructions and memory traffic of a call, counted",
+        texts.CYCLES,
+        texts.CYCLES_EXAMPLES,
+        _cycles,
+    ),
     "ladder": _Subcommand(
         "from the plain formula to the fastest kernel, step by step",
         texts.LADDER,
@@ -352,7 +377,7 @@ _RUNNER = Subcommands(
     extra="bench",
     requires=("matplotlib", "pynvml", "rich"),
     module="cute_attention.bench.commands",
-    mistakes=(BuildError, ValueError, OSError),
+    mistakes=(BuildError, LayoutError, ValueError, OSError),
 )
 
 

@@ -39,8 +39,25 @@ examples:
   python -m cute_attention bench speed --packed 32768:2048 --heads 16 --head-dims 128 --masks causal
   # the shapes of 30 models, with the points at which a peer is faster
   python -m cute_attention bench speed --set models --direction fwd,bwd --plot models.png
+  # a change of a kernel beside what was before it, and a peer
+  python -m cute_attention bench speed --contenders sm90,fa3 --build before=builds/before
   # recorded figures of contenders that are not installed here
   python -m cute_attention bench speed --set paper --against recorded.json
+"""
+
+CYCLES = """\
+Nsight Compute counts one call of each contender: cycles, instructions and bytes that memory moves,
+of all its kernels together, with the L2 cache empty. At a clock that is held the cycles of a kernel
+differ less from run to run than its time does at a free clock, so that they show what a small
+change of a kernel is worth. `--build` counts ours in another build too.
+"""
+
+CYCLES_EXAMPLES = """\
+examples:
+  python -m cute_attention bench cycles --direction bwd --contenders sm90,fa3 --head-dims 128
+  # a change of a kernel beside what was before it
+  python -m cute_attention bench cycles --direction bwd --contenders sm90 \\
+      --build before=builds/before
 """
 
 STEPS = """\

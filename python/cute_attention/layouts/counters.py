@@ -42,7 +42,7 @@ def find_ncu() -> str:
     for place in places:
         if place and os.access(place, os.X_OK):
             return place
-    raise LayoutError("check --ncu: Nsight Compute was not found: put `ncu` on the PATH")
+    raise LayoutError("Nsight Compute was not found: put `ncu` on the PATH")
 
 
 def _metrics(names: Sequence[str]) -> list[str]:

@@ -43,7 +43,7 @@ class BuildsBench(Bench):
         contender, point = case.contender, case.point
         if not isinstance(contender, InBuild):
             return super()._prepare(case, direction, inputs)
-        step = contender.step(point, direction, self.settings.seed, self.settings.time_ms)
+        step = contender.step(point, direction, self.settings.time_ms)
         self._join_camp(case, step())
         return Prepared(case, step, self.timer.plan(step))
 

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from ..contenders import BUILD, OURS, Contender
 from ..contenders.base import Attention, CannotRun
 from ..inputs import Inputs
@@ -32,13 +30,12 @@ class InBuild(Contender):
 
     role = BUILD
 
-    def __init__(self, contender: Contender, process: BuildProcess, device: torch.device) -> None:
-        self.name = f"{contender.name} ({process.label})"
-        self.title = f"{contender.title} ({process.label})"
-        self.in_build = f"{process.label}={process.folder}"
+    def __init__(self, contender: Contender, process: BuildProcess) -> None:
+        self.name = f"{contender.name} ({process.build.label})"
+        self.title = f"{contender.title} ({process.build.label})"
+        self.in_build = process.build.in_build
         self._contender = contender
         self._process = process
-        self._device = str(device)
 
     @property
     def asked_as(self) -> str:
@@ -49,7 +46,7 @@ class InBuild(Contender):
 
     def refuses(self, point: Point, direction: str) -> str | None:
         try:
-            refused: str = self._ask("cannot_run", point, direction, self._device)
+            refused: str = self._ask("cannot_run", point, direction)
         except CannotRun as error:
             return str(error)
         return refused or None
@@ -57,9 +54,9 @@ class InBuild(Contender):
     def build(self, point: Point, inputs: Inputs) -> Attention:
         raise NotImplementedError("a call in another process: `step` prepares it there")
 
-    def step(self, point: Point, direction: str, seed: int, time_ms: float) -> RemoteStep:
+    def step(self, point: Point, direction: str, time_ms: float) -> RemoteStep:
         """A step of a point, warmed up and ready to be timed."""
-        result = self._ask("prepare", point, direction, self._device, seed, time_ms)
+        result = self._ask("prepare", point, direction, time_ms)
 
         def sample() -> list[float]:
             times: list[float] = self._ask("sample", point, direction)
@@ -77,12 +74,12 @@ class InBuild(Contender):
 
 
 def with_builds(
-    contenders: Sequence[Contender], processes: Sequence[BuildProcess], device: torch.device
+    contenders: Sequence[Contender], processes: Sequence[BuildProcess]
 ) -> list[Contender]:
     """The contenders, and behind each of ours the same one in every build."""
     made: list[Contender] = []
     for contender in contenders:
         made.append(contender)
         if contender.role == OURS:
-            made += [InBuild(contender, process, device) for process in processes]
+            made += [InBuild(contender, process) for process in processes]
     return made
