@@ -116,6 +116,7 @@ def test_kernel_libraries_alone_are_a_build(tmp_path):
         ("base", "'base' is not LABEL=FOLDER"),
         ("=folder", "'=folder' is not LABEL=FOLDER"),
         ("a b=folder", "'a b=folder' is not LABEL=FOLDER"),
+        ("a={here} --build a={here}", "--build a: two builds have this label"),
         ("base={empty}", "expected a folder with the package cute_attention, or with kernel"),
         ("base={broken}", "--build base={broken}: the process of base ended with exit code 1"),
     ],
@@ -126,7 +127,9 @@ def test_mistakes_are_told(argument, message, tmp_path, capfd):
         place.mkdir()
     (places["broken"] / "cute_attention").mkdir()
     (places["broken"] / "cute_attention" / "__init__.py").write_text("raise ImportError")
-    arguments = ["speed", *SHAPE.split(), "--build", argument.format(**places)]
+    (tmp_path / "libcute_attention_sm90a.so").touch()
+    asked = argument.format(here=tmp_path, **places).split(" --build ")
+    arguments = ["speed", *SHAPE.split(), *(f"--build={build}" for build in asked)]
     try:
         code = main(arguments)
     except SystemExit as exit:  # of argparse

@@ -27,7 +27,7 @@ from . import (
 from .accuracy_verdict import print_accuracy
 from .against import joining, read_recorded
 from .beginning import begin, report_absent, speed_settings
-from .builds import Build, BuildsBench, running, with_builds
+from .builds import BuildsBench, builds_of, running, with_builds
 from .compare import compare, print_comparison
 from .contenders import BUILD, CONTENDERS, default_names, select
 from .limits import Limits
@@ -75,8 +75,7 @@ def run_speed(args: argparse.Namespace) -> int:
     device, environment = begin(args, console)
     points = build_points(args, GPU if device.type == "cuda" else CPU)
     settings = speed_settings(args, device, environment, memory=False)
-    found = [Build.of(*given) for given in args.builds]
-    with running(found, device, settings.seed) as builds:
+    with running(builds_of(args.builds), device, settings.seed) as builds:
         made = with_builds(settings.contenders, builds)
         settings = replace(settings, contenders=made)
         rows = _run_speed("speed", args, points, settings, environment, console)

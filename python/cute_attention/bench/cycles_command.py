@@ -12,7 +12,7 @@ from rich.text import Text
 
 from . import cycles
 from .beginning import begin, report_absent
-from .builds import Build
+from .builds import Build, builds_of
 from .contenders import OURS, select
 from .options import Defaults, build_points
 from .ratios import by_point
@@ -33,7 +33,7 @@ def run_cycles(args: argparse.Namespace) -> int:
     points = build_points(args, GPU)
     contenders = select(args.contenders or "sm90,sm80", device)
     report_absent(contenders, device, args, console)
-    builds = [Build(), *(Build.of(*given) for given in args.builds)]
+    builds = [Build(), *builds_of(args.builds)]
     with Report("cycles", args, environment, console, len(builds)) as report:
         for build in builds:
             asked = cycles.cases_of(build, points, args.direction, contenders)

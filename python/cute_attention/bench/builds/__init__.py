@@ -2,8 +2,8 @@
 it, in one run. Two builds do not fit into one process, so each has a process of its own."""
 
 from .bench import BuildsBench
-from .build import Build
+from .build import Build, builds_of
 from .contender import InBuild, with_builds
 from .process import BuildProcess, running
 
-__all__ = ["Build", "BuildProcess", "BuildsBench", "InBuild", "running", "with_builds"]
+__all__ = ["Build", "BuildProcess", "BuildsBench", "InBuild", "builds_of", "running", "with_builds"]

@@ -49,3 +49,16 @@ class Build:
         """The command line of a process in which this build is the package; it is to have
         `environment`."""
         return sys.executable, child.__file__, self.home, *arguments
+
+
+def builds_of(given: Sequence[tuple[str, Path]]) -> list[Build]:
+    """The builds of `--build`, from their labels and folders.
+
+    Raises:
+        ValueError: a folder has no build, or two builds have one label.
+    """
+    labels = [label for label, _ in given]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"--build {label}: two builds have this label")
+    return [Build.of(label, folder) for label, folder in given]
