@@ -33,7 +33,7 @@ audit: $(VENV)/installed
 	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="80;90a" \
 	  -DCUTE_ATTENTION_ONLY="$(ONLY)" -DCUTE_ATTENTION_TORCH=OFF
 	$(BIN)/cmake --build build/audit
-	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest tests/test_kernel_audit.py tests/test_rows_audit.py tests/test_layouts_docs.py
+	CUTE_ATTENTION_BUILD=build/audit $(BIN)/python -m pytest -n auto --dist loadgroup tests/test_kernel_audit.py tests/test_rows_audit.py tests/test_layouts_docs.py
 
 # Compiles the rows that match EMULATED for the emulator, and runs their tests for GPUs on the CPU (docs/emulator.md).
 EMULATED ?= ^sm(80|90)_(fwd|bwd)_bf16_d64$$|^sm90_fwd_bf16_d(128|192x128|64x512_qv)$$|^sm90_bwd_bf16_d(128|192x128_n128)$$
