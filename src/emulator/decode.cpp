@@ -27,8 +27,9 @@ void fail(char const* format, ...) {
 
 void decode(Instruction& instruction) {
   static std::set<std::string> const kMayBlock = {
-      "bra", "brx",     "ret",      "exit", "shfl",     "vote",     "redux", "elect",
-      "bar", "barrier", "mbarrier", "mma",  "ldmatrix", "stmatrix", "wgmma", "griddepcontrol"};
+      "bra",      "brx",      "ret",       "exit",    "shfl",          "vote",
+      "redux",    "elect",    "bar",       "barrier", "mbarrier",      "mma",
+      "ldmatrix", "stmatrix", "movmatrix", "wgmma",   "griddepcontrol"};
   instruction.may_block = kMayBlock.count(instruction.words[0]) != 0;
   for (auto const decode_some : {decode_bulk_copy, decode_async_copy, decode_wgmma, decode_matrix,
                                  decode_control, decode_barrier, decode_memory, decode_conversion,

@@ -1,5 +1,6 @@
-// mma.sync, and the loads and stores of its fragments: ldmatrix and stmatrix. In a fragment, lane
-// 4 * row + i of a warp holds columns 2 * i and 2 * i + 1 of a row of 8 x 8 elements of 16 bits.
+// mma.sync, the loads and stores of its fragments, ldmatrix and stmatrix, and movmatrix, which
+// transposes one. In a fragment, lane 4 * row + i of a warp holds columns 2 * i and 2 * i + 1 of a
+// row of 8 x 8 elements of 16 bits.
 #include <cstring>
 
 #include "emulator/fragments.h"
@@ -103,6 +104,23 @@ void store_matrices(Warp& warp, Instruction const& instruction, uint32_t mask) {
   }
 }
 
+// movmatrix.sync.aligned.m8n8.trans.b16 d, a
+void transpose_matrix(Warp& warp, Instruction const& instruction, uint32_t mask) {
+  if (!are_together(warp, mask)) return;
+  uint16_t elements[kRows][8];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    int const row = lane / 4, column = lane % 4 * 2;
+    auto const pair = static_cast<uint32_t>(value_of(warp, instruction.operands[1], lane));
+    elements[row][column] = static_cast<uint16_t>(pair);
+    elements[row][column + 1] = static_cast<uint16_t>(pair >> 16);
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    int const row = lane / 4, column = lane % 4 * 2;
+    uint32_t const low = elements[column][row], high = elements[column + 1][row];
+    set_value(warp, instruction.operands[0], lane, low | high << 16);
+  }
+}
+
 }  // namespace
 
 Execute decode_matrix(Instruction& instruction) {
@@ -112,6 +130,7 @@ Execute decode_matrix(Instruction& instruction) {
     if (!is_known) return nullptr;
     return instruction.has("bf16") ? multiply<BFloat16> : multiply<Float16>;
   }
+  if (name == "movmatrix") return instruction.has("trans") ? transpose_matrix : nullptr;
   if (name != "ldmatrix" && name != "stmatrix") return nullptr;
   instruction.size = instruction.has("x4") ? 4 : instruction.has("x2") ? 2 : 1;
   instruction.mode = instruction.has("trans");

@@ -78,6 +78,18 @@ void test_bits() {
       [](uint32_t i) { return (i & 0xf0f0f0f0) ^ 0xff; }, "lop3");
 }
 
+// Row r, column c of 8 x 8 is 8 * r + c: a lane has 2 * lane and 2 * lane + 1.
+void test_movmatrix_transposes() {
+  check_lanes(
+      "shl.b32 %r3, %r1, 1; mad.lo.s32 %r4, %r3, 0x10001, 0x10000; "
+      "movmatrix.sync.aligned.m8n8.trans.b16 %r9, %r4;",
+      [](uint32_t lane) {
+        uint32_t const row = lane / 4, column = lane % 4 * 2;
+        return (8 * column + row) | (8 * (column + 1) + row) << 16;
+      },
+      "movmatrix");
+}
+
 void test_floats_of_16_bits() {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     Float16 const half{static_cast<uint16_t>(bits)};
@@ -132,6 +144,7 @@ int main() {
   test_arithmetic();
   test_nan_has_no_sign();
   test_bits();
+  test_movmatrix_transposes();
   test_floats_of_16_bits();
   test_lanes_that_part();
   test_what_is_refused();
