@@ -87,6 +87,33 @@ def test_errors_of_copies_of_a_query_add_up() -> None:
             judge(name, sums, right.values[name], right.sizes[name] / 8, right.eps[name])
 
 
+@pytest.mark.parametrize("heads_kv", [1, 2])
+def test_queries_with_one_output_and_one_gradient_share_the_error_of_delta(heads_kv: int) -> None:
+    """Where all keys are alike, so are the outputs of queries that differ: the rounding of the
+    output alone, which the backward reads, makes the error of dK."""
+    torch.manual_seed(1)
+    heads = 2 * heads_kv
+    q = (torch.randn(1, 400, heads, 16) + 1.5).bfloat16()
+    k = torch.randn(1, 1, heads_kv, 16).expand(1, 52, heads_kv, 16).bfloat16()
+    v = torch.randn(1, 52, heads_kv, 16).bfloat16()
+    grad = torch.randn(1, 1, 1, 16).expand(1, 400, heads, 16).bfloat16()
+    right = exact(q, k, v, grad)
+    wide_q, wide_grad = (t.double().transpose(1, 2) for t in (q, grad))
+    wide_v = v.double().transpose(1, 2).repeat_interleave(2, 1)
+    out = wide_v.mean(-2, keepdim=True).bfloat16().double()
+    ds = (wide_grad @ wide_v.mT - (wide_grad * out).sum(-1, keepdim=True)) / 52
+    dk = (ds.mT @ wide_q / 4).unflatten(1, (heads_kv, 2)).sum(2).transpose(1, 2)
+    args = right.values["dk"], right.sizes["dk"], right.eps["dk"]
+    judge("dk", dk, *args)
+    with pytest.raises(Wrong, match="dk"):  # if the queries' errors were taken for independent
+        judge("dk", dk, args[0], args[1] / (2 * 400) ** 0.5, args[2])
+    others = exact(q, k + 0.1 * torch.randn(k.shape).bfloat16(), v, grad)  # not one output
+    added, added_by_others = (
+        (each.sizes["dk"] - each.values["dk"].abs()).mean() for each in (right, others)
+    )
+    assert added_by_others < added / 10
+
+
 def test_copies_of_a_key_share_the_error_of_the_derivative_of_softcap() -> None:
     """Where the cap is reached, 1 - tanh^2 is a few ulps of 1 or 0: of the LSE's gradient, which
     all keys share, nothing may be left. A gradient of ten times as much may not be missing."""
