@@ -17,7 +17,7 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
-# How many tests were left out, by each process that collected them.
+# How many tests were left out.
 LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -41,7 +41,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+    if output := getattr(node, "workeroutput", None):  # a worker that crashed has none
+        node.config.stash[LEFT_OUT] = output["left_out"]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

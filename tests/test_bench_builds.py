@@ -72,9 +72,7 @@ def test_another_build_is_measured_beside_this_one(tmp_path, capsys):
 
 def test_a_build_that_computes_something_else_is_refused(tmp_path):
     builds = {"same": build(tmp_path / "same"), "wrong": build(tmp_path / "wrong", WRONG)}
-    rows = measured(
-        tmp_path, builds, "--contenders reference --seqlens 64 --direction fwd --dtypes bf16"
-    )
+    rows = measured(tmp_path, builds, "--contenders reference --seqlens 64 --direction fwd")
     reasons = {row["contender"]: row["reason"] for row in rows}
     believed = "reference (same), reference"
     assert reasons == {
@@ -119,14 +117,16 @@ def test_kernel_libraries_alone_are_a_build(tmp_path):
         ("a={here} --build a={here}", "--build a: two builds have this label"),
         ("base={empty}", "expected a folder with the package cute_attention, or with kernel"),
         ("base={broken}", "--build base={broken}: the process of base ended with exit code 1"),
+        ("base={other}", "__init__.py was imported, not the package in {other}"),
     ],
 )
 def test_mistakes_are_told(argument, message, tmp_path, capfd):
-    places = {"empty": tmp_path / "empty", "broken": tmp_path / "broken"}
+    places = {name: tmp_path / name for name in ("empty", "broken", "other")}
     for place in places.values():
         place.mkdir()
-    (places["broken"] / "cute_attention").mkdir()
-    (places["broken"] / "cute_attention" / "__init__.py").write_text("raise ImportError")
+    for name, text in (("broken", "raise ImportError"), ("other", "__file__ = '/__init__.py'")):
+        (places[name] / "cute_attention").mkdir()
+        (places[name] / "cute_attention" / "__init__.py").write_text(text)
     (tmp_path / "libcute_attention_sm90a.so").touch()
     asked = argument.format(here=tmp_path, **places).split(" --build ")
     arguments = ["speed", *SHAPE.split(), *(f"--build={build}" for build in asked)]

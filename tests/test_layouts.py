@@ -41,7 +41,7 @@ def reports() -> dict[str, list[checks.Report]]:
 
 def test_tests_of_a_group_share_a_worker(request):
     """Else each worker would compile all layouts for its part of the tests."""
-    if hasattr(request.config, "workerinput"):
+    if getattr(request.config.option, "loadgroup", False):
         assert request.node.nodeid.endswith("@layouts")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +18,7 @@ from .ratios import by_point
 from .report import Report
 from .results import Row
 from .sets import MASKS
+from .steps import Deadline
 from .tables import WHAT, make_console, make_table, print_reasons, titled
 
 GPU = Defaults((64, 128), MASKS, (4096,), ("bf16",))
@@ -34,10 +34,15 @@ def run_cycles(args: argparse.Namespace) -> int:
     contenders = select(args.contenders or "sm90,sm80", device)
     report_absent(contenders, device, args, console)
     builds = [Build(), *builds_of(args.builds)]
+    settings = cycles.Settings(device, args.clock, args.seed)
+    deadline = Deadline(args.limit_s)
     with Report("cycles", args, environment, console, len(builds)) as report:
         for build in builds:
-            asked = cycles.cases_of(build, points, args.direction, contenders)
-            rows = cycles.measure(asked, build, device, args.seed, args.clock)
+            calls = cycles.calls_of(build, points, args.direction, contenders)
+            if late := deadline.passed():
+                rows = [cycles.row_of(call, build, settings, late) for call in calls]
+            else:
+                rows = cycles.measure(calls, build, settings)
             report.add(rows, [f"{report.heading()} {build.in_build or 'this package'}"])
     print_cycles(console, report.rows, args.clock)
     return 0
@@ -66,7 +71,7 @@ def cycles_table(rows: Sequence[Row], clock: str) -> Table:
         "memory, MB",
     ):
         table.add_column(name, justify="right")
-    for (what, point), group in by_point(_without_labels(rows)).items():
+    for (what, point), group in by_point(rows).items():
         ours = next((row for row in group if row.role == OURS), None)
         for row in group:
             figures = row.metrics
@@ -84,7 +89,3 @@ def cycles_table(rows: Sequence[Row], clock: str) -> Table:
             )
         table.add_section()
     return table
-
-
-def _without_labels(rows: Sequence[Row]) -> list[Row]:
-    return [replace(row, point=row.point.key()) for row in rows]

@@ -109,6 +109,9 @@ def exact(
     def alike(axis: int, *tensors: Tensor) -> bool:  # copies of the first along an axis
         return all(torch.equal(t, t.narrow(axis, 0, 1).expand_as(t)) for t in tensors)
 
+    def nearly_alike(axis: int, t: Tensor) -> bool:  # but for roundings of float64
+        return torch.allclose(t, t.narrow(axis, 0, 1).expand_as(t), rtol=1e-6, atol=0.0)
+
     def grouped(t: Tensor) -> Tensor:  # sums over the query heads of each KV head
         return turned(t.unflatten(1, (heads_kv, group)).sum(2))
 
@@ -169,17 +172,14 @@ def exact(
         many["keys"] = k.shape[2] if same_dp and alike(2, k) else 1
         # Queries that differ have the same output where all keys are alike: of the same gradient,
         # too, they have the same error of delta.
-        same_out = torch.allclose(out, out[:, :, :1].expand_as(out), rtol=1e-6, atol=1e-12)
-        same_rows = alike(2, grad_out) and (same_out or alike(2, q))
+        outs = out.unflatten(1, (heads_kv, group))
+        same_rows = alike(2, grad_out) and (nearly_alike(3, outs) or alike(2, q))
         many["rows"] = q.shape[2] if same_rows else 1
         # Queries that differ may have the same probabilities, by slopes or a softcap that is
         # reached. What their errors are multiplied with is then the same.
         many["grad_rows"] = q.shape[2] if alike(2, grad_out) else 1
-        of_groups = out.unflatten(1, (heads_kv, group))
-        same_out = torch.allclose(
-            of_groups, of_groups[:, :, :1].expand_as(of_groups), rtol=1e-6, atol=1e-12
-        )
-        many["group"] = group if alike(1, grad_out) and (same_out or alike(1, q)) else 1
+        same_heads = alike(1, grad_out) and (nearly_alike(2, outs) or alike(1, q))
+        many["group"] = group if same_heads else 1
         many["all"] = heads if alike(1, q, k, v, grad_out) else many["group"]
         many["all"] *= q.shape[0] if alike(0, q, k, v, grad_out) else 1
     of_group = many["rows"] * many["group"]

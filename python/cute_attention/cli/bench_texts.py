@@ -49,7 +49,8 @@ CYCLES = """\
 Nsight Compute counts one call of each contender: cycles, instructions and bytes that memory moves,
 of all its kernels together, with the L2 cache empty. At a clock that is held the cycles of a kernel
 differ less from run to run than its time does at a free clock, so that they show what a small
-change of a kernel is worth. `--build` counts ours in another build too.
+change of a kernel is worth. `--build` counts ours in another build too. Without --contenders ours
+alone is counted, sm90 and sm80.
 """
 
 CYCLES_EXAMPLES = """\

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cute_attention.layouts.errors import LayoutError
@@ -74,12 +74,21 @@ def measure(names: Sequence[str]) -> dict[str, dict[str, float]]:
     return parse(run(command(rows, find_ncu())), names)
 
 
-def run(words: Sequence[str]) -> str:
-    """What a command line of `command` prints."""
-    result = subprocess.run(words, capture_output=True, text=True)
+def run(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """What a command line of Nsight Compute prints.
+
+    Raises:
+        LayoutError: it fails.
+    """
+    result = subprocess.run(words, env=environment, capture_output=True, text=True)
     if result.returncode != 0 or "==ERROR==" in result.stdout + result.stderr:
         raise LayoutError(f"ncu: {(result.stdout + result.stderr)[-1500:]}")
     return result.stdout
+
+
+def csv_lines(output: str) -> Iterable[dict[str, str]]:
+    """The lines of the CSV that ncu prints among its own and those of the program."""
+    return csv.DictReader(line for line in output.splitlines() if line.startswith('"'))
 
 
 def _is_kernel(function: str, name: str) -> bool:
@@ -95,11 +104,10 @@ def _is_kernel(function: str, name: str) -> bool:
 def parse(output: str, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Counters by name, ROW or ROW/KERNEL, from the CSV that ncu prints. Those of ROW are summed
     over the row's kernels; those of other kernels are left out."""
-    lines = [line for line in output.splitlines() if line.startswith('"')]
     columns = {metric: name for name, metric in METRICS.items()}
     columns |= {COLLISIONS: "collisions", INSTRUCTIONS: "instructions", MMA: "mma", WGMMA: "wgmma"}
     found: dict[str, dict[str, float]] = {}
-    for line in csv.DictReader(lines):
+    for line in csv_lines(output):
         function = line["Kernel Name"]
         kernel = next((name for name in names if _is_kernel(function, name)), None)
         value = line["Metric Value"].replace(",", "")

@@ -16,14 +16,15 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems th
 @contextlib.contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Holds the lock of a file, which is made where it is not there and removed afterwards. The
-    operating system gives it back when the process ends, however it ends.
+    operating system gives it back when the process ends, however it ends. On a file system without
+    locks nobody waits: what several processes do then must be right if they all do it.
 
     Args:
         path: of the lock, in a folder that exists.
         waiting: called before waiting for another process or thread.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be made or locked.
     """
     descriptor = _lock(path, waiting)
     try:
@@ -48,7 +49,7 @@ def _lock(path: Path, waiting: Callable[[], None]) -> int:
             if _is_same_file(path, descriptor):
                 return descriptor
         except OSError as error:
-            if error.errno in _NO_LOCKS:  # two may build then; each renames a whole library
+            if error.errno in _NO_LOCKS:  # then nobody waits
                 return descriptor
             os.close(descriptor)
             raise

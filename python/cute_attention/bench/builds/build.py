@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from . import child
 
 PACKAGE = "cute_attention"
@@ -45,10 +47,17 @@ class Build:
             "libraries (libcute_attention_*.so)"
         )
 
-    def command(self, *arguments: str) -> Sequence[str]:
+    def command(self, device: torch.device, seed: int, what: str, where: str) -> Sequence[str]:
         """The command line of a process in which this build is the package; it is to have
-        `environment`."""
-        return sys.executable, child.__file__, self.home, *arguments
+        `environment`.
+
+        Args:
+            device: where calls are made.
+            seed: with which inputs are drawn.
+            what: "serve" or "count" (`child.main`).
+            where: the descriptor or the file of that.
+        """
+        return sys.executable, child.__file__, self.home, str(device), str(seed), what, where
 
 
 def builds_of(given: Sequence[tuple[str, Path]]) -> list[Build]:

@@ -6,9 +6,10 @@ build's package what makes inputs, calls a contender and takes the time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,8 @@ class Steps:
 
         self.device = torch.device(device)
         self._seed = seed
-        self._inputs: dict[str, Any] = {}  # of the point in hand
+        self._point: dict[str, Any] | None = None  # whose inputs are kept
+        self._inputs: Any = None
 
     def cannot_run(self, name: str, point: dict[str, Any], direction: str) -> str:
         """Why a contender is not even tried, or ""."""
@@ -57,20 +59,20 @@ class Steps:
         from cute_attention.bench.results import point_from_dict
         from cute_attention.bench.steps import make_step, measuring
 
-        contender, shape, key = CONTENDERS[name], point_from_dict(point), repr(point)
-        if key not in self._inputs:
+        contender, shape = CONTENDERS[name], point_from_dict(point)
+        if self._point != point:
             self.forget()
-            self._inputs[key] = make_inputs(shape, self.device, seed=self._seed)
+            self._inputs = make_inputs(shape, self.device, seed=self._seed)
+            self._point = point
         with measuring(contender, shape):
-            call = contender.build(shape, self._inputs[key])
-            step = make_step(call, direction, self._inputs[key])
+            step = make_step(contender.build(shape, self._inputs), direction, self._inputs)
         return step, lambda: measuring(contender, shape)
 
     def forget(self) -> None:
         """Gives the memory of the point in hand back."""
         from cute_attention.bench.steps import free_memory
 
-        self._inputs = {}
+        self._point = self._inputs = None
         free_memory()
 
 
@@ -78,30 +80,19 @@ class Server:
     """What `process.py` asks for: the name of a method and its arguments. The answer is a value and
     a reason, one of them empty."""
 
-    def __init__(self) -> None:
-        self._steps: Steps | None = None
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
         self._samples: dict[tuple[str, str, str], Callable[[], list[float]]] = {}
-
-    def begin(self, device: str, seed: int) -> None:
-        """Says where calls are made, and with which seed inputs are drawn."""
-        self._steps = Steps(device, seed)
-
-    @property
-    def steps(self) -> Steps:
-        assert self._steps, "`begin` comes first"
-        return self._steps
-
-    def cannot_run(self, name: str, point: dict[str, Any], direction: str) -> str:
-        return self.steps.cannot_run(name, point, direction)
+        self.cannot_run = steps.cannot_run
 
     def prepare(self, name: str, point: dict[str, Any], direction: str, time_ms: float) -> Any:
         """Warms a step up and returns a part of its result (`sampled`)."""
         from cute_attention.timing import make_timer
 
-        step, scope = self.steps.make(name, point, direction)
+        step, scope = self._steps.make(name, point, direction)
         with scope():
             result = sampled(step())
-            timer = make_timer(self.steps.device, time_ms)
+            timer = make_timer(self._steps.device, time_ms)
             plan = timer.plan(step)
 
         def sample() -> list[float]:
@@ -116,15 +107,16 @@ class Server:
         return self._samples[name, repr(point), direction]()
 
     def forget(self) -> None:
+        """Gives the memory of all steps back."""
         self._samples = {}
-        self.steps.forget()
+        self._steps.forget()
 
     def serve(self, connection: Connection) -> None:
-        """Answers until the other side closes the connection."""
-        import cute_attention
+        """Says that the process has started, then answers until the other side closes the
+        connection."""
         from cute_attention.bench.steps import attempt
 
-        connection.send(cute_attention.__file__)
+        connection.send(None)
         while True:
             try:
                 method, arguments = connection.recv()
@@ -133,59 +125,80 @@ class Server:
             connection.send(attempt(getattr(self, method), *arguments))
 
 
-def run_once(file: Path) -> None:
-    """Makes each call that a file asks for once, where a profiler looks on, and writes into the
-    file why some were not made. A kernel of PyTorch stands before each call that was.
+def count(file: Path, steps: Steps) -> None:
+    """Makes each call that a file asks for once while a profiler looks on, and writes into the file
+    why some were not made. A kernel of PyTorch (`torch.cuda._sleep`) stands before each, made or
+    not, so that the kernels between belong to one call.
 
-    The file has {"device", "seed", "cases": [[contender, point, direction]]}, and later a list of
-    reasons, "" for each case that ran.
+    The file has a list of [contender, point, direction], and later a list of reasons, "" for each
+    call that was made.
     """
     import torch
 
     from cute_attention.bench.steps import attempt
 
-    asked = json.loads(file.read_text())
-    steps = Steps(asked["device"], asked["seed"])
-    reasons = []
-
-    def run(name: str, point: dict[str, Any], direction: str) -> None:
+    def make(name: str, point: dict[str, Any], direction: str) -> None:
         step, scope = steps.make(name, point, direction)
         with scope():
-            for _ in range(2):
+            for _ in range(2):  # compiles, allocates
                 step()
             torch.cuda.synchronize()
-            torch.cuda.profiler.start()
-            torch.cuda._sleep(1)
-            step()
-            torch.cuda.synchronize()
-            torch.cuda.profiler.stop()
+            with profiled(torch):
+                step()
 
-    for case in asked["cases"]:
-        reason = steps.cannot_run(*case) or attempt(run, *case)[1]
-        reasons.append(reason)
+    reasons = []
+    for call in json.loads(file.read_text()):
+        with profiled(torch):
+            torch.cuda._sleep(1)
+        reasons.append(steps.cannot_run(*call) or attempt(make, *call)[1])
     file.write_text(json.dumps(reasons))
+
+
+@contextlib.contextmanager
+def profiled(torch: Any) -> Iterator[None]:
+    """The profiler sees the kernels that are launched here."""
+    torch.cuda.profiler.start()
+    try:
+        yield
+        torch.cuda.synchronize()
+    finally:
+        torch.cuda.profiler.stop()
+
+
+def use(folder: str) -> None:
+    """Makes the package in a folder the one that is imported; "" is the one that is installed.
+
+    Raises:
+        SystemExit: another one is imported all the same.
+    """
+    del sys.path[0]  # the folder of this file
+    if not folder:
+        return
+    sys.path.insert(0, folder)
+    # An editable install finds modules of its package before sys.path is searched.
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if "editable" not in type(finder).__module__
+    ]
+    import cute_attention
+
+    if Path(folder) not in Path(cute_attention.__file__).resolve().parents:
+        raise SystemExit(f"{cute_attention.__file__} was imported, not the package in {folder}")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs with a package.
 
     Args:
-        arguments: the folder that the package is in, or "" for the one that is installed; then
-            `serve` and the descriptor of a connection, or `once` and the file of `run_once`.
+        arguments: the folder of `use`, the device and the seed of `Steps`; then `serve` and the
+            descriptor of a connection, or `count` and the file of `count`.
     """
-    folder, what, where = arguments
-    if folder:
-        sys.path[0] = folder
-        # An editable install finds modules of its package before sys.path is searched.
-        sys.meta_path[:] = [
-            finder for finder in sys.meta_path if "editable" not in type(finder).__module__
-        ]
-    else:
-        del sys.path[0]  # the folder of this file
+    folder, device, seed, what, where = arguments
+    use(folder)
+    steps = Steps(device, int(seed))
     if what == "serve":
-        Server().serve(Connection(int(where)))
+        Server(steps).serve(Connection(int(where)))
     else:
-        run_once(Path(where))
+        count(Path(where), steps)
 
 
 if __name__ == "__main__":

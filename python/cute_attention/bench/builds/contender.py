@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..contenders import BUILD, OURS, Contender
-from ..contenders.base import Attention, CannotRun
-from ..inputs import Inputs
+from ..contenders.base import CannotRun
 from ..points import Point
 from ..results import point_to_dict
 from .process import BuildProcess
@@ -26,7 +25,8 @@ class RemoteStep:
 
 
 class InBuild(Contender):
-    """A contender of ours, which calls another build in the process of that build."""
+    """A contender of ours in another build. Its calls are made in the process of that build, where
+    `step` prepares them; it has no `build`."""
 
     role = BUILD
 
@@ -50,9 +50,6 @@ class InBuild(Contender):
         except CannotRun as error:
             return str(error)
         return refused or None
-
-    def build(self, point: Point, inputs: Inputs) -> Attention:
-        raise NotImplementedError("a call in another process: `step` prepares it there")
 
     def step(self, point: Point, direction: str, time_ms: float) -> RemoteStep:
         """A step of a point, warmed up and ready to be timed."""

@@ -7,7 +7,6 @@ import socket
 import subprocess
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,27 +24,23 @@ class BuildProcess:
         seed: with which inputs are drawn.
 
     Raises:
-        ValueError: it does not start, or imports another package.
+        ValueError: it does not start.
     """
 
     def __init__(self, build: Build, device: torch.device, seed: int) -> None:
         self.build = build
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            build.command("serve", str(theirs.fileno())),
+            build.command(device, seed, "serve", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             env=build.environment,
         )
         theirs.close()
         self._connection = Connection(ours.detach())
         try:
-            imported = Path(self._receive())
+            self._receive()  # that it has started
         except CannotRun as error:
             raise ValueError(f"--build {build.in_build}: {error}") from None
-        if build.home and Path(build.home) not in imported.resolve().parents:
-            self.close()
-            raise ValueError(f"--build {build.in_build}: its process imported {imported}")
-        self.ask("begin", str(device), seed)
 
     def _receive(self) -> Any:
         try:
