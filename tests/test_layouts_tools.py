@@ -314,7 +314,7 @@ def test_counters_of_a_row_with_two_kernels_are_those_of_each_kernel(monkeypatch
     assert {name: each["WGMMA wavefronts"] for name, each in measured.items()} == expected
     launched = []
 
-    def run(command, capture_output, text):
+    def run(command, **_):
         launched.extend(command[command.index("cute_attention.layouts.launch") + 1 :])
         return subprocess.CompletedProcess(command, 0, "\n".join(counted), "")
 
