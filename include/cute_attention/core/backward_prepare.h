@@ -91,6 +91,9 @@ struct BackwardPrepare {
     if (params.cu_seqlens_q == nullptr) {
       return;
     }
+    if (params.grad_sink != nullptr && work.m_block == 0) {
+      fill_numbers_between(params, work, sequence);
+    }
     if (keys < sequence.seqlen_k) {
       mark_keys_without_tile(params, work, sequence, keys);
     }
@@ -107,6 +110,8 @@ struct BackwardPrepare {
     int const first_row = m_begin + int(threadIdx.x / kRowThreads);
     int const rows = sequence.seqlen_q - first_row;  // from the thread's first row on
     int64_t const first = lse_index(params, sequence, work.batch, work.head, first_row);
+    float* const delta =
+        params.delta + number_index(params, sequence, work.batch, work.head, first_row);
     // Past the end of the sequence a thread loads its last row, or of its own rows the first.
     int64_t const row = sequence.row_q + (rows > 0 ? first_row : sequence.seqlen_q - 1);
     auto const* const o = row_pointer(static_cast<Element const*>(params.o), params.o_stride,
@@ -149,9 +154,10 @@ struct BackwardPrepare {
         sum = lane == round ? of_round : sum;
       }
       Numbers const numbers = numbers_of_query(params, lse, grad_lse - sum);
-      if (inside) {
-        params.delta[first + own] = numbers.delta;
-        params.delta[lse_size(params) + first + own] = numbers.lse_log2;
+      if (lane < kRounds) {
+        // What lies past the end is loaded with the tile.
+        delta[own] = inside ? numbers.delta : 0.f;
+        delta[numbers_size(params) + own] = inside ? numbers.lse_log2 : INFINITY;
       }
       if constexpr (Traits::kLeavesKey) {
         CUTE_UNROLL
@@ -208,6 +214,22 @@ struct BackwardPrepare {
       sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     }
     return sum;
+  }
+
+  // Writes the numbers of queries that see no key from the end of the sequence's last tile to those
+  // of the next sequence: the gradient of a sink is a sum over all numbers of a head.
+  CUTE_DEVICE static void fill_numbers_between(BackwardParams const& params, WorkTile const& work,
+                                               Sequence const& sequence) {
+    int64_t const end = number_blocks(params).first(work.batch + 1, work.head,
+                                                    sequence.row_q + sequence.seqlen_q) *
+                        kNumberRows;
+    int64_t const behind_tiles = ceil_div(sequence.seqlen_q, kTileM) * kTileM;
+    for (int64_t i = number_index(params, sequence, work.batch, work.head, behind_tiles) +
+                     threadIdx.x;
+         i < end; i += kThreads) {
+      params.delta[i] = 0.f;
+      params.delta[numbers_size(params) + i] = INFINITY;
+    }
   }
 
   // Clears the rows of all packed gradients that come after the last sequence.

@@ -22,7 +22,7 @@ struct BackwardStep {
   int head;
   int m_block;
   int64_t grad_q_block;   // the tile's block of the sums of dQ
-  int64_t row;            // index of the tile's first number in the LSE and in delta
+  int64_t row;            // number_index() of the tile's first query
   Element const* q;       // first row of the tile in q
   Element const* grad_o;  // first row of the tile in grad_o
 };
@@ -80,7 +80,7 @@ class BackwardSteps {
     return {head,
             m_block,
             grad_q_block(head, m_block),
-            lse_index(params_, sequence_, tile_.batch, head, query),
+            number_index(params_, sequence_, tile_.batch, head, query),
             row_pointer(static_cast<Element const*>(params_.q), params_.q_stride, tile_.batch, head,
                         row),
             row_pointer(static_cast<Element const*>(params_.grad_o), params_.grad_o_stride,

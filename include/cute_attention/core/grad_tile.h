@@ -198,6 +198,22 @@ CUTE_HOST_DEVICE constexpr int64_t first_grad_q_block(BackwardParams const& para
   return grad_q_blocks(params, tile_m).first(batch, head, sequence.row_q);
 }
 
+// Where delta and the LSE * log2(e) of queries lie in the workspace: those of a head of a sequence
+// begin at a multiple of kNumberRows, so that a bulk copy, of whole groups of 16 bytes, can load a
+// tile's. Behind the last query follow numbers of queries that see no key (backward_prepare.h).
+constexpr int32_t kNumberRows = 128;
+CUTE_HOST_DEVICE constexpr TileBlocks number_blocks(BackwardParams const& params) {
+  return grad_q_blocks(params, kNumberRows);
+}
+CUTE_HOST_DEVICE constexpr int64_t numbers_size(BackwardParams const& params) {
+  return number_blocks(params).count() * kNumberRows;
+}
+CUTE_HOST_DEVICE constexpr int64_t number_index(BackwardParams const& params,
+                                                Sequence const& sequence, int32_t batch,
+                                                int32_t head, int64_t query) {
+  return number_blocks(params).first(batch, head, sequence.row_q) * kNumberRows + query;
+}
+
 // The blocks of the sums of dK and dV of one part, of tile_n x (head_dim + head_dim_v) floats.
 CUTE_HOST_DEVICE constexpr TileBlocks grad_kv_blocks(BackwardParams const& params, int32_t tile_n) {
   return {params.cu_seqlens_k != nullptr,
@@ -219,7 +235,7 @@ struct GradShape {
 // The workspaces of a backward pass that computes `delta` for each query, adds up dQ in blocks, and
 // has `parts` parts of each block of keys:
 //
-//   delta          [2, lse_size]               [0]: grad_lse - rowsum(grad_o * o);
+//   delta          [2, numbers_size]           [0]: grad_lse - rowsum(grad_o * o);
 //                                              [1]: LSE * log2(e)
 //   grad_q_sum     [blocks, tile_m, head_dim]  the sums of dQ
 //   grad_q_turn    [blocks]                    which CTA adds next, if the order is fixed
@@ -229,7 +245,7 @@ constexpr BackwardWorkspace grad_workspace(BackwardParams const& params, GradSha
                                            int32_t parts) {
   int64_t const blocks = grad_q_blocks(params, shape.tile_m).count();
   int64_t const block_kv = int64_t(shape.tile_n) * (shape.head_dim + shape.head_dim_v);
-  return {2 * lse_size(params), blocks * shape.tile_m * shape.head_dim, blocks,
+  return {2 * numbers_size(params), blocks * shape.tile_m * shape.head_dim, blocks,
           parts > 1 ? parts * grad_kv_blocks(params, shape.tile_n).count() * block_kv : 0, 0};
 }
 

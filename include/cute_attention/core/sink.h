@@ -107,13 +107,14 @@ CUTE_DEVICE void write_sink_gradient(BackwardParams const& params, int32_t head,
   bool const packed = params.cu_seqlens_q != nullptr;
   float const sink_log2 = params.sink[head] * float(M_LOG2E);
   bool const whole = sink_log2 == INFINITY;  // all shares are 1: exp2(inf - inf) would be NaN
-  int64_t const rows_of_a_head = packed ? params.total_q : params.seqlen_q;
-  float const* const delta = params.delta + head * rows_of_a_head;
-  float const* const lse_log2 = delta + lse_size(params);
+  TileBlocks const blocks = number_blocks(params);
+  float const* const delta = params.delta + blocks.first(0, head, 0) * kNumberRows;
+  float const* const lse_log2 = delta + numbers_size(params);
   // Packed rows after the last sequence's are not written.
   HeadRows rows(packed ? 1 : params.batch,
-                packed ? params.cu_seqlens_q[params.batch] : params.seqlen_q,
-                params.heads * rows_of_a_head, kThreads, thread);
+                packed ? blocks.first(params.batch, 0, params.cu_seqlens_q[params.batch]) * kNumberRows
+                       : params.seqlen_q,
+                blocks.first(1, 0, 0) * kNumberRows, kThreads, thread);
   float sum = 0.f;
   while (rows.inside()) {
     float lses[kAhead], deltas[kAhead];

@@ -230,10 +230,10 @@ struct GradBiasKernel : GradBiasScores<Traits> {
       bool const is_lse = thread < kTileM;
       int32_t const query = block.m_block * kTileM + row;
       bool const inside = query < sequence.seqlen_q;
-      float const* const numbers = params.delta + (is_lse ? lse_size(params) : 0);
+      float const* const numbers = params.delta + (is_lse ? numbers_size(params) : 0);
       float& target = is_lse ? shared.tiles.lse[row] : shared.tiles.delta[row];
       cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(
-          numbers[lse_index(params, sequence, block.batch, block.head, inside ? query : 0)], target,
+          numbers[number_index(params, sequence, block.batch, block.head, inside ? query : 0)], target,
           inside);
     }
   }

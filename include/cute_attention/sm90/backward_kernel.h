@@ -28,8 +28,8 @@ struct BackwardKernel {
                   kReaders + (kWritesGradQ ? 0 : Traits::kConsumers) + storers);
     init_barriers(shared.key_full, 1, shared.key_empty, kReaders);
     init_barriers(shared.value_full, 1, shared.value_empty, kReaders);
-    init_barriers(shared.query_full, 1 + 32, shared.query_empty, kReaders);
-    init_barriers(shared.grad_o_full, 1 + 32, shared.grad_o_empty, kReaders);
+    init_barriers(shared.query_full, 2, shared.query_empty, kReaders);
+    init_barriers(shared.grad_o_full, 2, shared.grad_o_empty, kReaders);
     init_barriers(shared.grad_s_full, kReaders, shared.grad_s_empty, kReaders + storers);
     init_barriers(shared.grad_q_full, kWarpgroupWarps, shared.grad_q_empty, 1);
     Barrier::init(&shared.landed, 1);

@@ -151,6 +151,7 @@ struct BackwardWithSums {
         make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
                            context->device->multiprocessors, sums.parts);
     arguments.next_tile = next_tile(p);
+    arguments.lse_log2 = p.delta + numbers_size(p);
     arguments.sum_states = sum_states<Traits>(p, *context->device);
     float* const leftover =
         leaves_key ? reinterpret_cast<float*>(next_tile(p) + kCountersWithSums +

@@ -2,7 +2,7 @@
 // and V, and Q with the LSE and dO with delta of its steps, as far ahead as there are buffers.
 #pragma once
 
-#include <cute/arch/copy_sm80.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
 
 #include "cute_attention/core/backward_scores.h"
 #include "cute_attention/core/backward_steps.h"
@@ -118,49 +118,26 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
       return;
     }
     Step step = steps.first();
-    if constexpr (kBeginsEarly) {
-      // One place for each load: what is inlined twice takes twice the instruction cache. The
-      // kernel that does not begin early spills in this form, and has the other one.
-      for (int index = 0;;) {
-        int const m_begin = step.m_block * kTileM;
-        load_queries(step, m_begin);
-        load_grad_o(step, m_begin);
-        if (index == 0) {
-          load_keys();
-          load_values();
+    // One place for each load: what is inlined twice takes twice the instruction cache.
+    for (int index = 0;;) {
+      load_queries(step);
+      if (index == 0) {
+        load_keys();
+        load_values();
+        if constexpr (kBeginsEarly) {
           await_kernel_before();
         }
-        load_lse(step, m_begin);
-        load_delta(step, m_begin);
-        ring.advance();
-        if (++index == count) {
-          return;
-        }
-        steps.advance(step);
       }
-    } else {
-      load_step(step);
-      load_keys();
-      load_values();
-      for (int index = 1; index < count; ++index) {
-        steps.advance(step);
-        load_step(step);
+      load_numbers(step);
+      ring.advance();
+      if (++index == count) {
+        return;
       }
+      steps.advance(step);
     }
   }
 
  private:
-  CUTE_DEVICE void load_step(Step const& step) {
-    int const m_begin = step.m_block * kTileM;
-    load_queries(step, m_begin);
-    load_grad_o(step, m_begin);
-    ring.advance();
-  }
-
-  CUTE_DEVICE TileOrigin origin_q(Step const& step) const {
-    bool const packed = arguments.params.cu_seqlens_q != nullptr;
-    return {packed ? 0 : work->tile.batch, step.head, 0, int32_t(work->sequence.row_q)};
-  }
   CUTE_DEVICE TileOrigin origin_k() const {
     bool const packed = arguments.params.cu_seqlens_k != nullptr;
     return {packed ? 0 : work->tile.batch, work->tile.head_kv, 0, int32_t(work->sequence.row_k)};
@@ -187,7 +164,13 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
         arguments.params.cu_seqlens_k != nullptr, buffer, full);
   }
 
-  CUTE_DEVICE void load_queries(Step const& step, int m_begin) {
+  // Loads Q and dO of a step, from the same place of both tensors.
+  CUTE_DEVICE void load_queries(Step const& step) {
+    int32_t const m_begin = step.m_block * kTileM;
+    int32_t const rows = work->sequence.seqlen_q - m_begin;
+    bool const packed = arguments.params.cu_seqlens_q != nullptr;
+    TileOrigin const origin{packed ? 0 : work->tile.batch, step.head, 0,
+                            int32_t(work->sequence.row_q)};
     Barrier::wait(&shared.query_empty[ring.stage], ring.parity ^ 1);
     uint64_t& full = shared.query_full[ring.stage];
     auto& stage = shared.stages[ring.stage];
@@ -217,16 +200,17 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
       }
       __syncwarp();  // all lanes have written, before the leader tells of it
     }
-    if constexpr (!kBeginsEarly) {
-      load_lse(step, m_begin);
-    }
     mended.template load<kTileM, Traits::kHeadDim, Traits::kBox>(
-        arguments.map_q, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
-        arguments.params.cu_seqlens_q != nullptr,
+        arguments.map_q, origin, m_begin, rows, packed,
         shared.q.data() + ring.stage * (Traits::kBytesQ / int(sizeof(Element))), full);
     if constexpr (Traits::kBiasOfWarpgroups) {
       load_warpgroup_bias(step, m_begin);
     }
+    Barrier::wait(&shared.grad_o_empty[ring.stage], ring.parity ^ 1);
+    mended.template load<kTileM, Traits::kHeadDimV, Traits::kBoxV>(
+        arguments.map_grad_o, origin, m_begin, rows, packed,
+        shared.grad_o.data() + ring.stage * (Traits::kBytesGradO / int(sizeof(Element))),
+        shared.grad_o_full[ring.stage]);
   }
 
   // Comes after Q, which need not wait until the consumers are done with the bias of the step
@@ -247,39 +231,20 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
   }
 
-  CUTE_DEVICE void load_grad_o(Step const& step, int m_begin) {
-    Barrier::wait(&shared.grad_o_empty[ring.stage], ring.parity ^ 1);
-    uint64_t& full = shared.grad_o_full[ring.stage];
-    if constexpr (!kBeginsEarly) {
-      load_delta(step, m_begin);
+  // Loads the LSE and delta of a step's queries. Behind the last query of a sequence are numbers
+  // too (core/backward_prepare.h).
+  CUTE_DEVICE void load_numbers(Step const& step) {
+    if (leader) {
+      load_numbers(arguments.lse_log2 + step.row, shared.lse[ring.stage],
+                   shared.query_full[ring.stage]);
+      load_numbers(arguments.params.delta + step.row, shared.delta[ring.stage],
+                   shared.grad_o_full[ring.stage]);
     }
-    mended.template load<kTileM, Traits::kHeadDimV, Traits::kBoxV>(
-        arguments.map_grad_o, origin_q(step), m_begin, work->sequence.seqlen_q - m_begin,
-        arguments.params.cu_seqlens_q != nullptr,
-        shared.grad_o.data() + ring.stage * (Traits::kBytesGradO / int(sizeof(Element))), full);
   }
-
-  CUTE_DEVICE void load_lse(Step const& step, int m_begin) {
-    load_numbers(arguments.params.delta + lse_size(arguments.params) + step.row, m_begin,
-                 shared.lse[ring.stage], shared.query_full[ring.stage]);
-  }
-  CUTE_DEVICE void load_delta(Step const& step, int m_begin) {
-    load_numbers(arguments.params.delta + step.row, m_begin, shared.delta[ring.stage],
-                 shared.grad_o_full[ring.stage]);
-  }
-  // Loads one number for each query of a tile; zeros for those past the sequence's end, of which
-  // nothing is read.
-  CUTE_DEVICE void load_numbers(float const* source, int m_begin, float* target, uint64_t& full) {
-    static_assert(kTileM % 32 == 0, "each lane has as many");
-    int const lane = lane_of_warp();
-    int32_t const rows = work->sequence.seqlen_q - m_begin - lane;
-    source += lane;
-    target += lane;
-    CUTE_UNROLL
-    for (int i = 0; i < kTileM; i += 32) {
-      cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(source[i], target[i], i < rows);
-    }
-    cutlass::arch::cpasync_barrier_arrive_noinc(&full);
+  CUTE_DEVICE static void load_numbers(float const* source, float* target, uint64_t& full) {
+    constexpr int kBytes = kTileM * int(sizeof(float));
+    Barrier::arrive_and_expect_tx(&full, kBytes);
+    cute::SM90_BULK_COPY_G2S::copy(source, &full, target, kBytes);
   }
 };
 

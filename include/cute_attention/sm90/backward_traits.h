@@ -30,6 +30,7 @@ struct BackwardArguments {
   BackwardParams params;
   GradSchedule schedule;
   int32_t* next_tile;         // how many tiles CTAs have taken beside their first
+  float const* lse_log2;      // that of all queries, as params.delta has delta
   int32_t* sum_states;        // sum_states() of sm90/backward_states.h
   CUtensorMap map_q;          // boxes of tile_m rows
   CUtensorMap map_grad_o;     // boxes of tile_m rows
@@ -335,17 +336,17 @@ struct BackwardTraits {
     // warp is never so far ahead that it overwrites one of them.
     StepTile step_tiles[2 * kStages];
 
-    // Full: the load warp arrives with the bytes to come, and each of its lanes once its numbers of
-    // the LSE or of delta are there. Empty: each consumer warp arrives when its MMAs have read.
+    // Full: the load warp arrives with the bytes to come. Empty: each consumer warp arrives when its
+    // MMAs have read.
     uint64_t work_full[kWorkSlots];   // 1 arrival
     uint64_t work_empty[kWorkSlots];  // kConsumers * (kWarpgroupWarps + 1) arrivals, or 1 more
     uint64_t key_full[kStagesK];      // 1 arrival
     uint64_t key_empty[kStagesK];     // kConsumers * kWarpgroupWarps arrivals
     uint64_t value_full;              // 1 arrival
     uint64_t value_empty;             // kConsumers * kWarpgroupWarps arrivals
-    uint64_t query_full[kStages];     // Q and the LSE: 1 + 32 arrivals
+    uint64_t query_full[kStages];     // Q and the LSE: 2 arrivals
     uint64_t query_empty[kStages];    // kConsumers * kWarpgroupWarps arrivals
-    uint64_t grad_o_full[kStages];    // dO and delta: 1 + 32 arrivals
+    uint64_t grad_o_full[kStages];    // dO and delta: 2 arrivals
     uint64_t grad_o_empty[kStages];   // kConsumers * kWarpgroupWarps arrivals
     uint64_t grad_s_full[kStagesS];   // dS of all keys: kConsumers * kWarpgroupWarps arrivals
     // Its dQ is computed: kConsumers * kWarpgroupWarps arrivals. Where it is stored, 1 more.

@@ -53,7 +53,7 @@ struct PrepareWithoutSums {
 // a bias, that CTAs have taken: behind delta and the LSE in the workspace.
 constexpr int kCounters = 3;
 CUTE_HOST_DEVICE int32_t* counters(BackwardParams const& params) {
-  return reinterpret_cast<int32_t*>(params.delta + 2 * lse_size(params));
+  return reinterpret_cast<int32_t*>(params.delta + 2 * numbers_size(params));
 }
 
 template <class Row>
@@ -129,6 +129,7 @@ struct BackwardWithoutSums {
         make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN, context->device->l2_bytes / 2,
                            multiprocessors, sums.parts);
     arguments.next_tile = counters(p);
+    arguments.lse_log2 = p.delta + numbers_size(p);
     arguments.bias_is_aligned =
         call_has<Row::kKey.score_mods, score_mods::Bias>(p) && tma_loads_bias(p);
     cudaError_t error = make_backward_maps<TraitsKv>(arguments);

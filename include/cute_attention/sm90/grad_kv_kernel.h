@@ -21,8 +21,8 @@ struct GradKvKernel {
     init_barriers(shared.work_full, 1, shared.work_empty, kReaders);
     init_barriers(shared.key_full, 1, shared.key_empty, kWarpgroupWarps);
     init_barriers(shared.value_full, 1, shared.value_empty, kWarpgroupWarps);
-    init_barriers(shared.query_full, 1 + 32, shared.query_empty, kReaders);
-    init_barriers(shared.grad_o_full, 1 + 32, shared.grad_o_empty, kReaders);
+    init_barriers(shared.query_full, 2, shared.query_empty, kReaders);
+    init_barriers(shared.grad_o_full, 2, shared.grad_o_empty, kReaders);
     init_barriers(shared.factor_full, kWarpgroupWarps, shared.factor_empty, kWarpgroupWarps);
     Barrier::init(&shared.landed, 1);
   }

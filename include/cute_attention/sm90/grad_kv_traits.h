@@ -110,9 +110,9 @@ struct GradKvTraits {
     uint64_t key_empty[kStagesK];          // kWarpgroupWarps arrivals
     uint64_t value_full;                   // 1 arrival
     uint64_t value_empty;                  // kWarpgroupWarps arrivals
-    uint64_t query_full[kStages];          // Q and the LSE: 1 + 32 arrivals
+    uint64_t query_full[kStages];          // Q and the LSE: 2 arrivals
     uint64_t query_empty[kStages];         // kConsumers * kWarpgroupWarps arrivals
-    uint64_t grad_o_full[kStages];         // dO and delta: 1 + 32 arrivals
+    uint64_t grad_o_full[kStages];         // dO and delta: 2 arrivals
     uint64_t grad_o_empty[kStages];        // kConsumers * kWarpgroupWarps arrivals
     uint64_t factor_full[kStagesFactor];   // kWarpgroupWarps arrivals
     uint64_t factor_empty[kStagesFactor];  // kWarpgroupWarps arrivals

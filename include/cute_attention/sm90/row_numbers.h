@@ -2,9 +2,9 @@
 // for kernels of the backward.
 #pragma once
 
-#include "cute_attention/core/address.h"
 #include "cute_attention/core/call_features.h"
 #include "cute_attention/core/dropout.h"
+#include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/kept_block.h"
 #include "cute_attention/core/sequence.h"
 #include "cute_attention/params.h"
@@ -22,13 +22,13 @@ struct RowNumbers {
   //   first_query  of the thread; the other one is 8 queries after it
   CUTE_DEVICE void load(BackwardParams const& params, Sequence const& sequence, int32_t batch,
                         int32_t head, int32_t first_query) {
-    int64_t const first = lse_index(params, sequence, batch, head, 0);
+    float const* const of_head = params.delta + number_index(params, sequence, batch, head, 0);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       int const query = first_query + 8 * row;
       bool const inside = query < sequence.seqlen_q;
-      lse[row] = inside ? params.delta[lse_size(params) + first + query] : INFINITY;
-      delta[row] = inside ? params.delta[first + query] : 0.f;
+      lse[row] = inside ? of_head[numbers_size(params) + query] : INFINITY;
+      delta[row] = inside ? of_head[query] : 0.f;
     }
     if constexpr (has_dropout(kScoreMods)) {
       if (call_has<kScoreMods, score_mods::Dropout>(params)) {
