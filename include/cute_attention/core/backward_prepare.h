@@ -220,12 +220,12 @@ struct BackwardPrepare {
   // of the next sequence: the gradient of a sink is a sum over all numbers of a head.
   CUTE_DEVICE static void fill_numbers_between(BackwardParams const& params, WorkTile const& work,
                                                Sequence const& sequence) {
-    int64_t const end = number_blocks(params).first(work.batch + 1, work.head,
-                                                    sequence.row_q + sequence.seqlen_q) *
-                        kNumberRows;
+    int64_t const end =
+        number_blocks(params).first(work.batch + 1, work.head, sequence.row_q + sequence.seqlen_q) *
+        kNumberRows;
     int64_t const behind_tiles = ceil_div(sequence.seqlen_q, kTileM) * kTileM;
-    for (int64_t i = number_index(params, sequence, work.batch, work.head, behind_tiles) +
-                     threadIdx.x;
+    for (int64_t i =
+             number_index(params, sequence, work.batch, work.head, behind_tiles) + threadIdx.x;
          i < end; i += kThreads) {
       params.delta[i] = 0.f;
       params.delta[numbers_size(params) + i] = INFINITY;

@@ -112,8 +112,9 @@ CUTE_DEVICE void write_sink_gradient(BackwardParams const& params, int32_t head,
   float const* const lse_log2 = delta + numbers_size(params);
   // Packed rows after the last sequence's are not written.
   HeadRows rows(packed ? 1 : params.batch,
-                packed ? blocks.first(params.batch, 0, params.cu_seqlens_q[params.batch]) * kNumberRows
-                       : params.seqlen_q,
+                packed
+                    ? blocks.first(params.batch, 0, params.cu_seqlens_q[params.batch]) * kNumberRows
+                    : params.seqlen_q,
                 blocks.first(1, 0, 0) * kNumberRows, kThreads, thread);
   float sum = 0.f;
   while (rows.inside()) {

@@ -233,8 +233,8 @@ struct GradBiasKernel : GradBiasScores<Traits> {
       float const* const numbers = params.delta + (is_lse ? numbers_size(params) : 0);
       float& target = is_lse ? shared.tiles.lse[row] : shared.tiles.delta[row];
       cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(
-          numbers[number_index(params, sequence, block.batch, block.head, inside ? query : 0)], target,
-          inside);
+          numbers[number_index(params, sequence, block.batch, block.head, inside ? query : 0)],
+          target, inside);
     }
   }
 

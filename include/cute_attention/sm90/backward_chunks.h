@@ -43,16 +43,16 @@ struct BackwardChunks : BackwardProducts<Row, kWritesGradQ> {
     FragmentP tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T of a chunk, then dS^T
     Operand tdVrP;     // (MMA, MMA_N, MMA_M / 16)
     await_grad_s();
-    start_grad_q(tdQrdQ);
+    start_grad_q(tdQrdQ, this->key_stage());
     warpgroup_wait<1>();  // dK of the step before
     if (steps_before > 0) {
       release_queries();
     }
     warpgroup_wait<0>();  // dQ
-    hand_over_grad_q(work, first, tdQrdQ);
+    hand_over_grad_q(work, !first, tdQrdQ);
     auto const ring = queries_of(steps_before);
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
-    start_scores(tSrS, ring);
+    start_scores(tSrS, ring, this->key_stage());
     start_grad_p(tdPrdP, ring, 0);
     tell_of_grad_q();     // now: its fence waits for stores, while the tensor cores have work
     warpgroup_wait<1>();  // S

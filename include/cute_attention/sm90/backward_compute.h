@@ -59,45 +59,129 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
       Products::warpgroup;
 
   CUTE_DEVICE void run() {
-    for (int32_t number = 0;; ++number) {
-      auto const slot = buffer_of<kWorkSlots>(number);
-      Barrier::wait(&shared.work_full[slot.stage], slot.parity);
-      BackwardWork const& work = shared.works[slot.stage];
-      if (work.is_end()) {
-        break;
-      }
-      compute_keys(work);
-      if (arguments.schedule.parts.count == 1) {
-        // One after the other or row by row, the stores are the same; ptxas spills with the other
-        // order in kernels on either side.
-        if constexpr (kOverlapsBlocks) {
-          store_grad_keys<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
-                                  tdKrdK);
-          if (work.steps.count == 0) {
-            store_values(work);
-          }
-        } else {
-          store_key_gradients<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
-                                      tdKrdK, tdVrdV);
-        }
-      } else if (work.steps.count > 0) {
-        using MmaK = typename Traits::MmaK;
-        using MmaV = typename Traits::MmaV;
-        Sums::template store<MmaK, MmaV>(arguments.params, work.sequence, work.tile, thread, tdKrdK,
-                                         tdVrdV);
-      }
-      __syncwarp();  // all lanes have read the work
-      arrive(shared.work_empty[buffer_of<kWorkSlots>(number).stage]);
+    if constexpr (kOverlapsBlocks) {
+      compute_overlapping_blocks();
+    } else {
+      compute_blocks();
     }
   }
 
  private:
   using Products::arrive, Products::await_grad_s, Products::await_values, Products::grad_s_of,
-      Products::hand_over_grad_q, Products::keys_of, Products::number_of_dq, Products::queries_of,
-      Products::release_queries, Products::start_grad_k, Products::start_grad_p,
-      Products::start_grad_q, Products::start_grad_v, Products::start_scores,
-      Products::store_grad_s, Products::tell_of_grad_q, Products::tell_of_grad_s,
-      Products::tell_of_step;
+      Products::hand_over_grad_q, Products::key_stage, Products::keys_of, Products::number_of_dq,
+      Products::queries_of, Products::release_queries, Products::start_grad_k,
+      Products::start_grad_p, Products::start_grad_q, Products::start_grad_v,
+      Products::start_scores, Products::store_grad_s, Products::tell_of_grad_q,
+      Products::tell_of_grad_s, Products::tell_of_step;
+
+  CUTE_DEVICE void compute_blocks() {
+    for (int32_t number = 0;; ++number) {
+      BackwardWork const& work = await_work(number);
+      if (work.is_end()) {
+        break;
+      }
+      compute_keys(work);
+      store(work);
+      release_work(number);
+    }
+  }
+
+  // Where blocks overlap: the last step of a block leaves its dQ to the first step of the next one.
+  // If that has no steps, or there is none, dQ is computed in between.
+  CUTE_DEVICE void compute_overlapping_blocks() {
+    bool has_before = false;  // a step whose dQ is not computed yet
+    uint32_t stage_k = 0;
+    for (int32_t number = 0;; ++number) {
+      bool const end = await_work(number).is_end();
+      int32_t remaining = end ? 0 : work_of(number).steps.count;
+      cute::warpgroup_wait<0>();
+      cute::warpgroup_fence_operand(tdKrdK);
+      cute::warpgroup_fence_operand(tdVrdV);
+      if (number > 0) {
+        store(work_of(number - 1));
+      }
+      if (has_before && remaining == 0) {
+        compute_last_grad_q(work_of(number - 1), stage_k ^ 1);
+        has_before = false;
+      }
+      if (number > 0 && !has_before) {
+        release_work(number - 1);
+      }
+      if (end) {
+        break;
+      }
+      cute::clear(tdKrdK);
+      cute::clear(tdVrdV);
+      if (remaining == 0) {
+        continue;
+      }
+      if (!has_before) {
+        start_without_step();
+      }
+      bool first = true;
+      do {
+        compute_step(work_of(number), work_of(number - (first && has_before ? 1 : 0)), first,
+                     remaining == 1, has_before, stage_k);
+        if (first && has_before) {
+          arrive(shared.key_empty[stage_k ^ 1]);
+          release_work(number - 1);
+        }
+        first = false;
+        has_before = true;
+      } while (--remaining > 0);
+      if constexpr (Traits::kTellsLate) {
+        tell_of_step(true);
+      }
+      stage_k ^= 1;
+    }
+  }
+
+  CUTE_DEVICE BackwardWork const& work_of(int32_t number) const {
+    return shared.works[buffer_of<kWorkSlots>(number).stage];
+  }
+  CUTE_DEVICE BackwardWork const& await_work(int32_t number) const {
+    auto const slot = buffer_of<kWorkSlots>(number);
+    Barrier::wait(&shared.work_full[slot.stage], slot.parity);
+    return shared.works[slot.stage];
+  }
+  CUTE_DEVICE void release_work(int32_t number) {
+    __syncwarp();  // all lanes have read the work
+    arrive(shared.work_empty[buffer_of<kWorkSlots>(number).stage]);
+  }
+
+  // Writes dK and dV of a block, or the sums of a part.
+  CUTE_DEVICE void store(BackwardWork const& work) {
+    int const own = kOverlapsBlocks ? opaque(thread) : thread;  // few registers
+    if (arguments.schedule.parts.count == 1) {
+      store_key_gradients<Traits>(arguments.params, work, warpgroup, own % kWarpgroupThreads,
+                                  tdKrdK, tdVrdV);
+    } else if (work.steps.count > 0) {
+      using MmaK = typename Traits::MmaK;
+      using MmaV = typename Traits::MmaV;
+      Sums::template store<MmaK, MmaV>(arguments.params, work.sequence, work.tile, own, tdKrdK,
+                                       tdVrdV);
+    }
+  }
+
+  // The next step also computes dQ of a step before it, which does not exist: from a dS that nobody
+  // has written. The warp that adds dQ to its sums leaves this one out.
+  CUTE_DEVICE void start_without_step() {
+    if constexpr (Traits::kGradQLag > 0) {
+      arrive(shared.grad_s_full[grad_s_of(number_of_dq()).stage]);
+    }
+  }
+
+  // Computes dQ of a step that no other step follows.
+  CUTE_DEVICE void compute_last_grad_q(BackwardWork const& work, uint32_t stage_k) {
+    FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D)
+    await_grad_s();
+    start_grad_q(tdQrdQ, stage_k);
+    cute::warpgroup_wait<0>();
+    arrive(shared.key_empty[stage_k]);
+    hand_over_grad_q(work, true, tdQrdQ);
+    tell_of_grad_q();
+    ++grads_before;
+  }
 
   // Computes dK and dV of a part of a block of keys, and what it adds to dQ.
   CUTE_DEVICE void compute_keys(BackwardWork const& work) {
@@ -109,57 +193,43 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
     }
     auto const ring_k = keys_of(grads_before - steps_before);
     Barrier::wait(&shared.key_full[ring_k.stage], ring_k.parity);
-    if constexpr (!kOverlapsBlocks) {
-      await_values();
-    }
-    // The first step also computes dQ of a step before it, which does not exist: from a dS that
-    // nobody has written. The warp that adds dQ to its sums leaves this one out.
-    if constexpr (Traits::kGradQLag > 0) {
-      arrive(shared.grad_s_full[grad_s_of(number_of_dq()).stage]);
-    }
+    await_values();
+    start_without_step();
     int remaining = count;
     do {
       if constexpr (Traits::kInChunks) {
         this->compute_step_in_chunks(work, remaining == count);
       } else {
-        compute_step(work, remaining == count, remaining == 1);
+        compute_step(work, work, remaining == count, false, remaining != count, ring_k.stage);
       }
     } while (--remaining > 0);
     if constexpr (Traits::kTellsLate) {
       tell_of_step(true);
     }
     FragmentQ tdQrdQ;  // (MMA, MMA_M, MMA_D): dQ of the last step
-    if (kOverlapsBlocks && arguments.schedule.parts.count == 1) {
-      store_values(work);
-    }
     if constexpr (Traits::kGradQLag > 0) {
       await_grad_s();
-      start_grad_q(tdQrdQ);
+      start_grad_q(tdQrdQ, key_stage());
     }
     cute::warpgroup_wait<0>();
     cute::warpgroup_fence_operand(tdKrdK);
     cute::warpgroup_fence_operand(tdVrdV);
     arrive(shared.key_empty[ring_k.stage]);
-    if constexpr (kOverlapsBlocks) {
-      release_queries();
-    } else {
-      arrive(shared.value_empty);
-    }
+    arrive(shared.value_empty);
     if constexpr (Traits::kGradQLag > 0) {
-      hand_over_grad_q(work, false, tdQrdQ);
+      hand_over_grad_q(work, true, tdQrdQ);
       tell_of_grad_q();
     }
     ++grads_before;
   }
 
-  CUTE_DEVICE void store_values(BackwardWork const& work) {
-    store_grad_values<Traits>(arguments.params, work, warpgroup, thread % kWarpgroupThreads,
-                              tdVrdV);
-  }
-
-  // One step. If it is not the block's first, dK of the step before is under way, and dQ of it is
-  // computed.
-  CUTE_DEVICE void compute_step(BackwardWork const& work, bool first, bool last) {
+  // One step. dK of the step before is under way, if that is of the same block.
+  //   before      the work of the step before, whose dQ is computed
+  //   first       whether this is the first step of its block; last, likewise
+  //   has_before  whether there is a step before, with a dQ that is to be computed
+  //   stage_k     where K of the block is
+  CUTE_DEVICE void compute_step(BackwardWork const& work, BackwardWork const& before, bool first,
+                                bool last, bool has_before, uint32_t stage_k) {
     using namespace cute;
     FragmentS tSrS;    // (MMA, MMA_N, MMA_M): S^T, then P^T
     FragmentS tdPrdP;  // (MMA, MMA_N, MMA_M): dP^T + delta, then dS^T
@@ -169,9 +239,9 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
     auto const ring = queries_of(steps_before);
     Barrier::wait(&shared.query_full[ring.stage], ring.parity);
     auto const key_bias = Pointwise::load_key_bias(work, ring.stage);
-    start_scores(tSrS, ring);
+    start_scores(tSrS, ring, stage_k);
     warpgroup_wait<1>();  // dK of the step before
-    if (kOverlapsBlocks ? !first : steps_before > 0) {
+    if (steps_before > 0) {
       release_queries();
     }
     start_grad_p(tdPrdP, ring);
@@ -189,15 +259,12 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
         Pointwise::template begin<kFewRegisters>(work, ring.stage, tSrS, lse, key_bias, tdVrP);
     if constexpr (kGradQFirst) {
       warpgroup_fence_operand(tSrS);  // P is computed before dQ takes its registers
-      start_grad_q(tdQrdQ);
+      start_grad_q(tdQrdQ, kOverlapsBlocks && first ? stage_k ^ 1 : stage_k);
       warpgroup_wait<1>();  // dP
     } else {
       warpgroup_wait<0>();  // dP
     }
     warpgroup_fence_operand(tdPrdP);
-    if (kOverlapsBlocks && last) {
-      arrive(shared.value_empty);
-    }
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
     Pointwise::finish(work, ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
     start_grad_v(tdVrP, ring);
@@ -205,7 +272,7 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
     if constexpr (kGradQFirst) {
       start_grad_k(tdKrdS, ring);
       warpgroup_wait<2>();  // dQ
-      hand_over_grad_q(work, first, tdQrdQ);
+      hand_over_grad_q(before, has_before, tdQrdQ);
       tell_of_grad_q();
       store_grad_s(tdKrdS);
       tell_of_grad_s();
@@ -215,10 +282,13 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
         tell_of_grad_s();
       }
       await_grad_s();
-      start_grad_q(tdQrdQ);
+      start_grad_q(tdQrdQ, kOverlapsBlocks && first ? stage_k ^ 1 : stage_k);
       start_grad_k(tdKrdS, ring);
+      if (kOverlapsBlocks && last) {
+        arrive(shared.value_empty);
+      }
       warpgroup_wait<1>();  // dV and dQ
-      hand_over_grad_q(work, first, tdQrdQ);
+      hand_over_grad_q(before, Traits::kGradQLag == 0 || has_before, tdQrdQ);
       if constexpr (!Traits::kTellsLate) {
         tell_of_grad_q();
       }

@@ -43,7 +43,6 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
 
   Ring<Traits::kStages> ring{};
   Ring<Traits::kStagesK> ring_k{};
-  Ring<1> ring_v{};
 
   CUTE_DEVICE BackwardLoad(BackwardArguments const& arguments, SharedMemory& shared)
       : Base(arguments, shared, {arguments.params.cu_seqlens_k, arguments.params.batch, kTileN}) {}
@@ -147,19 +146,28 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     Barrier::wait(&shared.key_empty[ring_k.stage], ring_k.parity ^ 1);
     load_rows_of_keys<Traits::kHeadDim, Traits::kBoxColsK>(
         arguments.map_k, shared.k.data() + ring_k.stage * (Traits::kBytesK / int(sizeof(Element))),
-        shared.key_full[ring_k.stage]);
+        key_full());
     ring_k.advance();
   }
+  // Comes after load_keys(): ring_k also says which phase the buffer of V is in.
   CUTE_DEVICE void load_values() {
-    Barrier::wait(&shared.value_empty, ring_v.parity ^ 1);
+    static_assert(Traits::kStagesK <= 2, "one bit of the number of blocks");
+    Barrier::wait(&shared.value_empty, Traits::kStagesK == 1 ? ring_k.parity : ring_k.stage);
     load_rows_of_keys<Traits::kHeadDimV, Traits::kBoxV>(arguments.map_v, shared.v.data(),
-                                                        shared.value_full);
-    ring_v.advance();
+                                                        value_full());
+  }
+  // The barriers that tell of K and V of a block. Where blocks overlap these are those of Q and dO
+  // of its first step, for which a step waits anyway; who loads K and V does not arrive there.
+  CUTE_DEVICE uint64_t& key_full() const {
+    return Traits::kOverlapsBlocks ? shared.query_full[ring.stage] : shared.key_full[ring_k.stage];
+  }
+  CUTE_DEVICE uint64_t& value_full() const {
+    return Traits::kOverlapsBlocks ? shared.grad_o_full[ring.stage] : shared.value_full;
   }
   template <int kCols, int kBox>
   CUTE_DEVICE void load_rows_of_keys(CUtensorMap const& map, Element* buffer, uint64_t& full) {
     int32_t const n_begin = work->tile.n_block * kTileN;
-    mended.template load<kTileN, kCols, kBox>(
+    mended.template load<kTileN, kCols, kBox, !Traits::kOverlapsBlocks>(
         map, origin_k(), n_begin, work->sequence.seqlen_k - n_begin,
         arguments.params.cu_seqlens_k != nullptr, buffer, full);
   }

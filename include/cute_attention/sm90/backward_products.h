@@ -112,8 +112,8 @@ struct BackwardProducts : BackwardPointwise<Row> {
   // Where K of this block is.
   CUTE_DEVICE uint32_t key_stage() const { return keys_of(grads_before - steps_before).stage; }
 
-  // Starts S^T = K Q^T with the Q of `ring`.
-  CUTE_DEVICE void start_scores(FragmentS& tSrS, QueryRing const& ring) {
+  // Starts S^T = K Q^T with the K of stage `stage_k` and the Q of `ring`.
+  CUTE_DEVICE void start_scores(FragmentS& tSrS, QueryRing const& ring, uint32_t stage_k) {
     using namespace cute;
     typename Traits::MmaS mma;
     Tensor sK = in_shared<typename Traits::SmemLayoutK>(shared.k);  // (N, D, STAGE)
@@ -121,17 +121,14 @@ struct BackwardProducts : BackwardPointwise<Row> {
     auto const thread_mma = mma.get_slice(anew(warpgroup) * kWarpgroupThreads);
     Tensor tSrK = thread_mma.partition_fragment_A(sK);  // (MMA, MMA_N, MMA_D, STAGE)
     Tensor tSrQ = thread_mma.partition_fragment_B(sQ);  // (MMA, MMA_M, MMA_D, STAGE)
-    start_gemm<GMMA::ScaleOut::Zero>(mma, tSrK(_, _, _, key_stage()),
-                                     tSrQ(_, _, _, anew(ring.stage)), tSrS);
+    start_gemm<GMMA::ScaleOut::Zero>(mma, tSrK(_, _, _, stage_k), tSrQ(_, _, _, anew(ring.stage)),
+                                     tSrS);
   }
 
   // Starts dP^T = V dO^T, or dP^T + delta in accumulators that contain delta (kStartsWithDelta). In
   // chunks: of those queries alone.
   CUTE_DEVICE void start_grad_p(FragmentP& tdPrdP, QueryRing const& ring, int chunk = 0) {
     using namespace cute;
-    if constexpr (kOverlapsBlocks) {  // in each step: a branch would serialise the products
-      await_values();
-    }
     Barrier::wait(&shared.grad_o_full[ring.stage], ring.parity);
     if constexpr (Pointwise::kStartsWithDelta) {
       copy(row_numbers<Traits>(thread, shared.delta[ring.stage]), tdPrdP);
@@ -186,8 +183,8 @@ struct BackwardProducts : BackwardPointwise<Row> {
     Barrier::wait(&shared.grad_s_full[ring_s.stage], ring_s.parity);
   }
 
-  // Starts this warpgroup's part of dQ = dS K.
-  CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ) {
+  // Starts this warpgroup's part of dQ = dS K, with the K of stage `stage_k`.
+  CUTE_DEVICE void start_grad_q(FragmentQ& tdQrdQ, uint32_t stage_k) {
     using namespace cute;
     auto const ring_s = grad_s_of(number_of_dq());
     typename Traits::MmaQ mma;
@@ -198,7 +195,7 @@ struct BackwardProducts : BackwardPointwise<Row> {
                    make_coord(Traits::row_part_q(warpgroup), _0{}, ring_s.stage));
     Tensor sKt_part =  // (COLS_Q, N)
         local_tile(sKt, Shape<Int<Traits::kColsQ>, Int<kTileN>>{},
-                   make_coord(Traits::col_part_q(anew(warpgroup)), _0{}, key_stage()));
+                   make_coord(Traits::col_part_q(anew(warpgroup)), _0{}, stage_k));
     auto const thread_mma = mma.get_slice(0);
     Tensor tdQrdS = thread_mma.partition_fragment_A(sdS_part);  // (MMA, MMA_M, MMA_N)
     Tensor tdQrK = thread_mma.partition_fragment_B(sKt_part);   // (MMA, MMA_D, MMA_N)
@@ -258,15 +255,16 @@ struct BackwardProducts : BackwardPointwise<Row> {
   }
 
   // This warpgroup's part of dQ is there: writes it to its place, or stages it for the warp that
-  // adds it, which is not told of it yet. `first`: this is the first step of its block, so that dQ
-  // is of no step where it is late.
-  //   tdQrdQ  (MMA, MMA_M, MMA_D)
-  CUTE_DEVICE void hand_over_grad_q(BackwardWork const& work, bool first, FragmentQ& tdQrdQ) {
+  // adds it, which is not told of it yet.
+  //   work     of the step whose dQ it is
+  //   of_step  whether there is such a step
+  //   tdQrdQ   (MMA, MMA_M, MMA_D)
+  CUTE_DEVICE void hand_over_grad_q(BackwardWork const& work, bool of_step, FragmentQ& tdQrdQ) {
     cute::warpgroup_fence_operand(tdQrdQ);
     arrive(shared.grad_s_empty[grad_s_of(number_of_dq()).stage]);
     if constexpr (!kWritesGradQ) {
       stage_grad_q(tdQrdQ);
-    } else if (Traits::kGradQLag == 0 || !first) {
+    } else if (of_step) {
       auto const ring = queries_of(steps_before - Traits::kGradQLag);
       store_grad_queries<Traits>(arguments.params, work, shared.step_tiles[tile_slot(ring)],
                                  warpgroup, opaque(thread) % kWarpgroupThreads, tdQrdQ);

@@ -26,6 +26,7 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
   BackwardParams const& params = arguments.params;
   bool const stores_first = Traits::kStoresFirst && arguments.sum_states != nullptr;
   Ring<1> ring{};  // of dQ in shared memory
+  bool has_steps = false;
   for (int32_t works = 0;; ++works) {
     Ring<kWorkSlots> const slot = buffer_of<kWorkSlots>(works);
     Barrier::wait(&shared.work_full[slot.stage], slot.parity);
@@ -36,8 +37,11 @@ CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
     BackwardSteps<typename Traits::Element, Traits::kTileM, Traits::kMayGoUp> const steps(
         params, work.tile, work.sequence, work.steps);
     int remaining = steps.count();
-    // Where dQ is late, the first is of a step that does not exist (backward_compute.h).
-    if (Traits::kGradQLag > 0 && remaining > 0) {
+    // Where dQ is late, the first is of a step that does not exist (backward_compute.h), unless the
+    // block before leaves it the dQ of its last step.
+    bool const has_before = Traits::kOverlapsBlocks && has_steps;
+    has_steps = remaining > 0;
+    if (Traits::kGradQLag > 0 && remaining > 0 && !has_before) {
       Barrier::wait(&shared.grad_q_full[part], ring.parity);
       Barrier::arrive(&shared.grad_q_empty[part]);
       ring.advance();

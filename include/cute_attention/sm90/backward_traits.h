@@ -278,13 +278,14 @@ struct BackwardTraits {
   // has read dS of the step before when it writes its own.
   static constexpr int kStagesS = kInChunks ? 1 : 2;
 
-  // Buffers of K. With two, K of the next block comes while this one is computed, and V as soon as
-  // its last dP is there. The row with kGradQFirst has no registers for two. On an H200 two are 2
-  // to 5 % faster than one at head dim 96, and no faster at 128.
-  static constexpr int kStagesK = kBiasTiles || kGradQFirst      ? 1
+  // Buffers of K. With two, blocks overlap: K of the next block comes while this one is computed, V
+  // as soon as its last dP is there, and the first step of a block computes dQ of the last step of
+  // the block before (backward_compute.h). In cycles 1.04 to 1.05 times as fast at head dim 96. At
+  // 64 the consumers spill. The rows with modifiers have not been measured so.
+  static constexpr int kStagesK = kBiasTiles || kGradQFirst || kInChunks || kGradQLag == 0 ? 1
                                   : StudyOf<Row>::kKeyStages > 0 ? StudyOf<Row>::kKeyStages
-                                  : kHeadDim == 96               ? 2
-                                                                 : 1;
+                                  : kHeadDim > 64 && kKey.score_mods == score_mods::None ? 2
+                                                                                         : 1;
   static constexpr bool kOverlapsBlocks = kStagesK > 1;
 
   using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;  // (N, D, STAGE)
@@ -336,8 +337,8 @@ struct BackwardTraits {
     // warp is never so far ahead that it overwrites one of them.
     StepTile step_tiles[2 * kStages];
 
-    // Full: the load warp arrives with the bytes to come. Empty: each consumer warp arrives when its
-    // MMAs have read.
+    // Full: the load warp arrives with the bytes to come. Empty: each consumer warp arrives when
+    // its MMAs have read.
     uint64_t work_full[kWorkSlots];   // 1 arrival
     uint64_t work_empty[kWorkSlots];  // kConsumers * (kWarpgroupWarps + 1) arrivals, or 1 more
     uint64_t key_full[kStagesK];      // 1 arrival

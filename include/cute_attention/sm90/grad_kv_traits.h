@@ -23,6 +23,7 @@ struct GradKvTraits {
   static constexpr int kThreads = kConfig.warps * 32;
   static constexpr bool kHasSums = false;  // of dQ
   static constexpr bool kBeginsEarly = false;
+  static constexpr bool kOverlapsBlocks = false;
   static constexpr bool kOneTile = sm90::kOneTile<Row>;
   static constexpr bool kMayGoUp = false;    // not measured above head dim 128
   static constexpr bool kBiasTiles = false;  // shared memory has no room for them

@@ -16,13 +16,19 @@ struct MendedLoad {
   bool const leader;  // one lane talks to the TMA unit and to the barriers
   Ring<1> ring{};
 
-  template <int kRows, int kCols, int kBox = kBoxCols<kCols>, class Element>
+  //   kArrives  whether this arrives at `full`; else the caller does, afterwards
+  template <int kRows, int kCols, int kBox = kBoxCols<kCols>, bool kArrives = true, class Element>
   CUTE_DEVICE void load(CUtensorMap const& map, TileOrigin const& origin, int32_t row, int32_t rows,
                         bool packed, Element* buffer, uint64_t& full) {
     bool const mend = packed && rows < kRows;
     uint64_t& arrived = mend ? landed : full;
     if (leader) {
-      Barrier::arrive_and_expect_tx(&arrived, kRows * kCols * int(sizeof(Element)));
+      constexpr int kBytes = kRows * kCols * int(sizeof(Element));
+      if (kArrives || mend) {
+        Barrier::arrive_and_expect_tx(&arrived, kBytes);
+      } else {
+        Barrier::expect_transaction(&full, kBytes);
+      }
       load_boxes<kRows, kCols, kBox>(map, origin, row, buffer, arrived,
                                      cute::TMA::CacheHintSm90::EVICT_LAST);
     }
@@ -30,7 +36,7 @@ struct MendedLoad {
       Barrier::wait(&landed, ring.parity);
       ring.advance();
       clear_rows<kRows, kCols, kBox>(buffer, rows);
-      tell_mended(full, leader);
+      tell_mended(full, leader && kArrives);
     }
   }
 };

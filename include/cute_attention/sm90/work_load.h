@@ -34,7 +34,8 @@ struct WorkLoad {
   CUTE_DEVICE void run() {
     Load& load = static_cast<Load&>(*this);
     int32_t index = load.first_index();
-    for (Ring<kWorkSlots> slot{};; slot.advance()) {
+    for (int32_t number = 0;; ++number) {
+      auto const slot = buffer_of<kWorkSlots>(number);
       Barrier::wait(&shared.work_empty[slot.stage], slot.parity ^ 1);
       Work const next = load.work_from(index);
       if (leader) {
