@@ -62,7 +62,8 @@ def tile_bytes(row: TableRow) -> int:
     # for each stage.
     backward = 2 * (k_and_v + row.stages * (q + o))
     if row.arch == "sm90" and row.direction == "backward":
-        key_stages = row.study.key_stages or (2 if row.head_dim == 96 else 1)
+        overlaps = row.head_dim == 96 and row.study.grad_q in ("auto", "late")
+        key_stages = row.study.key_stages or (2 if overlaps else 1)
         backward += 2 * (key_stages - 1) * row.tile_n * row.head_dim
     backward += _numbers_of_a_query(row) * row.stages * row.tile_m
     bias = 2 * row.stages * scores if "bias" in row.score_mods else 0  # in sm90

@@ -265,6 +265,9 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
       warpgroup_wait<0>();  // dP
     }
     warpgroup_fence_operand(tdPrdP);
+    if (kOverlapsBlocks && last) {
+      arrive(shared.value_empty);
+    }
     // dV is not started before dP is there, so that P in 16 bits takes the registers of P.
     Pointwise::finish(work, ring.stage, terms, lse, tSrS, tdPrdP, tdVrP);
     start_grad_v(tdVrP, ring);
@@ -284,9 +287,6 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
       await_grad_s();
       start_grad_q(tdQrdQ, kOverlapsBlocks && first ? stage_k ^ 1 : stage_k);
       start_grad_k(tdKrdS, ring);
-      if (kOverlapsBlocks && last) {
-        arrive(shared.value_empty);
-      }
       warpgroup_wait<1>();  // dV and dQ
       hand_over_grad_q(before, Traits::kGradQLag == 0 || has_before, tdQrdQ);
       if constexpr (!Traits::kTellsLate) {

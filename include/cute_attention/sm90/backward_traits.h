@@ -280,12 +280,13 @@ struct BackwardTraits {
 
   // Buffers of K. With two, blocks overlap: K of the next block comes while this one is computed, V
   // as soon as its last dP is there, and the first step of a block computes dQ of the last step of
-  // the block before (backward_compute.h). In cycles 1.04 to 1.05 times as fast at head dim 96. At
-  // 64 the consumers spill. The rows with modifiers have not been measured so.
-  static constexpr int kStagesK = kBiasTiles || kGradQFirst || kInChunks || kGradQLag == 0 ? 1
+  // the block before (backward_compute.h). In cycles 1.03 to 1.06 times as fast at head dim 96; at
+  // 128 1.01 to 1.02 times as fast up to 1024 tokens, and 0.98 to 1.00 times from 4096 on (H200).
+  // At 64 the consumers spill. The rows with modifiers have not been measured so.
+  static constexpr int kStagesK = kBiasTiles || kGradQFirst || kGradQLag == 0 ? 1
                                   : StudyOf<Row>::kKeyStages > 0 ? StudyOf<Row>::kKeyStages
-                                  : kHeadDim > 64 && kKey.score_mods == score_mods::None ? 2
-                                                                                         : 1;
+                                  : kHeadDim == 96               ? 2
+                                                                 : 1;
   static constexpr bool kOverlapsBlocks = kStagesK > 1;
 
   using SmemLayoutK = SmemTiles<Element, kTileN, kHeadDim, kStagesK, kBoxColsK>;  // (N, D, STAGE)

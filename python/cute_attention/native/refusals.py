@@ -86,12 +86,16 @@ def _refused_of_grad_q(row: TableRow) -> str:
             "shared memory has room for one buffer of K"
         )
     if study.key_stages > 1 and (
-        row.has_two_kernels() or "bias" in row.score_mods or row.computes_grad_q_first()
+        row.has_two_kernels()
+        or "bias" in row.score_mods
+        or row.computes_grad_q_first()
+        or study.grad_q == "same"
     ):
         return (
             f"key_stages is {study.key_stages}: only kernels that keep sums of dQ have a second "
-            "buffer of K, without a bias, whose tiles take its room, and where dQ is computed "
-            "after dS (grad_q is 'late' or 'same'), for there are no registers otherwise"
+            "buffer of K, without a bias, whose tiles take its room, and where dQ is computed a "
+            "step late and after dS (grad_q is 'late'): in the step itself a block leaves no dQ to "
+            "the next one, and before dS there are no registers for it"
         )
     if study.grad_q == "first" and "softcap" in row.score_mods:
         return (
