@@ -319,7 +319,7 @@ void check_tensors(BackwardParams const& params) {
   auto const presence = rows_q(params) > 0 ? Presence::Required : Presence::Optional;
   check_numbers("lse", params.lse, 4, presence);
   check_numbers("grad_lse", params.grad_lse, 4, Presence::Optional);
-  check_numbers("delta", params.delta, 4, Presence::Optional);
+  check_numbers("delta", params.delta, 16, Presence::Optional);
   check_numbers("grad_q_sum", params.grad_q_sum, 16, Presence::Optional);
   check_numbers("grad_q_turn", params.grad_q_turn, 4, Presence::Optional);
   check_numbers("grad_kv_parts", params.grad_kv_parts, 16, Presence::Optional);

@@ -222,7 +222,7 @@ struct BackwardParams {
 
   // Workspaces of the sizes that the row asks for (BackwardWorkspace), where the kernels of the row
   // keep what they like. What they contain before the call does not matter.
-  float* delta;
+  float* delta;          // begins at a multiple of 16 bytes, and so do all that are floats
   float* grad_q_sum;     // additions are fastest where it begins at a multiple of 128 bytes
   int32_t* grad_q_turn;  // not null asks for gradients that are bitwise the same in every run
   float* grad_kv_parts;  // may be null: then calls with few keys or KV heads are slower

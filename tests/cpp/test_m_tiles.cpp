@@ -189,11 +189,48 @@ void test_dense_blocks_do_not_overlap() {
   check_equal(*seen.rbegin(), grad_q_blocks(params, 64).count() - 1, "inside the workspace");
 }
 
+// The numbers of a head of a sequence begin at a multiple of kNumberRows, there is room for those
+// of all of its tiles, and nobody else has them.
+void check_numbers(BackwardParams const& params, std::vector<int32_t> const& begins) {
+  std::set<int64_t> seen;
+  int64_t expected = 0;
+  for (int batch = 0; batch < params.batch; ++batch) {
+    int32_t const queries = begins[batch + 1] - begins[batch];
+    Sequence const sequence = make_sequence(
+        queries, queries, params.cu_seqlens_q == nullptr ? 0 : begins[batch], 0, 1 << 30, 1 << 30);
+    int32_t const rows = ceil_div(queries, kNumberRows) * kNumberRows;
+    for (int head = 0; head < params.heads; ++head, expected += rows) {
+      int64_t const first = number_index(params, sequence, batch, head, 0);
+      check_equal(first % kNumberRows, 0, "where the numbers of a head begin");
+      for (int query = 0; query < rows; ++query) {
+        seen.insert(number_index(params, sequence, batch, head, query));
+      }
+    }
+  }
+  check_equal(int64_t(seen.size()), expected, "numbers of their own");
+  check_equal(*seen.rbegin() < numbers_size(params), true, "inside the workspace");
+}
+
+void test_numbers() {
+  BackwardParams params = problem();
+  std::vector<int32_t> begins;
+  for (int batch = 0; batch <= params.batch; ++batch) {
+    begins.push_back(batch * params.seqlen_q);
+  }
+  check_numbers(params, begins);
+  begins = {0, 1, 1, 300};
+  params.batch = 3;
+  params.cu_seqlens_q = begins.data();
+  params.total_q = 310;
+  check_numbers(params, begins);
+}
+
 void test_workspace() {
   BackwardParams params = problem();
-  int64_t const queries = int64_t(params.batch) * params.heads * params.seqlen_q;
+  int64_t const queries =
+      int64_t(params.batch) * params.heads * ceil_div(params.seqlen_q, 128) * 128;
   BackwardWorkspace const dense = grad_workspace(params, {64, 128, 96, 64}, 1);
-  check_equal(dense.delta, 2 * queries, "two numbers a query");
+  check_equal(dense.delta, 2 * queries, "two numbers a query, of whole tiles");
   check_equal(dense.grad_q_turn, grad_q_blocks(params, 64).count(), "a turn for each block");
   check_equal(dense.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,
               "a tile for each block");
@@ -201,7 +238,8 @@ void test_workspace() {
   params.cu_seqlens_q = offsets;
   params.total_q = 1000;
   BackwardWorkspace const packed = grad_workspace(params, {64, 128, 96, 64}, 1);
-  check_equal(packed.delta, 2 * 1000 * params.heads, "two numbers a packed query");
+  check_equal(packed.delta, 2 * (1000 / 128 + params.batch) * 128 * params.heads,
+              "two numbers a packed query, of whole tiles");
   check_equal(packed.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,
               "a tile for each block");
 }
@@ -217,6 +255,7 @@ int main() {
   test_groups_of_heads();
   test_packed_blocks_do_not_overlap();
   test_dense_blocks_do_not_overlap();
+  test_numbers();
   test_workspace();
   return testing::report();
 }

@@ -230,6 +230,8 @@ void test_backward() {
       {"lse is null", [](BackwardCall& call) { call.params.lse = nullptr; }},
       {"delta is null", [](BackwardCall& call) { call.params.delta = nullptr; }},
       {"grad_q_sum is null", [](BackwardCall& call) { call.params.grad_q_sum = nullptr; }},
+      {"delta is 0x1008, expected a multiple of 16 bytes",
+       [](BackwardCall& call) { call.params.delta = static_cast<float*>(kMisaligned); }},
       {"grad_q_sum is 0x1008, expected a multiple of 16 bytes",
        [](BackwardCall& call) { call.params.grad_q_sum = static_cast<float*>(kMisaligned); }},
       {"grad_kv_parts is 0x1008, expected a multiple of 16 bytes",

@@ -199,8 +199,9 @@ CUTE_HOST_DEVICE constexpr int64_t first_grad_q_block(BackwardParams const& para
 }
 
 // Where delta and the LSE * log2(e) of queries lie in the workspace: those of a head of a sequence
-// begin at a multiple of kNumberRows, so that a bulk copy, of whole groups of 16 bytes, can load a
-// tile's. Behind the last query follow numbers of queries that see no key (backward_prepare.h).
+// begin at a multiple of kNumberRows, so that a bulk copy, which needs multiples of 16 bytes, can
+// load a tile's. Behind the last query of a tile follow numbers of queries that see no key
+// (backward_prepare.h).
 constexpr int32_t kNumberRows = 128;
 CUTE_HOST_DEVICE constexpr TileBlocks number_blocks(BackwardParams const& params) {
   return grad_q_blocks(params, kNumberRows);

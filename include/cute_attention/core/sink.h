@@ -110,7 +110,7 @@ CUTE_DEVICE void write_sink_gradient(BackwardParams const& params, int32_t head,
   TileBlocks const blocks = number_blocks(params);
   float const* const delta = params.delta + blocks.first(0, head, 0) * kNumberRows;
   float const* const lse_log2 = delta + numbers_size(params);
-  // Packed rows after the last sequence's are not written.
+  // Between packed sequences lie numbers of queries that see nothing; after the last one none do.
   HeadRows rows(packed ? 1 : params.batch,
                 packed
                     ? blocks.first(params.batch, 0, params.cu_seqlens_q[params.batch]) * kNumberRows

@@ -342,9 +342,9 @@ struct BackwardTraits {
     // its MMAs have read.
     uint64_t work_full[kWorkSlots];   // 1 arrival
     uint64_t work_empty[kWorkSlots];  // kConsumers * (kWarpgroupWarps + 1) arrivals, or 1 more
-    uint64_t key_full[kStagesK];      // 1 arrival
+    uint64_t key_full[kStagesK];      // 1 arrival; where blocks overlap query_full tells of K
     uint64_t key_empty[kStagesK];     // kConsumers * kWarpgroupWarps arrivals
-    uint64_t value_full;              // 1 arrival
+    uint64_t value_full;              // 1 arrival; where blocks overlap grad_o_full tells of V
     uint64_t value_empty;             // kConsumers * kWarpgroupWarps arrivals
     uint64_t query_full[kStages];     // Q and the LSE: 2 arrivals
     uint64_t query_empty[kStages];    // kConsumers * kWarpgroupWarps arrivals
