@@ -15,6 +15,7 @@
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/leftover_key.h"
 #include "cute_attention/core/load_sequence.h"
+#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/unused_rows.h"
 #include "cute_attention/core/work_tile.h"
 
@@ -109,9 +110,12 @@ struct BackwardPrepare {
     int const lane = int(threadIdx.x % kRowThreads);
     int const first_row = m_begin + int(threadIdx.x / kRowThreads);
     int const rows = sequence.seqlen_q - first_row;  // from the thread's first row on
-    int64_t const first = lse_index(params, sequence, work.batch, work.head, first_row);
-    float* const delta =
-        params.delta + number_index(params, sequence, work.batch, work.head, first_row);
+    // Where `head` is opaque the place is computed at each use, and no register keeps it.
+    auto const place_of_lse = [&](int head) {
+      return lse_index(params, sequence, work.batch, head, first_row);
+    };
+    constexpr bool kKeepsPlace = !(Traits::kLeavesKey && kHeadDim > 96);  // fp16 would spill
+    int64_t const kept_place = place_of_lse(work.head);
     // Past the end of the sequence a thread loads its last row, or of its own rows the first.
     int64_t const row = sequence.row_q + (rows > 0 ? first_row : sequence.seqlen_q - 1);
     auto const* const o = row_pointer(static_cast<Element const*>(params.o), params.o_stride,
@@ -141,7 +145,9 @@ struct BackwardPrepare {
       // The threads of a row divide its rounds: thread n has the row of round n.
       int const own = begin + lane * kRows;
       bool const inside = lane < kRounds && own < rows;
-      float const lse = inside ? params.lse[first + own] : 0.f;
+      int64_t const first = kKeepsPlace ? kept_place : place_of_lse(opaque(work.head));
+      // A query past the end, whose numbers are loaded with the tile, sees no key.
+      float const lse = inside ? params.lse[first + own] : -INFINITY;
       float const grad_lse =
           inside && params.grad_lse != nullptr ? params.grad_lse[first + own] : 0.f;
       if (begin == 0) {
@@ -155,9 +161,10 @@ struct BackwardPrepare {
       }
       Numbers const numbers = numbers_of_query(params, lse, grad_lse - sum);
       if (lane < kRounds) {
-        // What lies past the end is loaded with the tile.
-        delta[own] = inside ? numbers.delta : 0.f;
-        delta[numbers_size(params) + own] = inside ? numbers.lse_log2 : INFINITY;
+        float* const delta =
+            params.delta + number_index(params, sequence, work.batch, opaque(work.head), first_row);
+        delta[own] = numbers.delta;
+        delta[numbers_size(params) + own] = numbers.lse_log2;
       }
       if constexpr (Traits::kLeavesKey) {
         CUTE_UNROLL

@@ -117,26 +117,41 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
       return;
     }
     Step step = steps.first();
-    // One place for each load: what is inlined twice takes twice the instruction cache.
-    for (int index = 0;;) {
-      load_queries(step);
-      if (index == 0) {
-        load_keys();
-        load_values();
-        if constexpr (kBeginsEarly) {
+    if constexpr (kBeginsEarly) {
+      // One place for each load: what is inlined twice takes twice the instruction cache. The
+      // kernel with sums that does not begin early spills in this form, and has the other one.
+      for (int index = 0;;) {
+        load_queries(step);
+        if (index == 0) {
+          load_keys();
+          load_values();
           await_kernel_before();
         }
+        load_numbers(step);
+        ring.advance();
+        if (++index == count) {
+          return;
+        }
+        steps.advance(step);
       }
-      load_numbers(step);
-      ring.advance();
-      if (++index == count) {
-        return;
+    } else {
+      load_step(step);
+      load_keys();
+      load_values();
+      for (int index = 1; index < count; ++index) {
+        steps.advance(step);
+        load_step(step);
       }
-      steps.advance(step);
     }
   }
 
  private:
+  CUTE_DEVICE void load_step(Step const& step) {
+    load_queries(step);
+    load_numbers(step);
+    ring.advance();
+  }
+
   CUTE_DEVICE TileOrigin origin_k() const {
     bool const packed = arguments.params.cu_seqlens_k != nullptr;
     return {packed ? 0 : work->tile.batch, work->tile.head_kv, 0, int32_t(work->sequence.row_k)};
