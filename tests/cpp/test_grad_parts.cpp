@@ -48,7 +48,8 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
     for (int i = 0; i < walk.count(); ++i, walk.advance(step)) {
       found.push_back({step.head, step.m_block});
       int64_t const row = int64_t(step.m_block) * kTileM;
-      check_equal(step.row, (int64_t(params.heads) + step.head) * params.seqlen_q + row, "row");
+      int64_t const numbers = ceil_div(params.seqlen_q, kNumberRows) * kNumberRows;  // of a head
+      check_equal(step.row, (int64_t(params.heads) + step.head) * numbers + row, "row");
       check_equal(
           step.q - static_cast<char const*>(params.q),
           params.q_stride.batch + step.head * params.q_stride.head + row * params.q_stride.row,
