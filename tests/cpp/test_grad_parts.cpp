@@ -39,7 +39,7 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   for (int part = 0; part < of.count; ++part) {
     GradTile const tile{0, head_kv, 1, part};
     StepRange const range = steps_of_part(tiles, tile, of, up);
-    BackwardSteps<char, kTileM, true> const walk(params, tile, sequence, range);
+    BackwardSteps<char, kTileM, true, true> const walk(params, tile, sequence, range);
     check_equal(walk.count() > 0, part < filled, "the first parts have steps");
     with_steps += walk.count() > 0;
     longest = std::max(longest, walk.count());
@@ -189,9 +189,9 @@ void test_workspace() {
       params.cu_seqlens_q = params.cu_seqlens_k = &offsets;
       for (int length : lengths) params.total_k += length;
     }
-    check_equal(grad_workspace(params, shape, 1).grad_kv_parts, int64_t(0), "one part");
+    check_equal(grad_workspace<true>(params, shape, 1).grad_kv_parts, int64_t(0), "one part");
     TileBlocks const blocks = grad_kv_blocks(params, kTileN);
-    check_equal(grad_workspace(params, shape, 3).grad_kv_parts,
+    check_equal(grad_workspace<true>(params, shape, 3).grad_kv_parts,
                 3 * blocks.count() * kTileN * (64 + 96), "three parts");
     std::set<int64_t> seen;
     int64_t expected = 0, row = 0;

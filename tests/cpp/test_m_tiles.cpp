@@ -200,15 +200,15 @@ void check_numbers(BackwardParams const& params, std::vector<int32_t> const& beg
         queries, queries, params.cu_seqlens_q == nullptr ? 0 : begins[batch], 0, 1 << 30, 1 << 30);
     int32_t const rows = ceil_div(queries, kNumberRows) * kNumberRows;
     for (int head = 0; head < params.heads; ++head, expected += rows) {
-      int64_t const first = number_index(params, sequence, batch, head, 0);
+      int64_t const first = number_index<true>(params, sequence, batch, head, 0);
       check_equal(first % kNumberRows, 0, "where the numbers of a head begin");
       for (int query = 0; query < rows; ++query) {
-        seen.insert(number_index(params, sequence, batch, head, query));
+        seen.insert(number_index<true>(params, sequence, batch, head, query));
       }
     }
   }
   check_equal(int64_t(seen.size()), expected, "numbers of their own");
-  check_equal(*seen.rbegin() < numbers_size(params), true, "inside the workspace");
+  check_equal(*seen.rbegin() < numbers_size<true>(params), true, "inside the workspace");
 }
 
 void test_numbers() {
@@ -229,7 +229,7 @@ void test_workspace() {
   BackwardParams params = problem();
   int64_t const queries =
       int64_t(params.batch) * params.heads * ceil_div(params.seqlen_q, 128) * 128;
-  BackwardWorkspace const dense = grad_workspace(params, {64, 128, 96, 64}, 1);
+  BackwardWorkspace const dense = grad_workspace<true>(params, {64, 128, 96, 64}, 1);
   check_equal(dense.delta, 2 * queries, "two numbers a query, of whole tiles");
   check_equal(dense.grad_q_turn, grad_q_blocks(params, 64).count(), "a turn for each block");
   check_equal(dense.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,
@@ -237,7 +237,7 @@ void test_workspace() {
   int32_t const offsets[1] = {0};  // not read
   params.cu_seqlens_q = offsets;
   params.total_q = 1000;
-  BackwardWorkspace const packed = grad_workspace(params, {64, 128, 96, 64}, 1);
+  BackwardWorkspace const packed = grad_workspace<true>(params, {64, 128, 96, 64}, 1);
   check_equal(packed.delta, 2 * (1000 / 128 + params.batch) * 128 * params.heads,
               "two numbers a packed query, of whole tiles");
   check_equal(packed.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,

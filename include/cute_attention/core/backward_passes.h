@@ -41,12 +41,13 @@ CUTE_DEVICE WorkTile last_first(BackwardParams const& params, int tile_m) {
 // m_blocks CTAs for each head. Then each CTA also finishes every m_blocks-th tile after its own, so
 // that no tile is left out.
 //
+//   kPadded  whether the numbers of queries are padded (core/grad_tile.h)
 //   partial  (kThreads / 32)  room in shared memory
-template <int kTileM, int kThreads, class FinishQueries>
+template <int kTileM, int kThreads, bool kPadded, class FinishQueries>
 CUTE_DEVICE void finish_backward(BackwardParams const& params, WorkTile const& work, float* partial,
                                  FinishQueries const& finish_queries) {
   if (writes_sink_gradient(params, work)) {
-    write_sink_gradient<kThreads>(params, work.head, partial);
+    write_sink_gradient<kThreads, kPadded>(params, work.head, partial);
   }
   Sequence const sequence = load_sequence(params, work.batch);
   int const m_blocks = ceil_div(params.seqlen_q, kTileM);

@@ -44,7 +44,8 @@ CUTE_DEVICE void fill_rows(Element* gradient, Strides const& stride, int64_t fir
 //
 //   Traits   Element, kTileM, kTileN, kHeadDim, kHeadDimV and kThreads of the backward kernel, and
 //            start_states(sum_states, block, thread, written), of sm90/backward_launch.h;
-//            kHasSums: whether it keeps sums of dQ. The kernels that keep none have a CTA for every
+//            kPaddedNumbers: whether delta and the LSE are padded (core/grad_tile.h); kHasSums:
+//            whether it keeps sums of dQ. The kernels that keep none have a CTA for every
 //            key and every query. kLeavesKey: whether the call has a leftover key
 //   sum_states   the states of sums whose first number is stored (sm90/backward_states.h), or
 //                nullptr where sums begin at zeros
@@ -56,6 +57,7 @@ struct BackwardPrepare {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kThreads = Traits::kThreads;
+  static constexpr bool kPadded = Traits::kPaddedNumbers;
   static constexpr int kRowThreads = 8;  // neighbouring threads that share a row and load 128 bytes
   static constexpr int kVector = 16 / int(sizeof(Element));  // elements of one load
   using Vector = cutlass::AlignedArray<Element, kVector>;
@@ -92,7 +94,7 @@ struct BackwardPrepare {
     if (params.cu_seqlens_q == nullptr) {
       return;
     }
-    if (params.grad_sink != nullptr && work.m_block == 0) {
+    if (kPadded && params.grad_sink != nullptr && work.m_block == 0) {
       fill_numbers_between(params, work, sequence);
     }
     if (keys < sequence.seqlen_k) {
@@ -160,11 +162,11 @@ struct BackwardPrepare {
         sum = lane == round ? of_round : sum;
       }
       Numbers const numbers = numbers_of_query(params, lse, grad_lse - sum);
-      if (lane < kRounds) {
-        float* const delta =
-            params.delta + number_index(params, sequence, work.batch, opaque(work.head), first_row);
+      if (kPadded ? lane < kRounds : inside) {
+        float* const delta = params.delta + number_index<kPadded>(params, sequence, work.batch,
+                                                                  opaque(work.head), first_row);
         delta[own] = numbers.delta;
-        delta[numbers_size(params) + own] = numbers.lse_log2;
+        delta[numbers_size<kPadded>(params) + own] = numbers.lse_log2;
       }
       if constexpr (Traits::kLeavesKey) {
         CUTE_UNROLL
@@ -231,11 +233,11 @@ struct BackwardPrepare {
         number_blocks(params).first(work.batch + 1, work.head, sequence.row_q + sequence.seqlen_q) *
         kNumberRows;
     int64_t const behind_tiles = ceil_div(sequence.seqlen_q, kTileM) * kTileM;
-    for (int64_t i =
-             number_index(params, sequence, work.batch, work.head, behind_tiles) + threadIdx.x;
+    for (int64_t i = number_index<kPadded>(params, sequence, work.batch, work.head, behind_tiles) +
+                     threadIdx.x;
          i < end; i += kThreads) {
       params.delta[i] = 0.f;
-      params.delta[numbers_size(params) + i] = INFINITY;
+      params.delta[numbers_size<kPadded>(params) + i] = INFINITY;
     }
   }
 

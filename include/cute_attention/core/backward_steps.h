@@ -28,7 +28,8 @@ struct BackwardStep {
 };
 
 //   kMayGoUp  whether steps may go up; where they may not, the direction takes no register
-template <class Element, int kTileM, bool kMayGoUp = false>
+//   kPadded   whether the numbers of queries are padded (core/grad_tile.h)
+template <class Element, int kTileM, bool kMayGoUp = false, bool kPadded = false>
 class BackwardSteps {
  public:
   using Step = BackwardStep<Element>;
@@ -80,7 +81,7 @@ class BackwardSteps {
     return {head,
             m_block,
             grad_q_block(head, m_block),
-            number_index(params_, sequence_, tile_.batch, head, query),
+            number_index<kPadded>(params_, sequence_, tile_.batch, head, query),
             row_pointer(static_cast<Element const*>(params_.q), params_.q_stride, tile_.batch, head,
                         row),
             row_pointer(static_cast<Element const*>(params_.grad_o), params_.grad_o_stride,

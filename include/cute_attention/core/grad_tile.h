@@ -4,6 +4,7 @@
 
 #include <cute/config.hpp>
 
+#include "cute_attention/core/address.h"
 #include "cute_attention/core/block_tiles.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/sequence.h"
@@ -198,21 +199,28 @@ CUTE_HOST_DEVICE constexpr int64_t first_grad_q_block(BackwardParams const& para
   return grad_q_blocks(params, tile_m).first(batch, head, sequence.row_q);
 }
 
-// Where delta and the LSE * log2(e) of queries lie in the workspace: those of a head of a sequence
-// begin at a multiple of kNumberRows, so that a bulk copy, which needs multiples of 16 bytes, can
-// load a tile's. Behind the last query of a tile follow numbers of queries that see no key
-// (backward_prepare.h).
+// Where delta and the LSE * log2(e) of queries lie in the workspace: as the LSE of the call does,
+// or padded. Then those of a head of a sequence begin at a multiple of kNumberRows, so that a bulk
+// copy, which needs multiples of 16 bytes, can load a tile's, and behind the last query of a tile
+// follow numbers of queries that see no key (backward_prepare.h). The kernels of sm90 have them
+// padded. In those of sm80 a padded place would take registers that head dim 128 does not have.
 constexpr int32_t kNumberRows = 128;
 CUTE_HOST_DEVICE constexpr TileBlocks number_blocks(BackwardParams const& params) {
   return grad_q_blocks(params, kNumberRows);
 }
+template <bool kPadded>
 CUTE_HOST_DEVICE constexpr int64_t numbers_size(BackwardParams const& params) {
-  return number_blocks(params).count() * kNumberRows;
+  return kPadded ? number_blocks(params).count() * kNumberRows : lse_size(params);
 }
+template <bool kPadded>
 CUTE_HOST_DEVICE constexpr int64_t number_index(BackwardParams const& params,
                                                 Sequence const& sequence, int32_t batch,
                                                 int32_t head, int64_t query) {
-  return number_blocks(params).first(batch, head, sequence.row_q) * kNumberRows + query;
+  if constexpr (kPadded) {
+    return number_blocks(params).first(batch, head, sequence.row_q) * kNumberRows + query;
+  } else {
+    return lse_index(params, sequence, batch, head, query);
+  }
 }
 
 // The blocks of the sums of dK and dV of one part, of tile_n x (head_dim + head_dim_v) floats.
@@ -242,11 +250,13 @@ struct GradShape {
 //   grad_q_turn    [blocks]                    which CTA adds next, if the order is fixed
 //   grad_kv_parts  [parts, blocks, tile_n, head_dim + head_dim_v]  dK, not scaled, and dV of each
 //                                              part; only where there is more than one
+//   kPadded  whether the numbers of queries are padded
+template <bool kPadded>
 constexpr BackwardWorkspace grad_workspace(BackwardParams const& params, GradShape const& shape,
                                            int32_t parts) {
   int64_t const blocks = grad_q_blocks(params, shape.tile_m).count();
   int64_t const block_kv = int64_t(shape.tile_n) * (shape.head_dim + shape.head_dim_v);
-  return {2 * numbers_size(params), blocks * shape.tile_m * shape.head_dim, blocks,
+  return {2 * numbers_size<kPadded>(params), blocks * shape.tile_m * shape.head_dim, blocks,
           parts > 1 ? parts * grad_kv_blocks(params, shape.tile_n).count() * block_kv : 0, 0};
 }
 

@@ -99,23 +99,28 @@ CUTE_HOST_DEVICE constexpr bool writes_sink_gradient(BackwardParams const& param
 // on the shapes alone: the result is bitwise the same in every run. A query that backward_prepare
 // takes for one that sees nothing (kLowestLseLog2) adds nothing.
 //
+//   kPadded   whether these numbers are padded (core/grad_tile.h)
 //   partial   (kThreads / 32)  room in shared memory
-template <int kThreads>
+template <int kThreads, bool kPadded>
 CUTE_DEVICE void write_sink_gradient(BackwardParams const& params, int32_t head, float* partial) {
   constexpr int kAhead = 8;  // loads that are under way at the same time
   int const thread = int(threadIdx.x);
   bool const packed = params.cu_seqlens_q != nullptr;
   float const sink_log2 = params.sink[head] * float(M_LOG2E);
   bool const whole = sink_log2 == INFINITY;  // all shares are 1: exp2(inf - inf) would be NaN
-  TileBlocks const blocks = number_blocks(params);
-  float const* const delta = params.delta + blocks.first(0, head, 0) * kNumberRows;
-  float const* const lse_log2 = delta + numbers_size(params);
-  // Between packed sequences lie numbers of queries that see nothing; after the last one none do.
-  HeadRows rows(packed ? 1 : params.batch,
-                packed
-                    ? blocks.first(params.batch, 0, params.cu_seqlens_q[params.batch]) * kNumberRows
-                    : params.seqlen_q,
-                blocks.first(1, 0, 0) * kNumberRows, kThreads, thread);
+  Sequence const first{};
+  float const* const delta = params.delta + number_index<kPadded>(params, first, 0, head, 0);
+  float const* const lse_log2 = delta + numbers_size<kPadded>(params);
+  // Between packed sequences lie numbers of queries that see nothing, where they are padded; after
+  // the last one nothing has been written.
+  int32_t rows_of_head = params.seqlen_q;
+  if (packed) {
+    int32_t const end = params.cu_seqlens_q[params.batch];
+    rows_of_head =
+        kPadded ? number_blocks(params).first(params.batch, 0, end) * kNumberRows : int64_t{end};
+  }
+  HeadRows rows(packed ? 1 : params.batch, rows_of_head,
+                packed ? 0 : number_index<kPadded>(params, first, 1, 0, 0), kThreads, thread);
   float sum = 0.f;
   while (rows.inside()) {
     float lses[kAhead], deltas[kAhead];

@@ -30,7 +30,7 @@ struct BackwardFinish {
       return;
     }
     WorkTile const work = last_first(params, kTileM);
-    finish_backward<kTileM, Traits::kThreads>(
+    finish_backward<kTileM, Traits::kThreads, false>(
         params, work, reinterpret_cast<float*>(smem), [&](Sequence const& sequence, int m_block) {
           finish_queries(params, smem, work, sequence, m_block);
           __syncthreads();  // all threads are done with shared memory

@@ -48,7 +48,7 @@ struct BackwardLaunch {
   // A WorkspaceFunction (kernel_library.h).
   static void workspace(BackwardParams const* params, DeviceInfo const* device,
                         BackwardWorkspace* sizes) {
-    *sizes = grad_workspace(
+    *sizes = grad_workspace<false>(
         *params, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
         most_grad_parts(*params, Traits::kTileM, Traits::kTileN, ctas(*device), device->l2_bytes));
     sizes->grad_bias_parts = GradBiasLaunch<Row, kSharedMemoryBytes>::workspace(*params, *device);

@@ -33,7 +33,7 @@ struct BackwardLoad {
         sequence(sequence),
         batch(batch),
         thread(thread),
-        lse_or_delta(params.delta + opaque(thread < kTileM ? numbers_size(params) : 0)) {}
+        lse_or_delta(params.delta + opaque(thread < kTileM ? numbers_size<false>(params) : 0)) {}
 
   // Starts the copies of K and V of the block of keys that begins at n_begin. Rows past the end of
   // the sequence become zeros.

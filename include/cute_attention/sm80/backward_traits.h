@@ -41,6 +41,7 @@ template <class Row>
 struct BackwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
   static constexpr KernelConfig kConfig = Row::kConfig;
+  static constexpr bool kPaddedNumbers = false;  // of queries (core/grad_tile.h)
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kHeadDim = kKey.head_dim;

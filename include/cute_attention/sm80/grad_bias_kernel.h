@@ -46,6 +46,7 @@ struct GradBiasKernel : GradBiasScores<Traits> {
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr uint32_t kScoreMods = Traits::kKey.score_mods;
+  static constexpr bool kPadded = Traits::kKey.arch == Arch::Sm90;  // small heads of rows of sm90
 
   using Walk = GradBiasWalk<kTileM, kTileN, kSums>;
   using Visit = typename Walk::Visit;
@@ -230,10 +231,11 @@ struct GradBiasKernel : GradBiasScores<Traits> {
       bool const is_lse = thread < kTileM;
       int32_t const query = block.m_block * kTileM + row;
       bool const inside = query < sequence.seqlen_q;
-      float const* const numbers = params.delta + (is_lse ? numbers_size(params) : 0);
+      float const* const numbers = params.delta + (is_lse ? numbers_size<kPadded>(params) : 0);
       float& target = is_lse ? shared.tiles.lse[row] : shared.tiles.delta[row];
       cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(
-          numbers[number_index(params, sequence, block.batch, block.head, inside ? query : 0)],
+          numbers[number_index<kPadded>(params, sequence, block.batch, block.head,
+                                        inside ? query : 0)],
           target, inside);
     }
   }

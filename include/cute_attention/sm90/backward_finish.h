@@ -44,7 +44,7 @@ struct BackwardFinish {
       }
     }
     WorkTile const work = last_first(params, kTileM);
-    finish_backward<kTileM, kThreads>(
+    finish_backward<kTileM, kThreads, true>(
         params, work, smem, [&](Sequence const& sequence, int m_block) {
           finish_queries(params, work, sum_states, key, sequence, m_block);
         });

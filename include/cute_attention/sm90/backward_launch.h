@@ -41,6 +41,7 @@ struct PrepareTraits {
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
   static constexpr bool kHasSums = true;
+  static constexpr bool kPaddedNumbers = true;
   static constexpr bool kLeavesKey = kLeaves;
   // Of a block whose sums begin with a store: kSumWritten if the sums have numbers.
   CUTE_DEVICE static void start_states(int32_t* sum_states, int64_t block, int thread,
@@ -110,10 +111,10 @@ struct BackwardWithSums {
                         BackwardWorkspace* sizes) {
     BackwardParams p = *params;
     bool const leaves_key = leave_key(p, *device);
-    *sizes =
-        grad_workspace(p, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-                       most_grad_parts(p, Traits::kTileM, Traits::kTileN, device->multiprocessors,
-                                       device->l2_bytes));
+    *sizes = grad_workspace<true>(
+        p, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
+        most_grad_parts(p, Traits::kTileM, Traits::kTileN, device->multiprocessors,
+                        device->l2_bytes));
     sizes->delta += kCountersWithSums + count_sum_states<Traits>(p, *device);
     if (leaves_key) {
       sizes->delta += leftover_key_numbers(p, Traits::kTileM, Traits::kHeadDim + Traits::kHeadDimV);
@@ -151,7 +152,7 @@ struct BackwardWithSums {
         make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
                            context->device->multiprocessors, sums.parts);
     arguments.next_tile = next_tile(p);
-    arguments.lse_log2 = p.delta + numbers_size(p);
+    arguments.lse_log2 = p.delta + numbers_size<true>(p);
     arguments.sum_states = sum_states<Traits>(p, *context->device);
     float* const leftover =
         leaves_key ? reinterpret_cast<float*>(next_tile(p) + kCountersWithSums +

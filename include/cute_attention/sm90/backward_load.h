@@ -110,8 +110,8 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
 
   // The first queries are loaded before K and V: their buffers are free sooner.
   CUTE_DEVICE void load_work() {
-    BackwardSteps<Element, kTileM, Traits::kMayGoUp> const steps(arguments.params, work->tile,
-                                                                 work->sequence, work->steps);
+    BackwardSteps<Element, kTileM, Traits::kMayGoUp, true> const steps(arguments.params, work->tile,
+                                                                       work->sequence, work->steps);
     int const count = steps.count();
     if (count == 0) {
       return;

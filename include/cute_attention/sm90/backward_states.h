@@ -12,7 +12,7 @@ namespace cute_attention::sm90 {
 // taken: behind delta and the LSE in the workspace.
 constexpr int kCountersWithSums = 2;
 CUTE_HOST_DEVICE int32_t* next_tile(BackwardParams const& params) {
-  return reinterpret_cast<int32_t*>(params.delta + 2 * numbers_size(params));
+  return reinterpret_cast<int32_t*>(params.delta + 2 * numbers_size<true>(params));
 }
 
 // Where a call has many sums of dQ and few blocks of keys add to each, they are not set to zero.

@@ -46,6 +46,7 @@ struct PrepareWithoutSums {
   static constexpr int kHeadDimV = Row::kKey.head_dim_v;
   static constexpr int kThreads = 256;
   static constexpr bool kHasSums = false;
+  static constexpr bool kPaddedNumbers = true;
   static constexpr bool kLeavesKey = false;
 };
 
@@ -53,7 +54,7 @@ struct PrepareWithoutSums {
 // a bias, that CTAs have taken: behind delta and the LSE in the workspace.
 constexpr int kCounters = 3;
 CUTE_HOST_DEVICE int32_t* counters(BackwardParams const& params) {
-  return reinterpret_cast<int32_t*>(params.delta + 2 * numbers_size(params));
+  return reinterpret_cast<int32_t*>(params.delta + 2 * numbers_size<true>(params));
 }
 
 template <class Row>
@@ -81,7 +82,7 @@ template <class Row>
 __global__ void __launch_bounds__(kSinkThreads)
     grad_sink(CUTE_GRID_CONSTANT BackwardParams const params) {
   extern __shared__ float shared_numbers[];
-  write_sink_gradient<kSinkThreads>(params, int32_t(blockIdx.x), shared_numbers);
+  write_sink_gradient<kSinkThreads, true>(params, int32_t(blockIdx.x), shared_numbers);
 }
 
 template <class Row>
@@ -99,9 +100,9 @@ struct BackwardWithoutSums {
                         BackwardWorkspace* sizes) {
     GradShape const shape{TraitsKv::kTileM, TraitsKv::kTileN, TraitsKv::kHeadDim,
                           TraitsKv::kHeadDimV};
-    *sizes = grad_workspace(*params, shape,
-                            most_grad_parts(*params, shape.tile_m, shape.tile_n,
-                                            device->multiprocessors, device->l2_bytes));
+    *sizes = grad_workspace<true>(*params, shape,
+                                  most_grad_parts(*params, shape.tile_m, shape.tile_n,
+                                                  device->multiprocessors, device->l2_bytes));
     sizes->delta += kCounters;
     sizes->grad_q_sum = 0;
     sizes->grad_q_turn = 0;
@@ -129,7 +130,7 @@ struct BackwardWithoutSums {
         make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN, context->device->l2_bytes / 2,
                            multiprocessors, sums.parts);
     arguments.next_tile = counters(p);
-    arguments.lse_log2 = p.delta + numbers_size(p);
+    arguments.lse_log2 = p.delta + numbers_size<true>(p);
     arguments.bias_is_aligned =
         call_has<Row::kKey.score_mods, score_mods::Bias>(p) && tma_loads_bias(p);
     cudaError_t error = make_backward_maps<TraitsKv>(arguments);

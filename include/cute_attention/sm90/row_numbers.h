@@ -22,12 +22,13 @@ struct RowNumbers {
   //   first_query  of the thread; the other one is 8 queries after it
   CUTE_DEVICE void load(BackwardParams const& params, Sequence const& sequence, int32_t batch,
                         int32_t head, int32_t first_query) {
-    float const* const of_head = params.delta + number_index(params, sequence, batch, head, 0);
+    float const* const of_head =
+        params.delta + number_index<true>(params, sequence, batch, head, 0);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       int const query = first_query + 8 * row;
       bool const inside = query < sequence.seqlen_q;
-      lse[row] = inside ? of_head[numbers_size(params) + query] : INFINITY;
+      lse[row] = inside ? of_head[numbers_size<true>(params) + query] : INFINITY;
       delta[row] = inside ? of_head[query] : 0.f;
     }
     if constexpr (has_dropout(kScoreMods)) {
