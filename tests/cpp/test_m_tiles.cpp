@@ -231,6 +231,8 @@ void test_workspace() {
       int64_t(params.batch) * params.heads * ceil_div(params.seqlen_q, 128) * 128;
   BackwardWorkspace const dense = grad_workspace<true>(params, {64, 128, 96, 64}, 1);
   check_equal(dense.delta, 2 * queries, "two numbers a query, of whole tiles");
+  check_equal(grad_workspace<false>(params, {64, 128, 96, 64}, 1).delta,
+              2 * int64_t(params.batch) * params.heads * params.seqlen_q, "two numbers a query");
   check_equal(dense.grad_q_turn, grad_q_blocks(params, 64).count(), "a turn for each block");
   check_equal(dense.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,
               "a tile for each block");

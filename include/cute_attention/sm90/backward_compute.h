@@ -74,6 +74,7 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
       Products::start_scores, Products::store_grad_s, Products::tell_of_grad_q,
       Products::tell_of_grad_s, Products::tell_of_step;
 
+  // One block after the other: the last step of each is followed by its dQ.
   CUTE_DEVICE void compute_blocks() {
     for (int32_t number = 0;; ++number) {
       BackwardWork const& work = await_work(number);

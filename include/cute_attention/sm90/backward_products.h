@@ -52,7 +52,8 @@ struct BackwardProducts : BackwardPointwise<Row> {
   FragmentV tdVrdV;  // (MMA, MMA_N, MMA_DV)
   // How many steps, and how many dS, there were before this step in all blocks of this CTA. Before
   // the first step of each block comes a dS that nobody writes. So their difference is the number
-  // of blocks that had steps. Where dQ is not late there is no such dS, but it is counted.
+  // of blocks that had steps; where blocks overlap, of those before which there was no step. Where
+  // dQ is not late there is no such dS, but it is counted.
   int32_t steps_before = 0;
   int32_t grads_before = 0;
 

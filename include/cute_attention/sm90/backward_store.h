@@ -12,50 +12,6 @@
 
 namespace cute_attention::sm90 {
 
-// Writes the rows of dK or dV of the 64 keys of a warpgroup.
-//   gradient  of the first head of the first sequence, and its strides; cols, how many there are
-//   thread    of the warpgroup
-//   rC        (MMA, MMA_N, MMA_COLS)  the accumulator
-template <class Traits, class Accumulator>
-CUTE_DEVICE void store_rows_of_keys(BackwardWork const& work, void* gradient,
-                                    Strides const& strides, int32_t cols, int warpgroup, int thread,
-                                    Accumulator const& rC) {
-  using Element = typename Traits::Element;
-  int const first = work.tile.n_block * Traits::kTileN + warpgroup * kWarpgroupM;
-  store_rows(rC,
-             row_pointer(static_cast<Element*>(gradient), strides, work.tile.batch,
-                         work.tile.head_kv, work.sequence.row_k + first),
-             strides.row, work.sequence.seqlen_k - first, cols, thread);
-}
-
-// Writes dK of the 64 keys of a warpgroup, scaled.
-//   tdKrdK  (MMA, MMA_N, MMA_D)
-template <class Traits, class GradK>
-CUTE_DEVICE void store_grad_keys(BackwardParams const& params, BackwardWork const& work,
-                                 int warpgroup, int thread, GradK& tdKrdK) {
-  CUTE_UNROLL
-  for (int i = 0; i < cute::size(tdKrdK); ++i) {
-    tdKrdK(i) *= grad_qk_scale(params);
-  }
-  store_rows_of_keys<Traits>(work, params.grad_k, params.grad_k_stride, params.head_dim, warpgroup,
-                             thread, tdKrdK);
-}
-
-// Writes dV of the 64 keys of a warpgroup, scaled.
-//   tdVrdV  (MMA, MMA_N, MMA_DV)
-template <class Traits, class GradV>
-CUTE_DEVICE void store_grad_values(BackwardParams const& params, BackwardWork const& work,
-                                   int warpgroup, int thread, GradV& tdVrdV) {
-  if constexpr (has_dropout(Traits::kKey.score_mods)) {
-    CUTE_UNROLL
-    for (int i = 0; i < cute::size(tdVrdV); ++i) {
-      tdVrdV(i) *= grad_v_scale(params);
-    }
-  }
-  store_rows_of_keys<Traits>(work, params.grad_v, params.grad_v_stride, params.head_dim_v,
-                             warpgroup, thread, tdVrdV);
-}
-
 // Writes dK and dV of the 64 keys of a warpgroup, scaled.
 //   thread  of the warpgroup
 //   tdKrdK  (MMA, MMA_N, MMA_D)    tdVrdV  (MMA, MMA_N, MMA_DV)
