@@ -112,16 +112,26 @@ def exact(
     def nearly_alike(axis: int, t: Tensor) -> bool:  # but for roundings of float64
         return torch.allclose(t, t.narrow(axis, 0, 1).expand_as(t), rtol=1e-6, atol=0.0)
 
+    def alike_or_nothing(axis: int, t: Tensor) -> bool:  # as the largest, or next to it nothing
+        largest = t.gather(axis, t.abs().argmax(axis, keepdim=True))
+        far = torch.minimum(t.abs(), (t - largest).abs())
+        return bool((far <= 1e-6 * largest.abs()).all())
+
     def grouped(t: Tensor) -> Tensor:  # sums over the query heads of each KV head
         return turned(t.unflatten(1, (heads_kv, group)).sum(2))
 
     scores = q @ k.mT * scale
     bend = torch.ones((), dtype=scores.dtype, device=scores.device)
     bent_size = bend.new_zeros(())  # of what softcap leaves
+    bend_error = bend.new_zeros(())  # relative, in eps: d ln(1 - tanh^2(x)) = -2 tanh(x) dx
     if softcap:
         bent = torch.tanh(scores / softcap)
+        # A score is a sum over the head dim: where its terms cancel, its error is that of terms.
+        score_terms = abs(scale) * (q.square() @ k.square().mT).sqrt() + scores.abs()
+        bend_error = SCORE_ULPS * eps32 / eps * 2 * bent.abs() * score_terms / softcap
         scores, bend = softcap * bent, 1 - bent.square()
         bent_size = scores.abs()
+        del bent, score_terms
     biases = torch.zeros((), dtype=scores.dtype, device=scores.device)
     if alibi_slopes is not None:
         positions = torch.arange(q.shape[2], device=q.device) + (k.shape[2] - q.shape[2])
@@ -139,11 +149,13 @@ def exact(
     p = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
     del scores
     kept = torch.ones((), dtype=p.dtype, device=p.device)  # what dropout multiplies P by
+    ds_unit = 1.0  # kernels round dS of dropout before they multiply it (core/keep_scale.h)
     if drop_count(dropout_p):
         first = batch_start * heads
         ranges = (first, first + p.shape[0] * heads), (0, p.shape[2]), (0, p.shape[3])
         mask = keep_mask(as_seed(dropout_seed, p.device), dropout_p, *ranges)
-        kept = mask.view(p.shape) * keep_scale(dropout_p)
+        ds_unit = keep_scale(dropout_p)
+        kept = mask.view(p.shape) * ds_unit
     out, dp = (kept * p) @ v, kept * (grad_out @ v.mT)
     delta = (grad_out * out).sum(-1, keepdim=True)
     if grad_lse is not None:
@@ -173,7 +185,8 @@ def exact(
         # Queries that differ have the same output where all keys are alike: of the same gradient,
         # too, they have the same error of delta.
         outs = out.unflatten(1, (heads_kv, group))
-        same_rows = alike(2, grad_out) and (nearly_alike(3, outs) or alike(2, q))
+        # Where one key has all the weight, dropout leaves some rows nothing.
+        same_rows = alike(2, grad_out) and (alike_or_nothing(3, outs) or alike(2, q))
         many["rows"] = q.shape[2] if same_rows else 1
         # Queries that differ may have the same probabilities, by slopes or a softcap that is
         # reached. What their errors are multiplied with is then the same.
@@ -194,26 +207,33 @@ def exact(
     slipped = p * bend  # the factor by which an error of delta goes into dS
     # The derivative 1 - tanh^2, computed in fp32, is off by some ulps of 1. What is rounded is dS
     # with the error of delta: it is not small where dP and delta cancel.
-    bend_error = SCORE_ULPS * eps32 / eps if softcap else 0.0
-    ds_size = ds.abs() * factor + unbent.abs() * bend_error + eps * slipped * delta_size
-    ds2 = ((ds_size + floor * slope.clamp_min(1.0)) * counts).square()
+    slope_error = SCORE_ULPS * eps32 / eps if softcap else 0.0
+    ds_size = ds.abs() * (factor + bend_error) + unbent.abs() * slope_error
+    ds_size += eps * slipped * delta_size
+    ds2 = ((ds_size + ds_unit * floor * slope.clamp_min(1.0)) * counts).square()
+    # Below the smallest normal number all roundings may go one way, as where all become 0.
+    lost = ds.sign() * ds.abs().clamp_max(ds_unit * floor * eps) / eps
+    lost.masked_fill_(ds.abs() >= ds_unit * floor, 0.0)
     dq_size = scale * (many["keys"] * ds2 @ k.square()).sqrt() + dq.abs()
     # One error that all keys of a row have: that of delta, and, of copies of a key, of 1 - tanh^2.
-    dq_size += scale * (delta_size * (slipped @ k).abs() + bend_error * (unbent @ k).abs())
+    dq_size += scale * (delta_size * (slipped @ k).abs() + slope_error * (unbent @ k).abs())
+    dq_size += scale * (lost @ k).abs()
     dk2 = scale**2 * (ds2 + (slipped * delta_size).square()).mT @ q.square()
     dv2 = p2.mT @ grad_out.square()
+    dk_lost = scale * grouped(lost.mT @ q).abs()
     sizes = (
         turned(out_size),
         lse_size,
         turned(dq_size),
-        (of_group * grouped(dk2)).sqrt() + values[3].abs(),
+        (of_group * grouped(dk2)).sqrt() + values[3].abs() + dk_lost,
         (many["grad_rows"] * many["group"] * grouped(dv2)).sqrt() + values[4].abs(),
     )
     units = {name: eps32 if name == "lse" else eps for name in NAMES}
     found = dict(zip(NAMES, values, strict=True)), dict(zip(NAMES, sizes, strict=True)), units
     if bias is not None:
-        lost = unbent.abs() * (FLUSHED / p).clamp_max(1.0) / eps
-        added2 = (unbent.abs() * factor + p * delta_size + lost).square().sum_to_size(bias.shape)
+        flushed = unbent.abs() * (FLUSHED / p).clamp_max(1.0) / eps
+        added2 = (unbent.abs() * factor + p * delta_size + flushed).square()
+        added2 = added2.sum_to_size(bias.shape)
         found[0]["dbias"] = unbent.sum_to_size(bias.shape)
         rows = many["rows"] if bias.shape[-2:-1] in ((), (1,)) else 1
         keys = many["keys"] if bias.shape[-1:] in ((), (1,)) else 1
@@ -224,7 +244,8 @@ def exact(
         share = (logits - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
         share = share.masked_fill(logits == torch.inf, 1.0)  # it has all the weight
         found[0]["dsink"] = -(share * delta[..., 0]).sum((0, 2))
+        flushed = share.clamp_max(FLUSHED) * delta[..., 0].abs() / eps
         dsink2 = (share * delta_size[..., 0]).square().sum((0, 2))
-        found[1]["dsink"] = (many["rows"] * many["all"] * dsink2).sqrt()
+        found[1]["dsink"] = (many["rows"] * many["all"] * dsink2).sqrt() + flushed.sum((0, 2))
         units["dsink"] = eps
     return Exact(*found)
