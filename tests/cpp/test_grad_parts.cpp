@@ -97,7 +97,7 @@ void test_parts_divide_the_steps() {
 
 void test_known_calls() {
   auto const parts = [](BackwardParams const& params, int tile_m = kTileM) {
-    return grad_parts(params, tile_m, kTileN, kCtas, kL2Bytes).count;
+    return divide_steps(params, tile_m, kTileN, kCtas, kL2Bytes, false).count;
   };
   check_equal(parts(problem(4, 4096, 4096, 16, 16)), 1, "512 blocks");
   check_equal(parts(problem(4, 4096, 4096, 16, 16, true)), 1, "512 blocks, causal");
@@ -122,7 +122,7 @@ void test_packed_calls() {
     BackwardParams params = problem(batch, longest, longest, heads, heads_kv);
     params.cu_seqlens_q = params.cu_seqlens_k = &offsets;
     params.total_q = params.total_k = total;
-    return grad_parts(params, 128, kTileN, kCtas, kL2Bytes).count;
+    return divide_steps(params, 128, kTileN, kCtas, kL2Bytes, false).count;
   };
   check_equal(packed(4, 2048, 8192, 71, 1), 2, "as if it were dense");
   check_equal(packed(64, 2048, 8192, 71, 1), 2, "many short sequences beside a long one");
@@ -189,9 +189,9 @@ void test_workspace() {
       params.cu_seqlens_q = params.cu_seqlens_k = &offsets;
       for (int length : lengths) params.total_k += length;
     }
-    check_equal(grad_workspace<true>(params, shape, 1).grad_kv_parts, int64_t(0), "one part");
+    check_equal(grad_workspace<true>(params, shape, 0).grad_kv_parts, int64_t(0), "no parts");
     TileBlocks const blocks = grad_kv_blocks(params, kTileN);
-    check_equal(grad_workspace<true>(params, shape, 3).grad_kv_parts,
+    check_equal(grad_workspace<true>(params, shape, 3 * blocks.count()).grad_kv_parts,
                 3 * blocks.count() * kTileN * (64 + 96), "three parts");
     std::set<int64_t> seen;
     int64_t expected = 0, row = 0;

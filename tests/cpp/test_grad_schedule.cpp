@@ -51,9 +51,10 @@ struct Additions {
 // costs of estimate_steps(): a part takes one step more than it has, and two more where its sums
 // are to be added up, which takes four steps of 64 queries for each part of a CTA. If the params
 // ask for a fixed order, dQ of a step waits for that of the blocks before.
-double simulate(BackwardParams const& params, StepParts const& parts, int ctas,
+double simulate(BackwardParams const& params, BlockDivision const& division, int ctas,
                 int64_t l2_bytes = int64_t(1) << 24) {
-  GradSchedule const schedule = make_grad_schedule(params, kTileM, kTileN, l2_bytes, ctas, parts);
+  GradSchedule const schedule =
+      make_grad_schedule(params, kTileM, kTileN, l2_bytes, ctas, division);
   std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> free_at;
   for (int cta = 0; cta < ctas; ++cta) free_at.push(0);
   Additions additions(params);
@@ -61,18 +62,27 @@ double simulate(BackwardParams const& params, StepParts const& parts, int ctas,
   for (int64_t index = 0; index < schedule.tiles(); ++index) {
     GradTile const tile = schedule.tile(int32_t(index));
     MTiles const tiles = m_tiles(sequence_of(params), tile.n_block * kTileN, kTileN, kTileM);
-    StepRange const range = steps_of_part(tiles, tile, parts);
+    StepRange const range = steps_of_part(tiles, tile, schedule.parts_of(int32_t(index)));
     int64_t done = free_at.top();
     if (range.count > 0) {
       done = params.grad_q_turn == nullptr ? done + range.count
                                            : additions.add(params, tile, range, done + 1);
-      done += parts.count == 1 ? 1 : 3;
+      done += schedule.is_divided(tile) ? 3 : 1;
     }
     free_at.pop();
     free_at.push(done);
     end = std::max(end, done);
   }
-  return double(end) + (parts.count == 1 ? 0 : 4 * double(schedule.tiles()) / ctas);
+  int64_t const sums = division.parts.count == 1 ? 0 : schedule.tiles() - schedule.whole;
+  return double(end) + 4 * double(sums) / ctas;
+}
+double simulate(BackwardParams const& params, StepParts const& parts, int ctas,
+                int64_t l2_bytes = int64_t(1) << 24) {
+  return simulate(params, BlockDivision{parts}, ctas, l2_bytes);
+}
+// How all blocks are divided.
+StepParts grad_parts(BackwardParams const& params, int tile_m = kTileM) {
+  return divide_steps(params, tile_m, kTileN, kCtas, kL2Bytes, params.grad_q_turn != nullptr);
 }
 
 std::string name_of(BackwardParams const& params, StepParts const& parts) {
@@ -86,7 +96,7 @@ std::string name_of(BackwardParams const& params, StepParts const& parts) {
 // Compares the number of parts with all numbers: it is never worse than one part, and never far
 // from the best.
 void check_choice(BackwardParams const& params) {
-  StepParts const parts = grad_parts(params, kTileM, kTileN, kCtas, kL2Bytes);
+  StepParts const parts = grad_parts(params);
   std::string const name = name_of(params, parts);
   int64_t const blocks = tile_count(params.seqlen_k, kTileN, params.heads_kv, params.batch);
   check(parts.count >= 1, name + ": at least one part");
@@ -119,7 +129,7 @@ void test_choice() {
           for (bool causal : {false, true}) {
             BackwardParams params = problem(batch, seqlen_q, seqlen_k, heads, heads_kv, causal);
             check_choice(params);
-            (grad_parts(params, kTileM, kTileN, kCtas, kL2Bytes).count > 1 ? split : whole) += 1;
+            (grad_parts(params).count > 1 ? split : whole) += 1;
             params.window_left = 300;
             check_choice(params);
           }
@@ -139,7 +149,7 @@ void test_order_of_parts() {
       BackwardParams params = problem(3, 300, 500, 8, 4);
       params.grad_q_turn = &turn;
       GradSchedule const schedule =
-          make_grad_schedule(params, kTileM, kTileN, l2_bytes, kCtas, parts_of_heads(2, parts));
+          make_grad_schedule(params, kTileM, kTileN, l2_bytes, kCtas, {parts_of_heads(2, parts)});
       check_equal(schedule.tiles(), int64_t(4 * 4 * 3) * parts, "parts");
       std::set<std::tuple<int, int, int, int>> seen;
       for (int index = 0; index < schedule.tiles(); ++index) {
@@ -166,8 +176,8 @@ void test_rounds_that_go_up() {
     BackwardParams params = problem(2, 1000, 4096, heads, 8, causal);
     for (int32_t* turns : {static_cast<int32_t*>(nullptr), &turn}) {
       params.grad_q_turn = turns;
-      GradSchedule const schedule =
-          make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, kCtas, whole_blocks(params));
+      GradSchedule const schedule = make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24,
+                                                       kCtas, {whole_blocks(params)});
       check_equal(schedule.tiles(), int64_t(512), "almost four rounds");
       for (int index = 0; index < schedule.tiles(); ++index) {
         int const round = index / kCtas;
@@ -188,7 +198,7 @@ void test_parts_go_the_same_way() {
        {parts_of_heads(71, 2), parts_of_all(71, 5), parts_of_all(71, 16), parts_of_heads(71, 20),
         parts_of_heads(71, 71), parts_of_all(71, 100), parts_of_heads(71, 300)}) {
     GradSchedule const schedule =
-        make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, kCtas, parts);
+        make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, kCtas, {parts});
     std::set<std::tuple<int, int, int>> seen;
     for (int index = 0; index < schedule.tiles(); ++index) {
       GradTile const tile = schedule.tile(index);
@@ -267,13 +277,14 @@ void test_fixed_order() {
           BackwardParams params = problem(batch, seqlen_q, seqlen_k, heads, heads_kv);
           params.window_left = left;
           params.window_right = right;
-          StepParts const parts = grad_parts(params, kTileM, kTileN, kCtas, kL2Bytes);
+          StepParts const parts = grad_parts(params);
           double const any = simulate(params, parts, kCtas);
           params.grad_q_turn = &turn;
-          StepParts const waiting = grad_parts(params, kTileM, kTileN, kCtas, kL2Bytes);
-          check(std::max(waiting.count, parts.count) ==
-                    most_grad_parts(params, kTileM, kTileN, kCtas, kL2Bytes),
-                "the workspace fits");
+          StepParts const waiting = grad_parts(params);
+          int64_t const blocks = grad_kv_blocks(params, kTileN).count();
+          int const most_parts = std::max(waiting.count, parts.count);
+          check_equal(most_part_blocks(params, kTileM, kTileN, kCtas, kL2Bytes, false),
+                      most_parts > 1 ? most_parts * blocks : 0, "the workspace fits");
           double const fixed = simulate(params, waiting, kCtas);
           int const group = heads / heads_kv;
           double const longer = double(ceil_div(group, parts.count) * parts.count) / group;
@@ -288,12 +299,66 @@ void test_fixed_order() {
   check(whole > 20 && pieces > 20, "both kinds of parts");
 }
 
+// Where the blocks of the last round alone are divided, every part of every block comes once, in
+// the order of the blocks, and has a place of its own in the workspace.
+void test_last_round_alone() {
+  int divided = 0;
+  for (auto const& [batch, seqlen, heads, heads_kv] : {std::tuple{1, 16384, 16, 16},
+                                                       {2, 8192, 16, 16},
+                                                       {8, 2048, 32, 32},
+                                                       {1, 16384, 64, 8},
+                                                       {16, 1024, 32, 32},
+                                                       {1, 16896, 1, 1}}) {
+    BackwardParams params = problem(batch, seqlen, seqlen, heads, heads_kv);
+    BlockDivision const division =
+        grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, true, false);
+    std::string const name = name_of(params, division.parts);
+    int64_t const blocks = tile_count(seqlen, kTileN, heads_kv, batch);
+    if (division.parts.count == 1) {
+      check(blocks % kCtas == 0 || seqlen == 1024, name + ": CTAs wait");
+      continue;
+    }
+    ++divided;
+    check_equal(int64_t(division.whole), blocks - blocks % kCtas, name + ": whole rounds");
+    check(simulate(params, division, kCtas) < simulate(params, whole_blocks(params), kCtas),
+          name + ": it takes less time");
+    GradSchedule const schedule =
+        make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24, kCtas, division);
+    int64_t const places = most_part_blocks(params, kTileM, kTileN, kCtas, kL2Bytes, true);
+    check(places <= 4 * kCtas, name + ": the workspace is bounded");
+    check_equal(places, schedule.divided() * division.parts.count, name + ": a place for each");
+    int32_t number = 0, part = 0;
+    for (int32_t index = 0; index < schedule.tiles(); ++index) {
+      GradTile const tile = schedule.tile(index);
+      check_equal(schedule.number(tile), number, name + ": the order of the blocks");
+      check_equal(tile.part, part, name + ": the order of the parts");
+      check_equal(schedule.is_divided(tile), number >= division.whole, name + ": which are whole");
+      check_equal(schedule.parts_of(index).count,
+                  number < division.whole ? 1 : division.parts.count, name + ": how many parts");
+      if (++part == schedule.parts_of(index).count) {
+        part = 0;
+        ++number;
+      }
+    }
+    check_equal(int64_t(number), blocks, name + ": all blocks");
+    check_equal(grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, false, false).parts.count, 1,
+                name + ": a grid that is not persistent");
+    check_equal(grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, true, true).parts.count, 1,
+                name + ": a fixed order");
+    params.window_right = 0;
+    check_equal(grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, true, false).parts.count, 1,
+                name + ": blocks of different lengths");
+  }
+  check(divided >= 4, "some are divided");
+}
+
 }  // namespace
 }  // namespace cute_attention
 
 int main() {
   using namespace cute_attention;
   test_choice();
+  test_last_round_alone();
   test_order_of_parts();
   test_rounds_that_go_up();
   test_parts_go_the_same_way();

@@ -108,7 +108,7 @@ void test_schedule_covers_every_block_once() {
       BackwardParams params = problem();
       params.grad_q_turn = in_turn ? &turn : nullptr;
       GradSchedule const schedule =
-          make_grad_schedule(params, 64, 128, l2_bytes, 5, whole_blocks(params));
+          make_grad_schedule(params, 64, 128, l2_bytes, 5, {whole_blocks(params)});
       check_equal(schedule.tiles(), int64_t(4 * 4 * 3), "tiles");
       std::set<std::tuple<int, int, int>> seen;
       for (int index = 0; index < schedule.tiles(); ++index) {
@@ -132,7 +132,7 @@ void test_groups_of_heads() {
   params.window_left = params.window_right = kUnbounded;
   int64_t const head_bytes = 300 * 512;
   auto const heads = [&params](int64_t l2_bytes, int ctas) {
-    return make_grad_schedule(params, 64, 128, l2_bytes, ctas, whole_blocks(params))
+    return make_grad_schedule(params, 64, 128, l2_bytes, ctas, {whole_blocks(params)})
         .heads_per_group;
   };
   check_equal(heads(7 * head_bytes, 6), 7, "as many as fit, where the one that is left is enough");
@@ -229,9 +229,9 @@ void test_workspace() {
   BackwardParams params = problem();
   int64_t const queries =
       int64_t(params.batch) * params.heads * ceil_div(params.seqlen_q, 128) * 128;
-  BackwardWorkspace const dense = grad_workspace<true>(params, {64, 128, 96, 64}, 1);
+  BackwardWorkspace const dense = grad_workspace<true>(params, {64, 128, 96, 64}, 0);
   check_equal(dense.delta, 2 * queries, "two numbers a query, of whole tiles");
-  check_equal(grad_workspace<false>(params, {64, 128, 96, 64}, 1).delta,
+  check_equal(grad_workspace<false>(params, {64, 128, 96, 64}, 0).delta,
               2 * int64_t(params.batch) * params.heads * params.seqlen_q, "two numbers a query");
   check_equal(dense.grad_q_turn, grad_q_blocks(params, 64).count(), "a turn for each block");
   check_equal(dense.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,
@@ -239,7 +239,7 @@ void test_workspace() {
   int32_t const offsets[1] = {0};  // not read
   params.cu_seqlens_q = offsets;
   params.total_q = 1000;
-  BackwardWorkspace const packed = grad_workspace<true>(params, {64, 128, 96, 64}, 1);
+  BackwardWorkspace const packed = grad_workspace<true>(params, {64, 128, 96, 64}, 0);
   check_equal(packed.delta, 2 * (1000 / 128 + params.batch) * 128 * params.heads,
               "two numbers a packed query, of whole tiles");
   check_equal(packed.grad_q_sum, grad_q_blocks(params, 64).count() * 64 * 96,

@@ -190,7 +190,7 @@ void test_grad_schedules() {
   params.seqlen_k = kMaxSeqlen;
   params.head_dim = params.head_dim_v = 256;
   GradSchedule const schedule =
-      make_grad_schedule(params, 64, 64, 25 << 20, 132, whole_blocks(params));
+      make_grad_schedule(params, 64, 64, 25 << 20, 132, {whole_blocks(params)});
   check_equal(schedule.tiles(), int64_t(1 << 10) * ((kMaxSeqlen + 63) / 64), "blocks of long keys");
   // One block of keys with nearly as many steps as a launch has tiles, in the most parts.
   int32_t const steps = int32_t(kMaxTiles), parts = 1024;

@@ -84,6 +84,12 @@ CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile
           min_of(longest, heads * tiles.count() - begin)};
 }
 
+// What a part takes beside its steps, in steps: kBlockSteps to load K, V and the first queries, and
+// to add the last dQ; kPartSteps to write its sums of dK and dV. To add up the sums of a part, the
+// kernel after takes as long as a step of kSumQueries queries would: of keys and head dim there are
+// as many in the sums as in a step, so one number serves all rows.
+constexpr double kBlockSteps = 1, kPartSteps = 2, kSumQueries = 256;
+
 // Estimates how long the backward takes, in steps, where each of `blocks` blocks of keys is divided
 // into parts as `of` says, a step has `tile_m` queries, and `ctas` CTAs run at the same time. The
 // longest parts come first, and a CTA takes the next part when it is free. Then the backward takes
@@ -96,11 +102,6 @@ CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile
 // 1.01 times as long as the best ones in the mean, and 1.07 at worst.
 constexpr double estimate_steps(BlockTiles const& of_blocks, int64_t blocks, StepParts const& of,
                                 int64_t ctas, int32_t tile_m) {
-  // What a part takes beside its steps, in steps: kBlockSteps to load K, V and the first queries,
-  // and to add the last dQ; kPartSteps to write its sums of dK and dV. To add up the sums of a
-  // part, the kernel after takes as long as a step of kSumQueries queries would: of keys and head
-  // dim there are as many in the sums as in a step, so one number serves all rows.
-  constexpr double kBlockSteps = 1, kPartSteps = 2, kSumQueries = 256;
   bool const divided = of.count > 1;
   double const overhead = divided ? kBlockSteps + kPartSteps : kBlockSteps;
   auto const mean_part = [&](int32_t sample) {
@@ -233,17 +234,72 @@ constexpr StepParts divide_steps(BackwardParams const& params, int32_t tile_m, i
   return best;
 }
 
-constexpr StepParts grad_parts(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
-                               int64_t ctas, int64_t l2_bytes) {
-  return divide_steps(params, tile_m, tile_n, ctas, l2_bytes, params.grad_q_turn != nullptr);
+// Divides the blocks of the last round alone, where all blocks have as many steps and there are too
+// few of the last ones for all CTAs: 2048 blocks are 15 rounds of 132 CTAs and 68 blocks, for which
+// 64 CTAs would wait. These blocks have the least number of parts of those that are estimated to
+// take the least time. Nothing is divided in a fixed order of dQ, where the parts have not been
+// measured.
+constexpr BlockDivision divide_last_round(BackwardParams const& params, int32_t tile_m,
+                                          int32_t tile_n, int64_t ctas, bool fixed_order) {
+  constexpr int64_t kRounds = 4, kFewestSteps = 2;  // as divide_steps() has them
+  StepParts const whole = whole_blocks(params);
+  BlockDivision best{whole, 0};
+  int64_t const blocks = tile_count(params.seqlen_k, tile_n, params.heads_kv, params.batch);
+  int64_t const last = blocks % ctas;
+  bool const packed = params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr;
+  if (packed || fixed_order || last == 0 || blocks < 2 * ctas || blocks > kMaxTiles / 2) {
+    return best;
+  }
+  BlockTiles const of_blocks = sample_tiles(params, tile_m, tile_n);
+  if (of_blocks.differ()) {
+    return best;
+  }
+  int64_t const steps = int64_t(of_blocks.tiles[0]) * whole.group;
+  double least = double(steps) + kBlockSteps;
+  for (int64_t parts = 2; (parts * last - 1) / ctas < kRounds && steps / parts >= kFewestSteps;
+       ++parts) {
+    StepParts const of = parts_of_all(whole.group, int32_t(parts));
+    double const rounds = double((parts * last - 1) / ctas + 1);
+    double const time = rounds * (longest_part(of_blocks.tiles[0], of) + kBlockSteps + kPartSteps) +
+                        kSumQueries / tile_m * double(parts * last) / double(ctas);
+    if (time < least) {
+      best = {of, int32_t(blocks - last)};
+      least = time;
+    }
+  }
+  return best;
 }
 
-// The most parts that a block has, whether the order is fixed or not: for the function that says
-// how large the workspace must be, which is not told.
-constexpr int32_t most_grad_parts(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
-                                  int64_t ctas, int64_t l2_bytes) {
-  return max_of(divide_steps(params, tile_m, tile_n, ctas, l2_bytes, false).count,
-                divide_steps(params, tile_m, tile_n, ctas, l2_bytes, true).count);
+// Which blocks of keys are divided into parts, and how.
+//   persistent  whether the CTAs of a launch take blocks until there are no more
+constexpr BlockDivision grad_division(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
+                                      int64_t ctas, int64_t l2_bytes, bool persistent,
+                                      bool fixed_order) {
+  StepParts const of_all = divide_steps(params, tile_m, tile_n, ctas, l2_bytes, fixed_order);
+  return of_all.count > 1 || !persistent
+             ? BlockDivision{of_all, 0}
+             : divide_last_round(params, tile_m, tile_n, ctas, fixed_order);
+}
+// The same where the workspace is there: nothing is divided if it has no room for sums of parts.
+constexpr BlockDivision grad_division(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
+                                      int64_t ctas, int64_t l2_bytes, bool persistent) {
+  return params.grad_kv_parts == nullptr ? BlockDivision{whole_blocks(params), 0}
+                                         : grad_division(params, tile_m, tile_n, ctas, l2_bytes,
+                                                         persistent, params.grad_q_turn != nullptr);
+}
+
+// How many parts have sums of dK and dV in the workspace, at most, whether the order is fixed or
+// not: for the function that says how large the workspace must be, which is not told.
+constexpr int64_t most_part_blocks(BackwardParams const& params, int32_t tile_m, int32_t tile_n,
+                                   int64_t ctas, int64_t l2_bytes, bool persistent) {
+  int64_t most = 0;
+  for (bool fixed_order : {false, true}) {
+    BlockDivision const division =
+        grad_division(params, tile_m, tile_n, ctas, l2_bytes, persistent, fixed_order);
+    int64_t const blocks = grad_kv_blocks(params, tile_n).count() - division.whole;
+    most = division.parts.count > 1 ? max_of(most, division.parts.count * blocks) : most;
+  }
+  return most;
 }
 
 }  // namespace cute_attention

@@ -27,9 +27,16 @@ struct StepParts {
   int32_t pieces;  // of a bundle, at most
   int32_t count;   // parts of a block, at most; 1 where nothing is divided
 };
-constexpr StepParts make_step_parts(int32_t group, int32_t bundle, int32_t pieces) {
+CUTE_HOST_DEVICE constexpr StepParts make_step_parts(int32_t group, int32_t bundle,
+                                                     int32_t pieces) {
   return {group, bundle, pieces, bundle < 1 ? 1 : ceil_div(group, bundle) * pieces};
 }
+
+// Which blocks of keys are divided into parts, of all in the order of GradSchedule.
+struct BlockDivision {
+  StepParts parts;    // of a block that is divided
+  int32_t whole = 0;  // how many blocks, the first ones, are not; 0 where parts.count is 1
+};
 
 // The order in which CTAs take the blocks of keys of all heads and sequences.
 //
@@ -49,12 +56,21 @@ struct GradSchedule {
   int32_t heads_kv;         // KV heads of one sequence
   int32_t all_heads;        // KV heads of all sequences together
   int32_t heads_per_group;  // KV heads of one group
-  StepParts parts;          // of a block of keys
+  StepParts parts;          // of a block of keys that is divided
+  int32_t whole;            // how many blocks come before those that are
   int32_t ctas;             // of a round that goes up or down; 0 where all go down
 
-  // How many parts all blocks of keys have. A launch may have at most kMaxTiles.
-  CUTE_HOST_DEVICE constexpr int64_t tiles() const {
-    return int64_t(n_blocks) * all_heads * parts.count;
+  // How many blocks are divided, if parts.count is not 1.
+  CUTE_HOST_DEVICE constexpr int64_t divided() const {
+    return int64_t(n_blocks) * all_heads - whole;
+  }
+  // How many parts all blocks of keys have; a block that is not divided is one. A launch may have
+  // at most kMaxTiles.
+  CUTE_HOST_DEVICE constexpr int64_t tiles() const { return whole + divided() * parts.count; }
+
+  // How the block of part `index` is divided.
+  CUTE_HOST_DEVICE constexpr StepParts parts_of(int32_t index) const {
+    return index < whole ? make_step_parts(parts.group, parts.group, 1) : parts;
   }
 
   // Whether the steps of part `index` go from the first tile of queries to the last. All parts of a
@@ -64,17 +80,40 @@ struct GradSchedule {
   // all of them. Those of the second begin when a block of the first ends, under a causal mask the
   // shorter ones later, and end together. So they go up.
   CUTE_HOST_DEVICE constexpr bool goes_up(int32_t index) const {
-    return ctas > 0 && index / parts.count * parts.count / ctas % 2 == 1;
+    return ctas > 0 && (index - part_of(index)) / ctas % 2 == 1;
   }
 
   CUTE_HOST_DEVICE constexpr GradTile tile(int32_t index) const {
-    int32_t const tiles_per_group = n_blocks * heads_per_group * parts.count;
-    int32_t const first_head = index / tiles_per_group * heads_per_group;
-    int32_t const parts_here = min_of(heads_per_group, all_heads - first_head) * parts.count;
-    int32_t const in_group = index % tiles_per_group;
-    int32_t const in_block = in_group % parts_here;
-    int32_t const head = first_head + in_block / parts.count;
-    return {in_group / parts_here, head % heads_kv, head / heads_kv, in_block % parts.count};
+    int32_t const divided = index - whole;
+    GradTile tile = block(divided < 0 ? index : whole + divided / parts.count);
+    tile.part = part_of(index);
+    return tile;
+  }
+
+  // Block `number` of all, and the number of a block.
+  CUTE_HOST_DEVICE constexpr GradTile block(int32_t number) const {
+    int32_t const per_group = n_blocks * heads_per_group;
+    int32_t const first_head = number / per_group * heads_per_group;
+    int32_t const heads_here = min_of(heads_per_group, all_heads - first_head);
+    int32_t const in_group = number % per_group;
+    int32_t const head = first_head + in_group % heads_here;
+    return {in_group / heads_here, head % heads_kv, head / heads_kv, 0};
+  }
+  CUTE_HOST_DEVICE constexpr int32_t number(GradTile const& tile) const {
+    int32_t const head = tile.batch * heads_kv + tile.head_kv;
+    int32_t const first_head = head / heads_per_group * heads_per_group;
+    int32_t const heads_here = min_of(heads_per_group, all_heads - first_head);
+    return first_head * n_blocks + tile.n_block * heads_here + head - first_head;
+  }
+
+  // Whether the block of a part is divided.
+  CUTE_HOST_DEVICE constexpr bool is_divided(GradTile const& tile) const {
+    return parts.count > 1 && (whole == 0 || number(tile) >= whole);
+  }
+
+ private:
+  CUTE_HOST_DEVICE constexpr int32_t part_of(int32_t index) const {
+    return index < whole ? 0 : (index - whole) % parts.count;
   }
 };
 
@@ -114,7 +153,7 @@ constexpr int64_t heads_of_group(BlockTiles const& of_blocks, int64_t n_blocks, 
 }
 
 // `l2_bytes` says how much of the L2 cache a group may take, `ctas` how many CTAs run at the same
-// time, `parts` how the steps of a block are divided (grad_parts()).
+// time, `division` which blocks are divided, and how (grad_division()).
 //
 // If dQ is summed in a fixed order, the CTAs of a head follow each other, each one step of the loop
 // over queries behind the one before. Then few CTAs of a head should run at the same time: four,
@@ -124,7 +163,7 @@ constexpr int64_t heads_of_group(BlockTiles const& of_blocks, int64_t n_blocks, 
 // as the one in any order, with 33 heads 1.09 times.
 constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t tile_m,
                                           int32_t tile_n, int64_t l2_bytes, int64_t ctas,
-                                          StepParts const& parts) {
+                                          BlockDivision const& division) {
   // Of a KV head the bytes of one query head count. With those of all query heads groups are
   // smaller, and the longest blocks of the last one begin when other CTAs have nothing left to
   // take: a causal backward of 8192 tokens took 1.32 times as long with 64 heads of 128 over
@@ -134,12 +173,12 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   int64_t const fitting = l2_bytes / (head_bytes > 0 ? head_bytes : 1);
   // A part of a block follows those of the blocks before that have the same steps, so there are as
   // many rows of CTAs that follow each other as there are parts.
-  int64_t const steps = int64_t(ceil_div(params.seqlen_q, tile_m)) *
-                        ceil_div(params.heads / params.heads_kv, parts.count);
-  int64_t const least =
-      params.grad_q_turn == nullptr ? 1 : ctas / parts.count / (4 + steps / 16) + 1;
+  int32_t const rows = division.whole > 0 ? 1 : division.parts.count;
+  int64_t const steps =
+      int64_t(ceil_div(params.seqlen_q, tile_m)) * ceil_div(params.heads / params.heads_kv, rows);
+  int64_t const least = params.grad_q_turn == nullptr ? 1 : ctas / rows / (4 + steps / 16) + 1;
   int64_t const wanted = fitting > least ? fitting : least;
-  // With less than two blocks for each CTA there is one group: grad_parts() chooses the number of
+  // With less than two blocks for each CTA there is one group: divide_steps() chooses the number of
   // parts for blocks that come with the longest of all heads first.
   int32_t const n_blocks = ceil_div(params.seqlen_k, tile_n);
   bool const divides = all_heads > wanted && n_blocks * all_heads >= 2 * ctas;
@@ -152,8 +191,8 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   // Where no mask lets blocks end at different times, going up took 0.96 to 1.10 times as long.
   bool const turns = params.grad_q_turn == nullptr && params.heads > 2 * params.heads_kv &&
                      params.window_right == 0;
-  return {n_blocks,          params.heads_kv, int32_t(all_heads),
-          int32_t(of_group), parts,           turns ? int32_t(ctas) : 0};
+  return {n_blocks,       params.heads_kv, int32_t(all_heads),       int32_t(of_group),
+          division.parts, division.whole,  turns ? int32_t(ctas) : 0};
 }
 
 // Where in a workspace the blocks of the tiles of q, or of k, lie. Each tile of each head of each
@@ -242,22 +281,23 @@ struct GradShape {
 };
 
 // The workspaces of a backward pass that computes `delta` for each query, adds up dQ in blocks, and
-// has `parts` parts of each block of keys:
+// has sums of dK and dV of `part_blocks` parts (most_part_blocks()):
 //
 //   delta          [2, numbers_size]           [0]: grad_lse - rowsum(grad_o * o);
 //                                              [1]: LSE * log2(e)
 //   grad_q_sum     [blocks, tile_m, head_dim]  the sums of dQ
 //   grad_q_turn    [blocks]                    which CTA adds next, if the order is fixed
-//   grad_kv_parts  [parts, blocks, tile_n, head_dim + head_dim_v]  dK, not scaled, and dV of each
-//                                              part; only where there is more than one
+//   grad_kv_parts  [part_blocks, tile_n, head_dim + head_dim_v]
+//                                              dK, not scaled, and dV of each part
+//
 //   kPadded  whether the numbers of queries are padded
 template <bool kPadded>
 constexpr BackwardWorkspace grad_workspace(BackwardParams const& params, GradShape const& shape,
-                                           int32_t parts) {
+                                           int64_t part_blocks) {
   int64_t const blocks = grad_q_blocks(params, shape.tile_m).count();
   int64_t const block_kv = int64_t(shape.tile_n) * (shape.head_dim + shape.head_dim_v);
   return {2 * numbers_size<kPadded>(params), blocks * shape.tile_m * shape.head_dim, blocks,
-          parts > 1 ? parts * grad_kv_blocks(params, shape.tile_n).count() * block_kv : 0, 0};
+          part_blocks * block_kv, 0};
 }
 
 }  // namespace cute_attention

@@ -16,7 +16,7 @@ namespace cute_attention {
 // What backward_finish is told of the parts. It has `ctas` CTAs more, its first ones, that add them
 // up: none where nothing is divided.
 struct PartSums {
-  StepParts parts;
+  GradSchedule schedule;
   int32_t ctas;
 };
 
@@ -35,18 +35,28 @@ struct KeyGradientSums {
   static constexpr int kBlockCtas = kTileN * kRowVectors / kFinishThreads;
   static_assert(kBlockCtas * kFinishThreads == kTileN * kRowVectors, "each thread has a vector");
 
-  // The CTAs that add up the parts of all blocks of keys.
-  static PartSums part_sums(BackwardParams const& params, StepParts const& parts) {
-    int64_t const tiles = tile_count(params.seqlen_k, kTileN, params.heads_kv, params.batch);
-    return {parts, parts.count == 1 ? 0 : int32_t(tiles * kBlockCtas)};
+  // The CTAs that add up the parts of the blocks of keys that are divided.
+  static PartSums part_sums(GradSchedule const& schedule) {
+    return {schedule, schedule.parts.count == 1 ? 0 : int32_t(schedule.divided() * kBlockCtas)};
   }
 
-  // The block of part `part` of a block of keys.
+  // The sums of part `part` of a block of keys, where all blocks are divided.
   CUTE_DEVICE static float* block(BackwardParams const& params, Sequence const& sequence,
                                   GradTile const& tile, int part) {
     TileBlocks const blocks = grad_kv_blocks(params, kTileN);
     int64_t const number = part * blocks.count() +
                            blocks.first(tile.batch, tile.head_kv, sequence.row_k) + tile.n_block;
+    return params.grad_kv_parts + number * (kTileN * kCols);
+  }
+
+  // The same where all or some are. Where some are, the sums of those lie one after the other in
+  // the order of the schedule.
+  CUTE_DEVICE static float* block(BackwardParams const& params, GradSchedule const& schedule,
+                                  Sequence const& sequence, GradTile const& tile, int part) {
+    if (schedule.whole == 0) {
+      return block(params, sequence, tile, part);
+    }
+    int64_t const number = part * schedule.divided() + schedule.number(tile) - schedule.whole;
     return params.grad_kv_parts + number * (kTileN * kCols);
   }
 
@@ -57,7 +67,12 @@ struct KeyGradientSums {
   CUTE_DEVICE static void store(BackwardParams const& params, Sequence const& sequence,
                                 GradTile const& tile, int thread, GradK const& tdKrdK,
                                 GradV const& tdVrdV) {
-    float* const target = block(params, sequence, tile, tile.part);
+    store<MmaK, MmaV>(block(params, sequence, tile, tile.part), sequence, tile, thread, tdKrdK,
+                      tdVrdV);
+  }
+  template <class MmaK, class MmaV, class GradK, class GradV>
+  CUTE_DEVICE static void store(float* target, Sequence const& sequence, GradTile const& tile,
+                                int thread, GradK const& tdKrdK, GradV const& tdVrdV) {
     int const keys = sequence.seqlen_k - tile.n_block * kTileN;
     store_fragment<MmaK, kHeadDim>(target, keys, thread, tdKrdK);
     store_fragment<MmaV, Traits::kHeadDimV>(target + kHeadDim, keys, thread, tdVrdV);
@@ -79,11 +94,9 @@ struct KeyGradientSums {
   }
 
   // Adds up the parts of the vectors of CTA `cta`, and writes them.
-  CUTE_DEVICE static void add_up(BackwardParams const& params, StepParts const& parts,
+  CUTE_DEVICE static void add_up(BackwardParams const& params, GradSchedule const& schedule,
                                  int32_t cta) {
-    int32_t const n_blocks = ceil_div(params.seqlen_k, kTileN);
-    int32_t const index = cta / kBlockCtas, head = index / n_blocks;
-    GradTile const tile{index % n_blocks, head % params.heads_kv, head / params.heads_kv, 0};
+    GradTile const tile = schedule.block(schedule.whole + cta / kBlockCtas);
     Sequence const sequence = load_sequence(params, tile.batch);
     int const vector = cta % kBlockCtas * kFinishThreads + int(threadIdx.x);
     int const row = vector / kRowVectors, col = vector % kRowVectors * kVector;
@@ -92,9 +105,11 @@ struct KeyGradientSums {
       return;
     }
     int32_t const tiles = m_tiles(sequence, tile.n_block * kTileN, kTileN, kTileM).count();
-    int32_t const with_steps = parts_with_steps(tiles, parts);
-    float const* source = block(params, sequence, tile, 0) + row * kCols + col;
-    int64_t const distance = grad_kv_blocks(params, kTileN).count() * (kTileN * kCols);
+    int32_t const with_steps = parts_with_steps(tiles, schedule.parts);
+    float const* source = block(params, schedule, sequence, tile, 0) + row * kCols + col;
+    int64_t const distance =
+        (schedule.whole > 0 ? schedule.divided() : grad_kv_blocks(params, kTileN).count()) *
+        (kTileN * kCols);
     float sum[kVector] = {};
 #pragma unroll 4
     for (int part = 0; part < with_steps; ++part) {

@@ -26,7 +26,7 @@ struct BackwardFinish {
 
   CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums, Element* smem) {
     if (int(blockIdx.x) < sums.ctas) {
-      Sums::add_up(params, sums.parts, int(blockIdx.x));
+      Sums::add_up(params, sums.schedule, int(blockIdx.x));
       return;
     }
     WorkTile const work = last_first(params, kTileM);

@@ -50,7 +50,8 @@ struct BackwardLaunch {
                         BackwardWorkspace* sizes) {
     *sizes = grad_workspace<false>(
         *params, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-        most_grad_parts(*params, Traits::kTileM, Traits::kTileN, ctas(*device), device->l2_bytes));
+        most_part_blocks(*params, Traits::kTileM, Traits::kTileN, ctas(*device), device->l2_bytes,
+                         false));
     sizes->grad_bias_parts = GradBiasLaunch<Row, kSharedMemoryBytes>::workspace(*params, *device);
   }
 
@@ -65,15 +66,12 @@ struct BackwardLaunch {
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    PartSums const sums =
-        Sums::part_sums(backward_params, backward_params.grad_kv_parts == nullptr
-                                             ? whole_blocks(backward_params)
-                                             : parts(backward_params, *context->device));
     // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
     // that is read or written once.
-    GradSchedule const schedule =
-        make_grad_schedule(backward_params, Traits::kTileM, Traits::kTileN,
-                           context->device->l2_bytes / 2, ctas(*context->device), sums.parts);
+    GradSchedule const schedule = make_grad_schedule(
+        backward_params, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
+        ctas(*context->device), division(backward_params, *context->device));
+    PartSums const sums = Sums::part_sums(schedule);
     cudaError_t error =
         allow_shared_memory<&backward<Row>>(kSharedMemoryBytes, context->device->ordinal);
     if (error != cudaSuccess) {
@@ -83,7 +81,7 @@ struct BackwardLaunch {
       backward_prepare<Row><<<unsigned(m_tiles), kThreads, 0, stream>>>(passes);
     }
     if (n_tiles > 0) {
-      backward<Row><<<unsigned(n_tiles * sums.parts.count), kThreads, kSharedMemoryBytes, stream>>>(
+      backward<Row><<<unsigned(schedule.tiles()), kThreads, kSharedMemoryBytes, stream>>>(
           backward_params, schedule);
     }
     if (m_tiles > 0) {
@@ -102,8 +100,9 @@ struct BackwardLaunch {
     return int64_t(device.multiprocessors) * (8 / Row::kConfig.warps);
   }
   // How the steps of a block of keys are divided.
-  static StepParts parts(BackwardParams const& params, DeviceInfo const& device) {
-    return grad_parts(params, Traits::kTileM, Traits::kTileN, ctas(device), device.l2_bytes);
+  static BlockDivision division(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_division(params, Traits::kTileM, Traits::kTileN, ctas(device), device.l2_bytes,
+                         false);
   }
 };
 

@@ -153,14 +153,15 @@ struct BackwardCompute : BackwardChunks<Row, kWritesGradQ> {
   // Writes dK and dV of a block, or the sums of a part.
   CUTE_DEVICE void store(BackwardWork const& work) {
     int const own = kOverlapsBlocks ? opaque(thread) : thread;  // few registers
-    if (arguments.schedule.parts.count == 1) {
+    if (!arguments.schedule.is_divided(work.tile)) {
       store_key_gradients<Traits>(arguments.params, work, warpgroup, own % kWarpgroupThreads,
                                   tdKrdK, tdVrdV);
     } else if (work.steps.count > 0) {
       using MmaK = typename Traits::MmaK;
       using MmaV = typename Traits::MmaV;
-      Sums::template store<MmaK, MmaV>(arguments.params, work.sequence, work.tile, own, tdKrdK,
-                                       tdVrdV);
+      float* const target = Sums::block(arguments.params, arguments.schedule, work.sequence,
+                                        work.tile, work.tile.part);
+      Sums::template store<MmaK, MmaV>(target, work.sequence, work.tile, own, tdKrdK, tdVrdV);
     }
   }
 

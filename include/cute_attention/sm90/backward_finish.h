@@ -33,7 +33,7 @@ struct BackwardFinish {
                               int32_t const* sum_states, float* leftover, float* smem) {
     int const cta = int(blockIdx.x);
     if (cta < sums.ctas) {
-      Sums::add_up(params, sums.parts, cta);
+      Sums::add_up(params, sums.schedule, cta);
       return;
     }
     OfLeftoverKey const key{params, leftover};

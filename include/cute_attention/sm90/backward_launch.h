@@ -113,8 +113,8 @@ struct BackwardWithSums {
     bool const leaves_key = leave_key(p, *device);
     *sizes = grad_workspace<true>(
         p, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-        most_grad_parts(p, Traits::kTileM, Traits::kTileN, device->multiprocessors,
-                        device->l2_bytes));
+        most_part_blocks(p, Traits::kTileM, Traits::kTileN, device->multiprocessors,
+                         device->l2_bytes, kIsPersistent));
     sizes->delta += kCountersWithSums + count_sum_states<Traits>(p, *device);
     if (leaves_key) {
       sizes->delta += leftover_key_numbers(p, Traits::kTileM, Traits::kHeadDim + Traits::kHeadDimV);
@@ -144,13 +144,12 @@ struct BackwardWithSums {
     if (m_tiles > kMaxTiles || n_tiles > kMaxTiles) {
       return cudaErrorInvalidConfiguration;
     }
-    PartSums const sums = Sums::part_sums(
-        p, p.grad_kv_parts == nullptr ? whole_blocks(p) : parts(p, *context->device));
     // Queries and sums of dQ may take half of the L2 cache; the other half is for K, V and for data
     // that is read or written once.
     arguments.schedule =
         make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
-                           context->device->multiprocessors, sums.parts);
+                           context->device->multiprocessors, division(p, *context->device));
+    PartSums const sums = Sums::part_sums(arguments.schedule);
     arguments.next_tile = next_tile(p);
     arguments.lse_log2 = p.delta + numbers_size<true>(p);
     arguments.sum_states = sum_states<Traits>(p, *context->device);
@@ -208,7 +207,7 @@ struct BackwardWithSums {
     }
     if (n_tiles > 0) {
       int32_t const most = Traits::kOneTile ? int32_t(kMaxTiles) : context->device->multiprocessors;
-      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts.count, most);
+      int32_t const ctas = min_of(int32_t(arguments.schedule.tiles()), most);
       auto const kernel = at_once            ? kWriter
                           : of_keys          ? kKeys
                           : floats           ? kFloatTiles
@@ -262,10 +261,12 @@ struct BackwardWithSums {
     return Traits::kWritesGradQ && has_one_adder(params, Traits::kTileM, Traits::kTileN);
   }
 
-  // How the steps of a block of keys are divided. The grid is persistent.
-  static StepParts parts(BackwardParams const& params, DeviceInfo const& device) {
-    return grad_parts(params, Traits::kTileM, Traits::kTileN, device.multiprocessors,
-                      device.l2_bytes);
+  static constexpr bool kIsPersistent = !Traits::kOneTile;
+
+  // How the blocks of keys are divided.
+  static BlockDivision division(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_division(params, Traits::kTileM, Traits::kTileN, device.multiprocessors,
+                         device.l2_bytes, kIsPersistent);
   }
 };
 

@@ -102,7 +102,7 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
     if (!next.is_end()) {
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
-      next.steps = steps_of_part(next.tiles, next.tile, arguments.schedule.parts,
+      next.steps = steps_of_part(next.tiles, next.tile, arguments.schedule.parts_of(index),
                                  Traits::kMayGoUp && arguments.schedule.goes_up(index));
     }
     return next;

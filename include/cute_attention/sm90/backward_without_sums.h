@@ -72,8 +72,8 @@ using PartsOf = KeyGradientSums<GradKvTraits<Row>, GradKvTraits<Row>::kSumThread
 template <class Row>
 __global__ void __launch_bounds__(GradKvTraits<Row>::kSumThreads)
     grad_kv_sum(CUTE_GRID_CONSTANT BackwardParams const params,
-                CUTE_GRID_CONSTANT StepParts const parts) {
-  PartsOf<Row>::add_up(params, parts, int32_t(blockIdx.x));
+                CUTE_GRID_CONSTANT GradSchedule const schedule) {
+  PartsOf<Row>::add_up(params, schedule, int32_t(blockIdx.x));
 }
 
 // The gradient of the sink of each head, one CTA a head.
@@ -100,9 +100,10 @@ struct BackwardWithoutSums {
                         BackwardWorkspace* sizes) {
     GradShape const shape{TraitsKv::kTileM, TraitsKv::kTileN, TraitsKv::kHeadDim,
                           TraitsKv::kHeadDimV};
-    *sizes = grad_workspace<true>(*params, shape,
-                                  most_grad_parts(*params, shape.tile_m, shape.tile_n,
-                                                  device->multiprocessors, device->l2_bytes));
+    *sizes =
+        grad_workspace<true>(*params, shape,
+                             most_part_blocks(*params, shape.tile_m, shape.tile_n,
+                                              device->multiprocessors, device->l2_bytes, false));
     sizes->delta += kCounters;
     sizes->grad_q_sum = 0;
     sizes->grad_q_turn = 0;
@@ -123,12 +124,11 @@ struct BackwardWithoutSums {
     }
     int32_t const multiprocessors = context->device->multiprocessors;
     int32_t const most_ctas = kOneTile<Row> ? int32_t(kMaxTiles) : multiprocessors;
-    PartSums const sums = PartsOf<Row>::part_sums(
-        p, p.grad_kv_parts == nullptr ? whole_blocks(p) : parts(p, *context->device));
     // Queries may take half of the L2 cache, as where dQ is summed.
     arguments.schedule =
         make_grad_schedule(p, TraitsKv::kTileM, TraitsKv::kTileN, context->device->l2_bytes / 2,
-                           multiprocessors, sums.parts);
+                           multiprocessors, division(p, *context->device));
+    PartSums const sums = PartsOf<Row>::part_sums(arguments.schedule);
     arguments.next_tile = counters(p);
     arguments.lse_log2 = p.delta + numbers_size<true>(p);
     arguments.bias_is_aligned =
@@ -156,11 +156,11 @@ struct BackwardWithoutSums {
       }
     }
     if (n_tiles > 0) {
-      int32_t const ctas = min_of(int32_t(n_tiles) * sums.parts.count, most_ctas);
+      int32_t const ctas = min_of(int32_t(arguments.schedule.tiles()), most_ctas);
       grad_kv<Row><<<unsigned(ctas), kThreads, kBytesKv, stream>>>(arguments);
     }
     if (sums.ctas > 0) {
-      grad_kv_sum<Row><<<unsigned(sums.ctas), TraitsKv::kSumThreads, 0, stream>>>(p, sums.parts);
+      grad_kv_sum<Row><<<unsigned(sums.ctas), TraitsKv::kSumThreads, 0, stream>>>(p, sums.schedule);
     }
     if (m_tiles > 0) {
       int32_t const ctas = min_of(int32_t(m_tiles), most_ctas);
@@ -176,9 +176,9 @@ struct BackwardWithoutSums {
 
  private:
   // How the steps of a block of keys are divided. The grid is persistent.
-  static StepParts parts(BackwardParams const& params, DeviceInfo const& device) {
-    return grad_parts(params, TraitsKv::kTileM, TraitsKv::kTileN, device.multiprocessors,
-                      device.l2_bytes);
+  static BlockDivision division(BackwardParams const& params, DeviceInfo const& device) {
+    return grad_division(params, TraitsKv::kTileM, TraitsKv::kTileN, device.multiprocessors,
+                         device.l2_bytes, false);
   }
 };
 
