@@ -188,6 +188,9 @@ def test_what_dropout_multiplies_by_is_not_in_the_numbers_that_are_rounded() -> 
     without = exact(q, k, v, 0 * grad, grad_lse=grad_lse)
     with pytest.raises(Wrong, match="dq"):
         judge("dq", dq, without.values["dq"], without.sizes["dq"], without.eps["dq"])
+    # Where nothing is kept, the gradient of the LSE is rounded as without dropout.
+    none = exact(q, k, v, 0 * grad, grad_lse=grad_lse, dropout_p=1.0, dropout_seed=3)
+    torch.testing.assert_close(none.sizes["dq"], without.sizes["dq"])
 
 
 def test_the_derivative_of_softcap_has_the_error_of_a_large_score() -> None:
@@ -204,6 +207,24 @@ def test_the_derivative_of_softcap_has_the_error_of_a_large_score() -> None:
     judge("dq", dq, *args)
     with pytest.raises(Wrong, match="dq"):
         judge("dq", 1.1 * dq, *args)
+
+
+def test_a_probability_has_the_error_of_a_large_score_behind_a_small_softcap() -> None:
+    """An error of four ulps of the terms of a score, where the cap is not reached. Probabilities
+    that are 10 % larger are noticed."""
+    torch.manual_seed(1)
+    q, k, v, grad = (torch.randn(1, n, 1, 216) for n in (11, 800, 800, 11))
+    q, k, v, grad = (100 * q).half(), (30 * k).half(), v.half(), grad.half()
+    right = exact(q, k, v, grad, softcap=0.5, scale=1.0)
+    wide_q, wide_k, wide_grad = (t.double().transpose(1, 2) for t in (q, k, grad))
+    terms = (wide_q.square() @ wide_k.square().mT).sqrt()
+    scores = wide_q @ wide_k.mT + 2.0**-21 * terms * torch.randn_like(terms)
+    p = (0.5 * torch.tanh(scores / 0.5)).softmax(-1).half().double()
+    dv = (p.mT @ wide_grad).transpose(1, 2)
+    args = right.values["dv"], right.sizes["dv"], right.eps["dv"]
+    judge("dv", dv, *args)
+    with pytest.raises(Wrong, match="dv"):
+        judge("dv", 1.1 * dv, *args)
 
 
 def test_queries_that_dropout_leaves_nothing_are_alike() -> None:

@@ -123,15 +123,16 @@ def exact(
     scores = q @ k.mT * scale
     bend = torch.ones((), dtype=scores.dtype, device=scores.device)
     bent_size = bend.new_zeros(())  # of what softcap leaves
-    bend_error = bend.new_zeros(())  # relative, in eps: d ln(1 - tanh^2(x)) = -2 tanh(x) dx
+    raw_error = bend_error = bend.new_zeros(())  # of the score that is bent, and relative of bend
     if softcap:
         bent = torch.tanh(scores / softcap)
         # A score is a sum over the head dim: where its terms cancel, its error is that of terms.
-        score_terms = abs(scale) * (q.square() @ k.square().mT).sqrt() + scores.abs()
-        bend_error = SCORE_ULPS * eps32 / eps * 2 * bent.abs() * score_terms / softcap
+        raw_size = abs(scale) * (q.square() @ k.square().mT).sqrt() + scores.abs()
+        raw_error = SCORE_ULPS * eps32 / eps * raw_size
+        bend_error = 2 * bent.abs() * raw_error / softcap  # d ln(1 - tanh^2(x)) = -2 tanh(x) dx
         scores, bend = softcap * bent, 1 - bent.square()
         bent_size = scores.abs()
-        del bent, score_terms
+        del bent, raw_size
     biases = torch.zeros((), dtype=scores.dtype, device=scores.device)
     if alibi_slopes is not None:
         positions = torch.arange(q.shape[2], device=q.device) + (k.shape[2] - q.shape[2])
@@ -154,8 +155,8 @@ def exact(
         first = batch_start * heads
         ranges = (first, first + p.shape[0] * heads), (0, p.shape[2]), (0, p.shape[3])
         mask = keep_mask(as_seed(dropout_seed, p.device), dropout_p, *ranges)
-        ds_unit = keep_scale(dropout_p)
-        kept = mask.view(p.shape) * ds_unit
+        kept = mask.view(p.shape) * keep_scale(dropout_p)
+        ds_unit = max(keep_scale(dropout_p), 1.0)  # 1 where nothing is kept
     out, dp = (kept * p) @ v, kept * (grad_out @ v.mT)
     delta = (grad_out * out).sum(-1, keepdim=True)
     if grad_lse is not None:
@@ -173,6 +174,7 @@ def exact(
     # small that it underflows to 0 contributes nothing.
     score_size = lse.nan_to_num(0.0, 0.0, 0.0).abs()[..., None] + biases.abs()
     score_error = (SCORE_ULPS * eps32 * score_size + SOFTCAP_ERROR * bent_size) / eps
+    score_error = score_error + bend * raw_error
     factor, floor = 1.0 + score_error, max(torch.finfo(dtype).smallest_normal, NOTHING)
     counts = p > NOTHING**2
     p2 = ((p * factor + floor) * counts * kept).square()
