@@ -225,7 +225,8 @@ struct BackwardParams {
   float* delta;          // begins at a multiple of 16 bytes, and so do all that are floats
   float* grad_q_sum;     // additions are fastest where it begins at a multiple of 128 bytes
   int32_t* grad_q_turn;  // not null asks for gradients that are bitwise the same in every run
-  float* grad_kv_parts;  // may be null: then calls with few keys or KV heads are slower
+  float* grad_kv_parts;  // may be null: then calls with few keys or KV heads are slower, and some
+                         // with many
 
   int32_t const* cu_seqlens_q;
   int32_t const* cu_seqlens_k;
@@ -268,7 +269,7 @@ struct BackwardWorkspace {
   int64_t delta;
   int64_t grad_q_sum;
   int64_t grad_q_turn;    // only where the call is to be deterministic
-  int64_t grad_kv_parts;  // 0 unless there are few blocks of keys (core/grad_parts.h)
+  int64_t grad_kv_parts;  // 0 unless blocks of keys are divided into parts (core/grad_parts.h)
   // 0 unless grad_bias is small and a sum over much (core/grad_bias_tiles.h); at most 32 MB.
   int64_t grad_bias_parts;
 };

@@ -128,7 +128,7 @@ def exact(
         bent = torch.tanh(scores / softcap)
         # A score is a sum over the head dim: where its terms cancel, its error is that of terms.
         raw_size = abs(scale) * (q.square() @ k.square().mT).sqrt() + scores.abs()
-        raw_error = SCORE_ULPS * eps32 / eps * raw_size
+        raw_error = SCORE_ULPS * eps32 / eps * raw_size.nan_to_num(0.0, 0.0, 0.0)
         bend_error = 2 * bent.abs() * raw_error / softcap  # d ln(1 - tanh^2(x)) = -2 tanh(x) dx
         scores, bend = softcap * bent, 1 - bent.square()
         bent_size = scores.abs()
