@@ -159,10 +159,8 @@ def test_ctas_go_up_in_their_second_round(row: rows.TableRow) -> None:
 
 
 def test_the_last_round_of_blocks(row: rows.TableRow) -> None:
-    """Two rounds of blocks of keys, and two blocks more, which are divided into parts where the
-    grid is persistent (divide_last_round() of core/grad_parts.h)."""
-    if row.arch != "sm90" or has_two_kernels(row):
-        pytest.skip("a CTA has one block")
+    """Two rounds of blocks of keys, and two blocks more. Rows of sm90 with sums of dQ divide these
+    into parts (divide_last_round() of core/grad_parts.h)."""
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     inputs, grad_out = make(row, Case(1 + multiprocessors, 700, 200, 2, 1, {}))
     check(row, inputs, grad_out, {})

@@ -349,6 +349,12 @@ void test_last_round_alone() {
     check_equal(grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, true, false).parts.count, 1,
                 name + ": blocks of different lengths");
   }
+  BackwardParams const one_block = problem(40, 4096, 77, 7, 7);
+  check_equal(grad_division(one_block, kTileM, kTileN, kCtas, kL2Bytes, true, false).parts.count, 1,
+              "one block of keys for each head");
+  BackwardParams const two_blocks = problem(20, 4096, 177, 7, 7);
+  check(grad_division(two_blocks, kTileM, kTileN, kCtas, kL2Bytes, true, false).parts.count > 1,
+        "as many blocks, two for each head");
   check(divided >= 4, "some are divided");
 }
 

@@ -238,7 +238,8 @@ constexpr StepParts divide_steps(BackwardParams const& params, int32_t tile_m, i
 // few of the last ones for all CTAs: 2048 blocks are 15 rounds of 132 CTAs and 68 blocks, for which
 // 64 CTAs would wait. These blocks have the least number of parts of those that are estimated to
 // take the least time. Nothing is divided in a fixed order of dQ, where the parts have not been
-// measured.
+// measured, nor where a head has one block: there may be no kernel after the backward then
+// (has_one_adder()), which would have to be launched to add the parts up.
 constexpr BlockDivision divide_last_round(BackwardParams const& params, int32_t tile_m,
                                           int32_t tile_n, int64_t ctas, bool fixed_order) {
   constexpr int64_t kRounds = 4, kFewestSteps = 2;  // as divide_steps() has them
@@ -247,7 +248,8 @@ constexpr BlockDivision divide_last_round(BackwardParams const& params, int32_t 
   int64_t const blocks = tile_count(params.seqlen_k, tile_n, params.heads_kv, params.batch);
   int64_t const last = blocks % ctas;
   bool const packed = params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr;
-  if (packed || fixed_order || last == 0 || blocks < 2 * ctas || blocks > kMaxTiles / 2) {
+  if (packed || fixed_order || params.seqlen_k <= tile_n || last == 0 || blocks < 2 * ctas ||
+      blocks > kMaxTiles / 2) {
     return best;
   }
   BlockTiles const of_blocks = sample_tiles(params, tile_m, tile_n);
