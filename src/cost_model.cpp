@@ -18,26 +18,26 @@ struct RowCosts {
   double tile_clocks;  // of a key tile, in addition to its arithmetic: barriers, maxima of rows
 };
 constexpr RowCosts kSm80Costs{0.75, 2500, 200};
-// Of sm90 rows by the number of consumer warpgroups. Three CTAs of rows with one share an SM: one
-// computes while another waits in a barrier or for its first K. All that differs from kSm80Costs
-// was fitted to 155 shapes of head dims 64, 96 and 128 that were measured with each of two or
-// three rows on an H100. The rows that are chosen take 1.003 times as long as the fastest ones in
-// the mean, and 1.11 at worst; they took 1.011 and 1.26 where tiles of keys were counted for a
-// whole CTA.
-constexpr RowCosts kOneConsumerCosts{0.81, 4000, 100};
+// Of sm90 rows by the number of consumer warpgroups, fitted to 155 shapes of head dims 64, 96 and
+// 128 that were measured with each of two or three rows on an H100.
 constexpr RowCosts kTwoConsumerCosts = kSm80Costs;
 constexpr RowCosts kThreeConsumerCosts{0.82, 3200, 200};
+// Of sm90 rows whose CTAs share an SM (ForwardTraits::kSharesSm): one computes while another waits
+// in a barrier or for its first K. Fitted to 53 shapes of head dim 64 that were measured with each
+// of the three rows on an H200. The rows that are chosen take 1.002 times as long as the fastest
+// ones in the mean, and 1.08 at worst.
+constexpr RowCosts kSharingCosts{0.53, 1000, 40};
 // What a warpgroup without queries takes of the time of those beside it: their products and their
 // softmax wait for each other more.
 constexpr double kIdleShare = 0.5;
-// Alone on its SM a CTA of one consumer begins and ends sooner; but nobody else computes while its
-// products and its softmax wait for each other, so that a key tile takes so long at least.
-constexpr double kCtaClocksAlone = 2000;
-constexpr double kTileClocksAlone = 800;
+// In such a row nobody else of the CTA computes while its products and its softmax wait for each
+// other, so that a key tile of the longest CTA takes so long at least.
+constexpr double kTileClocksAlone = 1000;
+constexpr int32_t kConsumersOfSm = 4;  // that CTAs which share an SM have registers for
 constexpr double kLaunchUs = 3;
 constexpr int32_t kReservedSharedMemory = 1024;  // bytes of each CTA that CUDA keeps for itself
-constexpr int32_t kWarpsOfOneConsumer = 8;       // a producer warpgroup and one that computes
-constexpr int32_t kWarpsOfTwoConsumers = 12;     // the same and two that compute
+constexpr int32_t kWarpgroupThreads = 128;
+constexpr int32_t kWarpsOfTwoConsumers = 12;  // a producer warpgroup and two that compute
 constexpr int32_t kWarpgroupQueries = 64;
 constexpr int32_t kSaturatingWarps = 8;  // so many warps keep the tensor cores of an SM busy
 
@@ -66,13 +66,14 @@ double flops_per_clock(Arch arch, int32_t compute_capability) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-bool has_one_consumer(KernelRow const& row) {
-  return row.key.arch == Arch::Sm90 && row.config.warps == kWarpsOfOneConsumer;
+bool shares_multiprocessor(KernelRow const& row, DeviceInfo const& device) {
+  return row.key.arch == Arch::Sm90 && row.key.direction == Direction::Forward &&
+         resident_ctas(row, device) > 1;
 }
 
-RowCosts const& costs_of(KernelRow const& row) {
+RowCosts const& costs_of(KernelRow const& row, DeviceInfo const& device) {
   return row.key.arch != Arch::Sm90                 ? kSm80Costs
-         : has_one_consumer(row)                    ? kOneConsumerCosts
+         : shares_multiprocessor(row, device)       ? kSharingCosts
          : row.config.warps == kWarpsOfTwoConsumers ? kTwoConsumerCosts
                                                     : kThreeConsumerCosts;
 }
@@ -142,7 +143,7 @@ double tile_clocks(KernelRow const& row, DeviceInfo const& device) {
   // A score is q.k, and with qv also qv.v.
   int32_t const depth = row.key.head_dim + (has_qv(row.key.score_mods) ? row.key.head_dim_v : 0);
   double const flops = 2 * scores * (double(depth) + row.key.head_dim_v);
-  RowCosts const& costs = costs_of(row);
+  RowCosts const& costs = costs_of(row, device);
   return std::max(flops / flops_per_clock(row.key.arch, device.compute_capability),
                   scores / kExpsPerClock) /
              costs.efficiency +
@@ -153,8 +154,10 @@ int64_t resident_ctas(KernelRow const& row, DeviceInfo const& device) {
   int32_t const fit_shared_memory =
       device.shared_memory_per_multiprocessor / (row.shared_memory_bytes + kReservedSharedMemory);
   int32_t const fit = std::min(fit_shared_memory, 1536 / row.threads);
-  if (row.key.arch != Arch::Sm80 || row.key.direction != Direction::Forward) {
-    return std::max<int32_t>(1, fit);
+  if (row.key.direction != Direction::Forward) return std::max<int32_t>(1, fit);
+  if (row.key.arch == Arch::Sm90) {
+    int32_t const consumers = std::max(1, row.threads / kWarpgroupThreads - 1);
+    return std::max<int32_t>(1, std::min(fit, kConsumersOfSm / consumers));
   }
   KernelConfig config = row.config;
   config.warps = std::max<int32_t>(1, row.threads / 32);  // all warps of these kernels compute
@@ -171,15 +174,13 @@ double grid_us(KernelRow const& row, DeviceInfo const& device, GridWork const& w
 
   // The CTAs of an SM share its tensor cores, so the time of the SM is the sum of theirs. No
   // schedule takes less time than the CTA with the most key tiles takes.
-  bool const one_consumer = has_one_consumer(row);
-  double const longest_tile =
-      one_consumer ? std::max(work.tile_clocks, kTileClocksAlone) : work.tile_clocks;
+  double const longest_tile = shares_multiprocessor(row, device)
+                                  ? std::max(work.tile_clocks, kTileClocksAlone)
+                                  : work.tile_clocks;
   double const clocks = std::max(double(per_multiprocessor) * work.mean_tiles * work.tile_clocks,
                                  work.longest * longest_tile);
   double const rounds = double(ceil_div(work.ctas, device.multiprocessors * resident));
-  double const cta_clocks =
-      one_consumer && per_multiprocessor == 1 ? kCtaClocksAlone : costs_of(row).cta_clocks;
-  return (clocks / speed + rounds * cta_clocks) / kClocksPerUs;
+  return (clocks / speed + rounds * costs_of(row, device).cta_clocks) / kClocksPerUs;
 }
 
 double estimate_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device) {

@@ -109,44 +109,62 @@ void test_preferences() {
   check_equal(estimate_us(large, nothing, kDevice), 0.0, "no query costs nothing");
 }
 
-// The sm90 rows of head dim 64, which have two buffers of Q.
+// The sm90 rows of head dim 64: one whose CTA has an SM for itself, with two buffers of Q, and two
+// whose CTAs share one.
 DeviceInfo const kHopper{0, 90, 132, 227 * 1024, 228 * 1024, 50 << 20, "test"};
-KernelRow hopper_row(int32_t tile_m, int32_t tile_n, int32_t stages) {
+KernelRow hopper_row(int32_t tile_m, int32_t tile_n, int32_t stages, int32_t stages_q) {
   KernelRow of_sm90 = row(tile_m, tile_n, 64, 4 * (1 + tile_m / 64));
   of_sm90.key.arch = Arch::Sm90;
   of_sm90.config.stages = stages;
-  of_sm90.shared_memory_bytes = 2 * 64 * (2 * tile_m + 2 * stages * tile_n) + 1024;
+  of_sm90.shared_memory_bytes = 2 * 64 * (stages_q * tile_m + 2 * stages * tile_n) + 1024;
   return of_sm90;
 }
+KernelRow const kAlone = hopper_row(192, 128, 4, 2);
+KernelRow const kPair = hopper_row(128, 80, 3, 1);
+KernelRow const kFour = hopper_row(64, 64, 2, 1);
 
-// How many times the fastest of the others takes as long as the row with one consumer.
-double gain_of_one_consumer(int32_t batch, int32_t seqlen_q, int32_t seqlen_k, int32_t heads,
-                            int32_t right) {
+// The queries of a tile of the row that the model prefers.
+int32_t preferred(int32_t batch, int32_t seqlen_q, int32_t seqlen_k, int32_t heads, int32_t right) {
   Problem p = problem(seqlen_q, seqlen_k, kUnbounded, right);
   p.batch = batch;
   p.heads = p.heads_kv = heads;
-  double const others = std::min(estimate_us(hopper_row(192, 128, 4), p, kHopper),
-                                 estimate_us(hopper_row(128, 128, 4), p, kHopper));
-  return others / estimate_us(hopper_row(64, 64, 3), p, kHopper);
+  KernelRow const* best = &kAlone;
+  for (KernelRow const* row : {&kPair, &kFour}) {
+    if (estimate_us(*row, p, kHopper) < estimate_us(*best, p, kHopper)) best = row;
+  }
+  return best->config.tile_m;
 }
 
-// At these points the row was measured on an H100, times the speed of the others: 2.61, 2.49, 1.08,
-// 1.06, 1.07 and 1.11; 0.83, 0.96, 0.78, 0.86, 0.82, 0.78, 0.96 and 0.85.
-void test_one_consumer() {
-  check(gain_of_one_consumer(4096, 49, 49, 4, kUnbounded) > 2, "windows of 49 tokens");
-  check(gain_of_one_consumer(2048, 64, 64, 4, kUnbounded) > 2, "windows of 64 tokens");
-  check(gain_of_one_consumer(64, 257, 257, 16, kUnbounded) > 1, "257 tokens");
-  check(gain_of_one_consumer(1, 512, 512, 16, 0) > 1, "batch 1, 512 tokens, causal");
-  check(gain_of_one_consumer(64, 256, 256, 32, 0) > 1, "256 tokens, causal");
-  check(gain_of_one_consumer(8, 64, 64, 12, kUnbounded) > 1, "a few sequences of 64 tokens");
-  check(gain_of_one_consumer(256, 128, 128, 16, kUnbounded) < 1, "128 tokens");
-  check(gain_of_one_consumer(64, 256, 256, 12, kUnbounded) < 1, "256 tokens");
-  check(gain_of_one_consumer(4, 4096, 77, 8, kUnbounded) < 1, "77 keys");
-  check(gain_of_one_consumer(32, 512, 512, 32, kUnbounded) < 1, "512 tokens");
-  check(gain_of_one_consumer(16, 1024, 1024, 32, kUnbounded) < 1, "1024 tokens");
-  check(gain_of_one_consumer(8, 1500, 1500, 20, kUnbounded) < 1, "1500 tokens");
-  check(gain_of_one_consumer(1, 1024, 1024, 16, 0) < 1, "batch 1, 1024 tokens, causal");
-  check(gain_of_one_consumer(1, 2048, 2048, 4, 0) < 1, "4 heads of 2048 tokens, causal");
+void test_resident_ctas() {
+  check_equal(resident_ctas(kAlone, kHopper), int64_t{1}, "by shared memory");
+  check_equal(resident_ctas(kPair, kHopper), int64_t{2}, "by both");
+  check_equal(resident_ctas(kFour, kHopper), int64_t{4}, "by registers");
+}
+
+// Behind each point, how many times the row was as fast as the faster one of the other two on an
+// H200.
+void test_head_dim_64() {
+  check_equal(preferred(8, 2048, 2048, 32, kUnbounded), 192, "2048 tokens");              // 1.16
+  check_equal(preferred(8, 2048, 2048, 32, 0), 192, "2048 tokens, causal");               // 1.05
+  check_equal(preferred(16, 1024, 1024, 32, kUnbounded), 192, "1024 tokens");             // 1.12
+  check_equal(preferred(32, 512, 512, 32, kUnbounded), 192, "512 tokens");                // 1.10
+  check_equal(preferred(32, 577, 577, 16, kUnbounded), 192, "577 tokens");                // 1.04
+  check_equal(preferred(8, 1500, 1500, 20, kUnbounded), 192, "1500 tokens");              // 1.13
+  check_equal(preferred(4, 1024, 1024, 20, kUnbounded), 192, "4 sequences of 1024");      // 1.07
+  check_equal(preferred(4, 4096, 77, 8, kUnbounded), 128, "77 keys, 4096 queries");       // 1.25
+  check_equal(preferred(4, 1024, 77, 20, kUnbounded), 128, "77 keys, 1024 queries");      // 1.12
+  check_equal(preferred(512, 80, 80, 16, kUnbounded), 128, "80 tokens");                  // 1.56
+  check_equal(preferred(64, 197, 197, 12, kUnbounded), 128, "197 tokens");                // 1.07
+  check_equal(preferred(64, 240, 240, 16, kUnbounded), 128, "240 tokens");                // 1.14
+  check_equal(preferred(40, 400, 400, 16, kUnbounded), 128, "400 tokens");                // 1.12
+  check_equal(preferred(4096, 49, 49, 4, kUnbounded), 64, "windows of 49 tokens");        // 1.16
+  check_equal(preferred(64, 257, 257, 16, kUnbounded), 64, "257 tokens");                 // 1.10
+  check_equal(preferred(64, 256, 256, 16, kUnbounded), 64, "256 tokens");                 // 1.18
+  check_equal(preferred(64, 256, 256, 32, 0), 64, "256 tokens, causal");                  // 1.15
+  check_equal(preferred(32, 512, 512, 32, 0), 64, "512 tokens, causal");                  // 1.07
+  check_equal(preferred(40, 400, 400, 16, 0), 64, "400 tokens, causal");                  // 1.17
+  check_equal(preferred(8, 1024, 64, 16, kUnbounded), 64, "64 keys");                     // 1.14
+  check_equal(preferred(1, 256, 256, 16, kUnbounded), 64, "one sequence of 256 tokens");  // 1.10
 }
 
 // Each warpgroup of 64 queries visits the tiles of its own; one without queries counts half.
@@ -157,30 +175,6 @@ void test_warpgroup_tiles() {
   check_equal(warpgroup_tiles(problem(384, 384, kUnbounded, kUnbounded), config), 3.0, "full");
   check_equal(warpgroup_tiles(problem(64, 384, kUnbounded, kUnbounded), config), 2.0,
               "one warpgroup has queries, and visits three tiles");
-}
-
-// How many times the row with two consumers takes as long as the one with three.
-double gain_of_three_consumers(int32_t batch, int32_t seqlen, int32_t heads, int32_t right) {
-  Problem p = problem(seqlen, seqlen, kUnbounded, right);
-  p.batch = batch;
-  p.heads = p.heads_kv = heads;
-  return estimate_us(hopper_row(128, 128, 4), p, kHopper) /
-         estimate_us(hopper_row(192, 128, 4), p, kHopper);
-}
-
-// At these points the row was measured on an H100, times the speed of that with two consumers:
-// 1.15, 1.11, 1.06, 1.09 and 1.10; 0.97, 0.88, 0.92, 0.89 and 0.84.
-void test_three_consumers() {
-  check(gain_of_three_consumers(1, 4096, 32, 0) > 1, "4096 tokens, causal");
-  check(gain_of_three_consumers(2, 2048, 32, 0) > 1, "2048 tokens, causal");
-  check(gain_of_three_consumers(16, 1024, 32, 0) > 1, "1024 tokens, causal");
-  check(gain_of_three_consumers(18, 896, 32, 0) > 1, "896 tokens, causal");
-  check(gain_of_three_consumers(25, 640, 32, kUnbounded) > 1, "640 tokens");
-  check(gain_of_three_consumers(1, 512, 32, 0) < 1, "batch 1, 512 tokens, causal");
-  check(gain_of_three_consumers(64, 256, 32, kUnbounded) < 1, "256 tokens");
-  check(gain_of_three_consumers(64, 256, 32, 0) < 1, "256 tokens, causal");
-  check(gain_of_three_consumers(1, 4096, 8, 0) < 1, "8 heads of 4096 tokens, causal");
-  check(gain_of_three_consumers(1, 4096, 8, kUnbounded) < 1, "8 heads of 4096 tokens");
 }
 
 // How many times the backward rows of 192/128 without sums of dQ take as long as those with them.
@@ -250,9 +244,9 @@ void test_question() {
 int main() {
   cute_attention::test_tile_work();
   cute_attention::test_preferences();
-  cute_attention::test_one_consumer();
+  cute_attention::test_resident_ctas();
+  cute_attention::test_head_dim_64();
   cute_attention::test_warpgroup_tiles();
-  cute_attention::test_three_consumers();
   cute_attention::test_sums();
   cute_attention::test_question();
   return cute_attention::testing::report();

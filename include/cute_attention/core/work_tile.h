@@ -2,6 +2,8 @@
 // compute them.
 #pragma once
 
+#include <cutlass/fast_math.h>
+
 #include <cute/config.hpp>
 
 #include "cute_attention/core/kv_tiles.h"
@@ -70,28 +72,63 @@ struct Schedule {
   Order order;
   int32_t tiles;
   int32_t m_blocks;
-  int32_t heads;            // heads of one sequence
-  int32_t all_heads;        // heads of all sequences together
-  int32_t pair_rounds = 0;  // in which each CTA takes a pair; 0 in the order Heads
-  int32_t group = 1;        // heads whose K and V L2 holds together
+  int32_t heads;        // heads of one sequence
+  int32_t all_heads;    // heads of all sequences together
+  int32_t pair_rounds;  // in which each CTA takes a pair; 0 in the order Heads
+  int32_t group;        // heads whose K and V L2 holds together
+  // Divide by the numbers of that name. A short call waits for its first tile, and a division by a
+  // number that the compiler does not know takes 150 clocks or more.
+  cutlass::FastDivmod by_m_blocks;
+  cutlass::FastDivmod by_heads;
+  cutlass::FastDivmod by_all_heads;
+  cutlass::FastDivmod by_group;
+
+  Schedule() = default;
+  Schedule(Order order, int32_t tiles, int32_t m_blocks, int32_t heads, int32_t all_heads,
+           int32_t pair_rounds = 0, int32_t group = 1)
+      : order(order),
+        tiles(tiles),
+        m_blocks(m_blocks),
+        heads(heads),
+        all_heads(all_heads),
+        pair_rounds(pair_rounds),
+        group(group),
+        by_m_blocks(m_blocks),
+        by_heads(heads),
+        by_all_heads(all_heads),
+        by_group(group) {}
+
+  // Tile `index` where the tiles of a head follow each other, the last one first.
+  CUTE_HOST_DEVICE WorkTile tile_of_heads(int32_t index) const {
+    int32_t head, from_last;
+    by_m_blocks(head, from_last, index);
+    return tile_of(head, from_last);
+  }
 
   // Tile `index` of the order in which CTAs take tiles from a counter: the longest of a group of
   // heads first, and one group after the other. So the tiles that run at the same time read the
   // same K and V, and the last ones are the shortest.
-  CUTE_HOST_DEVICE constexpr WorkTile taken(int32_t index) const {
-    int32_t const of_group = group * m_blocks, first = index / of_group * group;
-    int32_t const i = index % of_group, count = min_of(group, all_heads - first);
-    return tile_of(first + i % count, i / count);
+  CUTE_HOST_DEVICE WorkTile taken(int32_t index) const {
+    int32_t const first = by_group.div(by_m_blocks.div(index)) * group;
+    int32_t const i = index - first * m_blocks, count = min_of(group, all_heads - first);
+    int32_t from_last, head;
+    if (count == group) {
+      by_group(from_last, head, i);
+    } else {
+      from_last = i / count;
+      head = i % count;
+    }
+    return tile_of(first + head, from_last);
   }
 
   // Finds the tile that CTA `cta` of `ctas` takes in round `round`, and writes it to `work`.
   // Returns whether there is one. A round of pairs counts as two, of which the second has no tile
   // for the middle one of a head: `more` says whether a later round can have one.
-  CUTE_HOST_DEVICE constexpr bool tile(int32_t cta, int32_t ctas, int32_t round, WorkTile& work,
-                                       bool& more) const {
+  CUTE_HOST_DEVICE bool tile(int32_t cta, int32_t ctas, int32_t round, WorkTile& work,
+                             bool& more) const {
     int32_t const pairs = (m_blocks + 1) / 2;  // of a head
     if (round < 2 * pair_rounds) {
-      int32_t const pair = round / 2 * ctas + (cta + round / 2) % ctas;
+      int32_t const pair = round / 2 * ctas + turned(cta, ctas, round / 2);
       int32_t const near = pair % pairs, far = m_blocks - 1 - near;
       bool const first = round % 2 == 0;
       more = true;
@@ -100,13 +137,20 @@ struct Schedule {
     }
     int32_t const later = round - 2 * pair_rounds;
     bool const backwards = order == Order::Longest && later % 2 != 0;
-    int32_t const place = order == Order::Heads ? (cta + round) % ctas
+    int32_t const place = order == Order::Heads ? turned(cta, ctas, round)
                           : backwards           ? ctas - 1 - cta
                                                 : cta;
     int32_t const index = later * ctas + place;
     if (order == Order::Heads) {
       more = index < tiles;
-      work = tile_of(index / m_blocks, index % m_blocks);
+      work = tile_of_heads(index);
+      return more;
+    }
+    if (pair_rounds == 0) {
+      more = index < tiles;
+      int32_t from_last, head;
+      by_all_heads(from_last, head, index);
+      work = tile_of(head, from_last);
       return more;
     }
     // The first head of which tiles are left, and how many of its pairs are taken.
@@ -117,14 +161,22 @@ struct Schedule {
   }
 
  private:
+  // The place of CTA `cta` of `ctas` in round `round`, where each round begins with another CTA.
+  CUTE_HOST_DEVICE static constexpr int32_t turned(int32_t cta, int32_t ctas, int32_t round) {
+    int32_t const place = cta + round;
+    return place < ctas ? place : place < 2 * ctas ? place - ctas : place % ctas;
+  }
+
   // The tile of a head that is `from_last` tiles before its last.
-  CUTE_HOST_DEVICE constexpr WorkTile tile_of(int32_t head, int32_t from_last) const {
-    return {m_blocks - 1 - from_last, head % heads, head / heads};
+  CUTE_HOST_DEVICE WorkTile tile_of(int32_t head, int32_t from_last) const {
+    WorkTile tile{m_blocks - 1 - from_last, 0, 0};
+    by_heads(tile.batch, tile.head, head);
+    return tile;
   }
 
   // The tile `index` of those that are left, the longest first. Head `head` has neither its `taken`
   // first nor its `taken` last tiles; the heads after it have all.
-  CUTE_HOST_DEVICE constexpr WorkTile longest(int32_t head, int32_t taken, int32_t index) const {
+  CUTE_HOST_DEVICE WorkTile longest(int32_t head, int32_t taken, int32_t index) const {
     int32_t const whole = all_heads - head - 1, inner = m_blocks - 2 * taken;
     int32_t const begin = taken * whole, end = begin + inner * (whole + 1);
     if (index >= begin && index < end) {  // of all these heads
@@ -143,8 +195,7 @@ struct Schedule {
 // tiles, and read K and V from memory once more (head dim 256 at 512 tokens: 5 to 9 % slower on an
 // H200): there all full rounds are of pairs, if the last one is nearly full, and else none.
 template <class Params>
-constexpr Schedule make_schedule(Params const& params, int32_t tile_m, int32_t ctas,
-                                 int64_t l2_bytes) {
+Schedule make_schedule(Params const& params, int32_t tile_m, int32_t ctas, int64_t l2_bytes) {
   int32_t const m_blocks = ceil_div(params.seqlen_q, tile_m);
   int64_t const all_heads = int64_t(params.batch) * params.heads;
   // For packed sequences the host counts each sequence as long as the longest one. This may be far

@@ -253,22 +253,33 @@ struct ForwardCompute {
   template <bool kMasked>
   CUTE_DEVICE bool step(int32_t n_block, bool last) {
     Ring const v = sync.ring_v();
-    scores.place(sync.tiles.tile(), n_block);
-    sync.wait_for_keys();
-    sync.take_turn();
-    start_scores();
-    sync.wait_for_values();
-    start_output(v);
-    sync.pass_turn();
     ForwardTile const& tile = sync.tiles.tile();
-    cute::warpgroup_wait<1>();
+    if constexpr (Traits::kSharesSm) {
+      sync.wait_for_values();
+      start_output(v);
+      sync.wait_for_keys();
+      end_output(v);
+      start_scores();
+      cute::warpgroup_wait<0>();
+    } else {
+      scores.place(tile, n_block);
+      sync.wait_for_keys();
+      sync.take_turn();
+      start_scores();
+      sync.wait_for_values();
+      start_output(v);
+      sync.pass_turn();
+      cute::warpgroup_wait<1>();
+    }
     add_bias(tile);
     release_scores(last);
     scores.template next<kMasked>(tile, n_block);
     bool const usable = scores.template exponentiate<kMasked>(
         tile, n_block, tOrP,
         [&] {
-          end_output(v);
+          if constexpr (!Traits::kSharesSm) {
+            end_output(v);
+          }
           if constexpr (Traits::kUnmaskedLoop) {
             sync.ask_for_keys();
           }
@@ -294,12 +305,17 @@ struct ForwardCompute {
     start_output(v);
     sync.wait_for_query();
     sync.wait_for_keys();
-    scores.place(next, next.walks[warpgroup].end - 1);
-    start_scores();
-    sync.pass_turn();
+    if constexpr (!Traits::kSharesSm) {
+      scores.place(next, next.walks[warpgroup].end - 1);
+      start_scores();
+      sync.pass_turn();
+    }
     auto const end = end_softmax(!kCombinesSplits<Row> && has_splits(arguments.params));
-    cute::warpgroup_wait<1>();
+    cute::warpgroup_wait<Traits::kSharesSm ? 0 : 1>();
     release_output(v);
+    if constexpr (Traits::kSharesSm) {
+      start_scores();
+    }
     store(end);
     sync.tiles.release(sync.arrives());
     cute::clear(tOrO);

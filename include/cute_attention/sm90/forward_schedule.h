@@ -22,7 +22,6 @@ struct TileWalk {
   uint32_t* const& taken_tiles;
   Schedule const& schedule;
   QueryPacking const& packing;
-  cutlass::FastDivmod const& by_heads;
   cutlass::FastDivmod const& by_splits;
   int32_t const& box_rows_k;
   PackedBlocks blocks;  // of packed sequences
@@ -33,7 +32,6 @@ struct TileWalk {
         taken_tiles(arguments.taken_tiles),
         schedule(arguments.schedule),
         packing(arguments.packing),
-        by_heads(arguments.by_heads),
         by_splits(arguments.by_splits),
         box_rows_k(arguments.box_rows_k),
         blocks{params.cu_seqlens_q, params.batch, packing.queries(kTileM)} {}
@@ -81,11 +79,14 @@ struct TileWalk {
       tile.walks[0] = visited_tiles(kv, all);
       return true;
     }
+    bool const all_see_all =
+        all.full_begin <= all.begin && all.full_end == sequence.seqlen_k / kTileN;
     CUTE_UNROLL
     for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
       written();
       int32_t const first = m_begin + packing.query(warpgroup * kWarpgroupM);
-      KvTiles const own = kv_tiles(sequence, first, packing.queries(kWarpgroupM), kTileN);
+      KvTiles const own =
+          all_see_all ? all : kv_tiles(sequence, first, packing.queries(kWarpgroupM), kTileN);
       tile.walks[warpgroup] = visited_tiles(kv, own);
     }
     return true;
@@ -112,29 +113,19 @@ struct TileWalk {
     if (params.cu_seqlens_q == nullptr) {
       if (kReadsCache<Row> && schedule.tiles == ctas) {
         more = round++ == 0;
-        work = only_tile(cta);
+        work = schedule.tile_of_heads(cta);  // the order of tiles says nothing where each has one
         return more;
       }
       return schedule.tile(cta, ctas, round++, work, more);
     }
     int32_t const index = next_index(cta, ctas);
-    PackedBlock const block = blocks.find(index / schedule.heads);
+    int32_t number, head;
+    schedule.by_heads(number, head, index);
+    PackedBlock const block = blocks.find(number);
     // From the last block of a sequence to its first.
-    work = {block.after, index % schedule.heads, block.batch};
+    work = {block.after, head, block.batch};
     more = block.batch < params.batch;
     return more;
-  }
-
-  // Tile `index` where each CTA has one, as in most steps of decoding: their order says nothing.
-  CUTE_DEVICE WorkTile only_tile(int32_t index) const {
-    int32_t head = index, from_last = 0;
-    if (schedule.m_blocks > 1) {
-      head = index / schedule.m_blocks;
-      from_last = index - head * schedule.m_blocks;
-    }
-    WorkTile work{schedule.m_blocks - 1 - from_last, 0, 0};
-    by_heads(work.batch, work.head, head);
-    return work;
   }
 
   // Every launch counts `tiles` times: each CTA once for each tile after its first, and once more

@@ -22,11 +22,8 @@ constexpr int kTileSlots = 3;
 // What the kernel is given; constant over the grid.
 struct ForwardArguments {
   ForwardParams params;
-  Schedule schedule;  // its heads are the splits of those of the packing
-  // Divide by the heads of the schedule and by the number of splits: a step of decoding waits for
-  // these divisions before it can read.
-  cutlass::FastDivmod by_heads;
-  cutlass::FastDivmod by_splits;
+  Schedule schedule;                 // its heads are the splits of those of the packing
+  cutlass::FastDivmod by_splits;     // the number of splits
   cutlass::FastDivmod by_page_size;  // where keys lie in pages
   QueryPacking packing;
   int32_t box_rows_k;  // of a tile of keys so many rows are loaded at once: all, unless from pages

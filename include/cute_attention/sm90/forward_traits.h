@@ -39,10 +39,23 @@ struct ForwardTraits {
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_m / 64 consumers");
 
+  // How many CTAs share an SM. Where a head has few tokens or few keys, a warpgroup mostly does one
+  // thing after another: it waits for Q, computes two or three products, and stores O. So tiles of
+  // head dim 64 that are small enough, for registers as for shared memory, have CTAs that share an
+  // SM, with four consumers in all, and one computes while another waits. CUDA keeps 1 KB of shared
+  // memory of each CTA for itself.
+  static constexpr int kConsumersOfSm = 4;
+  static constexpr bool kSharesSm = kConsumers <= 2 && kTileN <= (kConsumers == 1 ? 64 : 80) &&
+                                    kHeadDim <= 64 && kHeadDimV <= 64 &&
+                                    kKey.score_mods == score_mods::None && !kReadsCache<Row> &&
+                                    Study::kGrid != Grid::OneTile;
+  static constexpr int kCtasOfSm = kSharesSm ? kConsumersOfSm / kConsumers : 1;
+  using Registers = WarpgroupRegisters<kConsumers, kCtasOfSm>;
+
   // Warpgroups take turns at the tensor cores where one's softmax is as long as its products. At
   // 192/128 turns, and the softmax that goes with them, make the kernel 1 to 9 % faster (H200).
   static constexpr bool kTakeTurns =
-      kConsumers > 1 &&
+      kConsumers > 1 && !kSharesSm &&
       (Study::kTurns == Turns::Taken || (Study::kTurns == Turns::WhereTheyPay && kHeadDimV <= 128));
 
   // Whether Q is released without a branch (ForwardSync::release_query_if). Where V has 96 or 128
@@ -126,25 +139,13 @@ struct ForwardTraits {
                                                : 0;
 
   // Two buffers of Q where they fit, so that the next tile's Q need not wait for the last S of this
-  // one.
-  static constexpr int kStagesQ = 2 * kConsumers * kBytesQ +
-                                              kStages * (kBytesK + kBytesV + kBytesBias) + 2048 +
-                                              (kAlibiProduct ? 2 * kTileN * kStoredPlaceCols : 0) <=
-                                          max_shared_memory(kKey.arch)
-                                      ? 2
-                                      : 1;
-
-  // How many CTAs share an SM. A single consumer computes the products, the softmax and the stores
-  // of a tile one after the other. Where tiles are small, three such CTAs fit, and run beside each
-  // other; CUDA keeps 1 KB of shared memory of each for itself.
-  static constexpr int kSmallCtas = 3;
-  static constexpr bool kSharesSm =
-      kConsumers == 1 && kTileN <= 64 && kHeadDim <= 64 && kHeadDimV <= 64 &&
-      kKey.score_mods == score_mods::None && !kReadsCache<Row> && Study::kGrid != Grid::OneTile &&
-      kSmallCtas * (kStagesQ * kBytesQ + kStages * (kBytesK + kBytesV) + 2048 + 1024) <=
-          max_shared_memory(kKey.arch) + 1024;
-  static constexpr int kCtasOfSm = kSharesSm ? kSmallCtas : 1;
-  using Registers = WarpgroupRegisters<kConsumers, kCtasOfSm>;
+  // one. With CTAs that share an SM one is as fast.
+  static constexpr int kStagesQ =
+      !kSharesSm && 2 * kConsumers * kBytesQ + kStages * (kBytesK + kBytesV + kBytesBias) + 2048 +
+                            (kAlibiProduct ? 2 * kTileN * kStoredPlaceCols : 0) <=
+                        max_shared_memory(kKey.arch)
+          ? 2
+          : 1;
 
   // Columns of a box of Q and K, and of V.
   static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);

@@ -14,16 +14,17 @@ constexpr int kWarpgroupWarps = 4;
 // left waits for ever.
 template <int kConsumers, int kCtas = 1>
 struct WarpgroupRegisters {
-  static_assert(kConsumers >= 1 && kConsumers <= 3 && (kCtas == 1 || kConsumers == 1));
+  static_assert(kConsumers >= 1 && kConsumers <= 3 && (kCtas == 1 || kConsumers <= 2));
   static constexpr int kAtLaunch = 65536 / (kCtas * (1 + kConsumers) * kWarpgroupThreads) / 8 * 8;
   static constexpr int kProducer = kCtas > 1         ? 24
                                    : kConsumers == 1 ? 56
                                    : kConsumers == 2 ? 24
                                                      : 32;
-  static constexpr int kConsumer = kCtas > 1         ? 2 * kAtLaunch - kProducer
-                                   : kConsumers == 1 ? 256
-                                   : kConsumers == 2 ? 240
-                                                     : 160;
+  static constexpr int kConsumer =
+      kCtas > 1         ? ((1 + kConsumers) * kAtLaunch - kProducer) / kConsumers / 8 * 8
+      : kConsumers == 1 ? 256
+      : kConsumers == 2 ? 240
+                        : 160;
   static_assert(kProducer + kConsumers * kConsumer <= (1 + kConsumers) * kAtLaunch,
                 "the roles have no more registers than the CTA has at launch");
 };
