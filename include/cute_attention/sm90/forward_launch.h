@@ -211,11 +211,9 @@ struct ForwardLaunch {
       k = v = q;
     }
     QueryPacking const& packing = arguments.packing;
-    // Keys that are read once: 8 x 8192 to 64 x 16384 keys of head dims 128 and 256 take 0.89 to
-    // 0.91 of the time so (H200; 1.00 on an H100).
-    CUtensorMapL2promotion const fetched = reads_keys_once(arguments)
-                                               ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                               : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+    // With 256 bytes, keys that are read once take up to 1.12 times as long (8 x 8192 to 64 x 16384
+    // keys of head dims 128 and 256, H200; 1.00 on an H100), and those of dense calls up to 1.01.
+    constexpr CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     cudaError_t error =
         make_tensor_map<Element>(&arguments.map_q, q, packing.group,
                                  {Traits::kBox, 1 << packing.shift, packing.queries(kWarpgroupM)});
