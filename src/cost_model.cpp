@@ -24,8 +24,8 @@ constexpr RowCosts kTwoConsumerCosts = kSm80Costs;
 constexpr RowCosts kThreeConsumerCosts{0.82, 3200, 200};
 // Of sm90 rows whose CTAs share an SM (ForwardTraits::kSharesSm): one computes while another waits
 // in a barrier or for its first K. Fitted to 53 shapes of head dim 64 that were measured with each
-// of the three rows on an H200. The rows that are chosen take 1.002 times as long as the fastest
-// ones in the mean, and 1.08 at worst.
+// of the three rows. The rows that are chosen take 1.002 times as long as the fastest ones in the
+// mean on an H200, and 1.08 at worst; 1.006 and 1.12 on an H100, whose memory is slower.
 constexpr RowCosts kSharingCosts{0.53, 1000, 40};
 // What a warpgroup without queries takes of the time of those beside it: their products and their
 // softmax wait for each other more.
