@@ -44,7 +44,7 @@ emulate: $(VENV)/installed
 	  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCUTE_ATTENTION_ARCHS="80;90a" \
 	  -DCUTE_ATTENTION_ONLY="$(EMULATED)" -DCUTE_ATTENTION_EMULATED=ON
 	$(BIN)/cmake --build build/emulated
-	for timing in late random; do CUTE_ATTENTION_EMULATOR_TIMING=$$timing OMP_NUM_THREADS=1 PYTHONPATH=tests \
+	for timing in late random; do MALLOC_PERTURB_=1 CUTE_ATTENTION_EMULATOR_TIMING=$$timing OMP_NUM_THREADS=1 PYTHONPATH=tests \
 	  $(BIN)/python -m pytest -p emulated -m gpu -n auto $(EMULATED_TESTS) || exit 1; done
 
 lint: $(VENV)/installed

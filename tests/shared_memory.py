@@ -15,6 +15,18 @@ BOOKKEEPING = {
 
 
 STEP = 64  # queries, or keys, of a step of the sm90 backward rows with two kernels
+CONSUMERS_OF_SM = 4  # of CTAs that share an SM: ForwardTraits::kConsumersOfSm
+
+
+def ctas_of_sm(row: TableRow) -> int:
+    """How many CTAs of an sm90 forward row share an SM: `kCtasOfSm` of forward_traits.h."""
+    if (row.arch, row.direction) != ("sm90", "forward"):
+        return 1
+    consumers = row.warps // 4 - 1
+    small = {1: 64, 2: 80}.get(consumers, 0)  # keys of a tile, at most
+    shares = row.head_dim <= 64 and row.head_dim_v <= 64 and row.tile_n <= small
+    plain = not row.score_mods and row.study.grid != "one_tile"
+    return CONSUMERS_OF_SM // consumers if shares and plain else 1
 
 
 def has_two_kernels(row: TableRow) -> bool:
@@ -72,13 +84,14 @@ def tile_bytes(row: TableRow) -> int:
         if row.tile_m > 64:  # a tile of the bias for the keys of each warpgroup, in one buffer
             bias //= row.stages
         return backward + bias + 2 * buffers * scores + 4 * q
-    if row.arch == "sm90":  # Q has two buffers if they fit; O does not go through shared memory
+    # Q has two buffers if they fit and CTAs share no SM; O does not go through shared memory.
+    if row.arch == "sm90":
         bookkeeping = BOOKKEEPING["sm90", "forward"]
         staged = 2 * row.stages * k_and_v + bias
         drops = row.head_dim <= 64 and {*row.score_mods} == {"alibi", "dropout"}
         if {*row.score_mods} == {"alibi"} or drops:  # ALiBi, which the tensor cores compute
             staged += 2 * row.tile_n * 8
-        two = 2 * 2 * q + staged + bookkeeping <= 227 * 1024
+        two = 2 * 2 * q + staged + bookkeeping <= 227 * 1024 and ctas_of_sm(row) == 1
         return 2 * (1 + two) * q + staged
     if row.direction == "forward":  # at the end O takes the place of Q
         # Warps that have the same queries exchange P, and one number for each row.

@@ -20,7 +20,7 @@ import pytest
 
 from cute_attention.native import rows
 from loads_under_way import under_way
-from shared_memory import BOOKKEEPING, has_two_kernels, reads_cache, tile_bytes
+from shared_memory import BOOKKEEPING, ctas_of_sm, has_two_kernels, reads_cache, tile_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("CUTE_ATTENTION_BUILD", ROOT / "build" / "audit")).resolve()
@@ -165,9 +165,7 @@ def warps_of(row: rows.TableRow, kernel: str) -> int:
 
 def ctas_of_multiprocessor(row: rows.TableRow, kernel: str) -> int:
     """That run at the same time: ForwardTraits::kCtasOfSm."""
-    small = row.arch == "sm90" and row.direction == "forward" and row.tile_m == row.tile_n == 64
-    plain = not row.score_mods and "10CachedKeys" not in kernel
-    return 3 if small and plain and row.head_dim <= 64 else 1
+    return 1 if "10CachedKeys" in kernel else ctas_of_sm(row)
 
 
 @each_row
