@@ -172,12 +172,14 @@ struct ForwardLaunch {
                : nullptr;
   }
 
-  // The counter of a call whose tiles take different times, as under a causal mask and where keys
-  // lie in a cache, of which sequences have more or less, where CTAs have several; else null.
+  // The counter of a call whose tiles take different times, where CTAs have several; else null.
+  // They do so under a causal mask; with a window, where the first queries of a sequence see fewer
+  // keys than the others; and where keys lie in a cache, of which sequences have more or less.
   static uint32_t* counter_for(ForwardArguments const& arguments, int32_t ctas,
                                LaunchContext const& context) {
     ForwardParams const& params = arguments.params;
-    bool const uneven = kReadsCache<Row> ||
+    bool const has_window = params.window_left < params.seqlen_k;
+    bool const uneven = kReadsCache<Row> || has_window ||
                         (Traits::kCountsCausalTiles && arguments.schedule.order == Order::Longest);
     bool const takes = kTakesTiles<Row> && uneven && params.cu_seqlens_q == nullptr &&
                        !has_splits(params) && arguments.schedule.tiles > ctas;
