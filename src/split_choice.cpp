@@ -15,7 +15,7 @@ namespace cute_attention {
 namespace {
 
 constexpr int64_t kMostRounds = 4;    // of CTAs: what takes more is even enough without splits
-constexpr int64_t kMostResident = 3;  // CTAs of a forward row that an SM runs at the same time
+constexpr int64_t kMostResident = 4;  // CTAs of a forward row that an SM runs at the same time
 constexpr double kGain = 0.95;        // of the time without splits: less is not worth the memory
 constexpr int32_t kWarpgroupRows = 64;
 // A key tile of sm90 takes so long at least, whatever its head dim: products and softmax of the one
