@@ -23,10 +23,15 @@ def ctas_of_sm(row: TableRow) -> int:
     if (row.arch, row.direction) != ("sm90", "forward"):
         return 1
     consumers = row.warps // 4 - 1
-    small = {1: 64, 2: 80}.get(consumers, 0)  # keys of a tile, at most
-    shares = row.head_dim <= 64 and row.head_dim_v <= 64 and row.tile_n <= small
-    plain = not row.score_mods and row.study.grid != "one_tile"
-    return CONSUMERS_OF_SM // consumers if shares and plain else 1
+    most_keys = {1: 64, 2: 80}.get(consumers, 0)
+    is_small = row.tile_n <= most_keys and row.head_dim <= 64 and row.head_dim_v <= 64
+    study = row.study
+    chosen = study.grid == "one_tile" or study.turns == "on" or study.softmax == "exact"
+    if not is_small or row.score_mods or chosen:
+        return 1
+    ctas = CONSUMERS_OF_SM // consumers
+    tiles = row.tile_m * row.head_dim + row.stages * row.tile_n * (row.head_dim + row.head_dim_v)
+    return ctas if ctas * (2 * tiles + 2048 + 1024) <= 228 * 1024 else 1
 
 
 def has_two_kernels(row: TableRow) -> bool:

@@ -160,8 +160,15 @@ int main() {
   params.heads_kv = 1;  // its K and V fit
   check(make_schedule(params, 128, 132, 25 << 20).order == Order::Longest, "causal in L2");
   check_equal(make_schedule(params, 128, 132, 25 << 20).pair_rounds, 0, "no pairs");
-  params.window_left = 512;  // every tile sees as many keys
+  check(tiles_differ(params), "causal: the first tiles see the fewest keys");
+  params.window_left = 512;  // most tiles see as many keys
   check(make_schedule(params, 128, 132, 25 << 20).order == Order::Heads, "window");
+  check(tiles_differ(params), "the first tiles see fewer keys than the window has");
+  params.window_right = kUnbounded;
+  check(tiles_differ(params), "the last tiles see fewer keys");
+  params.window_left = kUnbounded;
+  check(!tiles_differ(params), "no mask");
+  params.window_left = 512, params.window_right = 0;
   check_equal(make_schedule(params, 128, 132, 25 << 20).tiles, 2048, "tiles");
   return report();
 }

@@ -107,7 +107,8 @@ struct Schedule {
 
   // Tile `index` of the order in which CTAs take tiles from a counter: the longest of a group of
   // heads first, and one group after the other. So the tiles that run at the same time read the
-  // same K and V, and the last ones are the shortest.
+  // same K and V, and the last ones are the shortest. The order Heads has it, too, where a window
+  // leaves the first queries of a sequence fewer keys than the others.
   CUTE_HOST_DEVICE WorkTile taken(int32_t index) const {
     int32_t const first = by_group.div(by_m_blocks.div(index)) * group;
     int32_t const i = index - first * m_blocks, count = min_of(group, all_heads - first);
@@ -187,6 +188,13 @@ struct Schedule {
     return tile_of(head + 1 + i % whole, i / whole);
   }
 };
+
+// Whether the mask may leave tiles of queries different numbers of keys: one that bounds the keys
+// on the right side, as a causal one does, or on the left, as a window.
+template <class Params>
+constexpr bool tiles_differ(Params const& params) {
+  return params.window_right < params.seqlen_k || params.window_left < params.seqlen_k;
+}
 
 // Chooses the order for a grid of `ctas` CTAs. `l2_bytes` says how much of the L2 cache K and V may
 // take. The order is Heads unless the mask bounds the keys on the right side alone, as a causal

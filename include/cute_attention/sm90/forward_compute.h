@@ -9,7 +9,8 @@
 //
 // A warpgroup starts S of the next KV tile right before O of this one, and modifies and masks S
 // while the tensor cores compute O. At the end of a tile of queries it starts the first S of the
-// next tile of queries instead.
+// next tile of queries instead. Where CTAs share an SM, others fill the tensor cores: there a
+// warpgroup ends O before it starts S, so that P needs no registers beside S.
 #pragma once
 
 #include "cute_attention/sm90/forward_scores.h"

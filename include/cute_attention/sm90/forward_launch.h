@@ -178,9 +178,8 @@ struct ForwardLaunch {
   static uint32_t* counter_for(ForwardArguments const& arguments, int32_t ctas,
                                LaunchContext const& context) {
     ForwardParams const& params = arguments.params;
-    bool const has_window = params.window_left < params.seqlen_k;
-    bool const uneven = kReadsCache<Row> || has_window ||
-                        (Traits::kCountsCausalTiles && arguments.schedule.order == Order::Longest);
+    bool const counts = Traits::kCountsCausalTiles || arguments.schedule.order != Order::Longest;
+    bool const uneven = kReadsCache<Row> || (counts && tiles_differ(params));
     bool const takes = kTakesTiles<Row> && uneven && params.cu_seqlens_q == nullptr &&
                        !has_splits(params) && arguments.schedule.tiles > ctas;
     return takes ? reinterpret_cast<uint32_t*>(

@@ -79,6 +79,7 @@ struct TileWalk {
       tile.walks[0] = visited_tiles(kv, all);
       return true;
     }
+    // Then all warpgroups visit the same tiles, but those without queries, which visit none.
     bool const all_see_all =
         all.full_begin <= all.begin && all.full_end == sequence.seqlen_k / kTileN;
     CUTE_UNROLL

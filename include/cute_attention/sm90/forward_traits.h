@@ -39,16 +39,25 @@ struct ForwardTraits {
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_m / 64 consumers");
 
+  static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of one warpgroup
+  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
+  static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
+
   // How many CTAs share an SM. Where a head has few tokens or few keys, a warpgroup mostly does one
-  // thing after another: it waits for Q, computes two or three products, and stores O. So tiles of
-  // head dim 64 that are small enough, for registers as for shared memory, have CTAs that share an
-  // SM, with four consumers in all, and one computes while another waits. CUDA keeps 1 KB of shared
-  // memory of each CTA for itself.
+  // thing after another: it waits for Q, computes two or three products, and stores O. So CTAs of
+  // head dim 64 share an SM, with four consumers in all, where a consumer has registers for its
+  // tile and all tiles fit into shared memory: one CTA computes while another waits. CUDA keeps 1
+  // KB of shared memory of each for itself.
   static constexpr int kConsumersOfSm = 4;
-  static constexpr bool kSharesSm = kConsumers <= 2 && kTileN <= (kConsumers == 1 ? 64 : 80) &&
-                                    kHeadDim <= 64 && kHeadDimV <= 64 &&
-                                    kKey.score_mods == score_mods::None && !kReadsCache<Row> &&
-                                    Study::kGrid != Grid::OneTile;
+  static constexpr int kMostKeysBeside = kConsumers == 1 ? 64 : kConsumers == 2 ? 80 : 0;
+  static constexpr bool kIsSmall = kTileN <= kMostKeysBeside && kHeadDim <= 64 && kHeadDimV <= 64 &&
+                                   kKey.score_mods == score_mods::None && !kReadsCache<Row>;
+  static constexpr bool kSharesSm =
+      kIsSmall && Study::kGrid != Grid::OneTile && Study::kTurns != Turns::Taken &&
+      Study::kReference != Reference::Exact &&
+      kConsumersOfSm / kConsumers *
+              (kConsumers * kBytesQ + kStages * (kBytesK + kBytesV) + 2048 + 1024) <=
+          max_shared_memory(kKey.arch) + 1024;
   static constexpr int kCtasOfSm = kSharesSm ? kConsumersOfSm / kConsumers : 1;
   using Registers = WarpgroupRegisters<kConsumers, kCtasOfSm>;
 
@@ -125,9 +134,6 @@ struct ForwardTraits {
           cute::Shape<cute::Int<kWarpgroupM>, cute::Int<kTileN>, cute::Int<kPlaceCols>>,
           cute::GMMA::Major::K, cute::GMMA::Major::K>()));
 
-  static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of one warpgroup
-  static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
-  static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
   // A tile of the bias, or a number for each key, comes with K, and is released with it.
   static constexpr bool kBiasTiles = sm90::kBiasTiles<Row>;
   static constexpr bool kFloatBias = kColumnsOfNumber<Row> > 1;
