@@ -60,7 +60,7 @@ def test_lists_make_a_grid_and_filter_sets() -> None:
     assert {p.dtype for p in both} == {"fp16"}
 
 
-@pytest.mark.parametrize("set_name", ["paper", "gqa", "models", "varlen", "cpu"])
+@pytest.mark.parametrize("set_name", ["paper", "gqa", "models", "windows", "varlen", "cpu"])
 def test_arguments_of_a_point_give_that_point(set_name: str) -> None:
     for point in named_set(set_name):
         assert points_of(shlex.join(point.arguments())) == [point.key()]

@@ -99,6 +99,15 @@ def test_gqa_set_has_the_models_head_dims() -> None:
     assert (llama.heads, llama.heads_kv) == (32, 8)
 
 
+def test_windows_set_hides_keys_from_all_but_few_queries() -> None:
+    points = {point.label: point for point in named_set("windows")}
+    assert len(points) == 7
+    # All but the first 4095 of 8192 queries see 4096 keys each.
+    mistral = points["Mistral 7B"]
+    assert counted_pairs(mistral) == 4096 * 4095 / 2 + (8192 - 4095) * 4096
+    assert (mistral.heads, mistral.heads_kv) == (32, 8)
+
+
 def test_models_set_has_the_models_shapes() -> None:
     points = {point.label: point for point in named_set("models")}
     assert len(points) == 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .points import Grid, Point, packed_point
+from .points import Bounds, Grid, Point, packed_point
 
 POWERS = (512, 1024, 2048, 4096, 8192, 16384)
 MASKS = ("full", "causal")
@@ -83,6 +83,25 @@ def _gqa() -> list[Point]:
     ]
 
 
+def _windows() -> list[Point]:
+    """Windows to the left of each query, of released models and others, and one to both sides. The
+    first queries of a sequence see fewer keys than the others: tiles of queries take different
+    times, which equal shares of them do not."""
+    shapes = [
+        ("16k, window 4096", 1, 16384, 16, 16, 128, (4095, 0)),
+        ("16k, window 512", 1, 16384, 16, 16, 128, (511, 0)),
+        ("4k, window 1024", 4, 4096, 32, 32, 64, (1023, 0)),
+        ("Mistral 7B", 1, 8192, 32, 8, 128, (4095, 0)),
+        ("Gemma 3 27B", 1, 8192, 32, 16, 128, (1023, 0)),
+        ("gpt-oss 120B", 1, 8192, 64, 8, 64, (127, 0)),
+        ("both sides, 256", 2, 8192, 16, 16, 128, (256, 256)),
+    ]
+    return [
+        Point(batch, heads, seqlen, dim, heads_kv, window=Bounds(*window), label=label)
+        for label, batch, seqlen, heads, heads_kv, dim, window in shapes
+    ]
+
+
 def _varlen(total: int, means: Iterable[int], heads: int, head_dim: int) -> list[Point]:
     return [
         packed_point(
@@ -107,6 +126,8 @@ def named_set(name: str) -> list[Point]:
         return _gqa()
     if name == "models":
         return _models()
+    if name == "windows":
+        return _windows()
     if name == "varlen":
         return _varlen(32768, (512, 2048, 8192), heads=16, head_dim=128)
     if name == "ladder":
@@ -121,6 +142,7 @@ SETS = {
     "short": "sequences of 128 to 1024 at 4k and 16k tokens, head dims 64 and 128 (32 points)",
     "gqa": "the attention of Llama 3 8B and 70B, Qwen3, DeepSeek-V3 (192/128), and one MQA shape",
     "models": "30 shapes of models: vision, text, diffusion, speech, cross-attention, prefill, MQA",
+    "windows": "windows of 128 to 4096 keys: Mistral 7B, Gemma 3, gpt-oss and others (7 points)",
     "varlen": "32k tokens of packed documents, exponential lengths of mean 512, 2048 and 8192",
     "ladder": "batch 1, 16 heads of 128, causal, 512 to 16k: how cost grows with the sequence",
     "cpu": "tiny: 512 tokens, hidden 256, head dim 64; the default without a GPU",
