@@ -9,14 +9,15 @@
 #include "cost_model.h"
 #include "cute_attention/core/few_queries.h"
 #include "cute_attention/core/group_queries.h"
+#include "cute_attention/core/resident_warps.h"
 #include "cute_attention/core/split_steps.h"
 
 namespace cute_attention {
 namespace {
 
-constexpr int64_t kMostRounds = 4;    // of CTAs: what takes more is even enough without splits
-constexpr int64_t kMostResident = 4;  // CTAs of a forward row that an SM runs at the same time
-constexpr double kGain = 0.95;        // of the time without splits: less is not worth the memory
+constexpr int64_t kMostRounds = 4;  // of CTAs: what takes more is even enough without splits
+constexpr int64_t kMostResident = kConsumersOfSm;  // CTAs of a forward row on an SM, of one each
+constexpr double kGain = 0.95;  // of the time without splits: less is not worth the memory
 constexpr int32_t kWarpgroupRows = 64;
 // A key tile of sm90 takes so long at least, whatever its head dim: products and softmax of the one
 // warpgroup that has queries wait for each other. 32k keys of one sequence, undivided, on an

@@ -79,15 +79,16 @@ struct TileWalk {
       tile.walks[0] = visited_tiles(kv, all);
       return true;
     }
-    // Then all warpgroups visit the same tiles, but those without queries, which visit none.
-    bool const all_see_all =
+    // Where every query sees all whole KV tiles, warpgroups need the same ones. One without queries
+    // does not look at its walk.
+    bool const need_the_same =
         all.full_begin <= all.begin && all.full_end == sequence.seqlen_k / kTileN;
     CUTE_UNROLL
     for (int warpgroup = 0; warpgroup < kTileM / kWarpgroupM; ++warpgroup) {
       written();
       int32_t const first = m_begin + packing.query(warpgroup * kWarpgroupM);
       KvTiles const own =
-          all_see_all ? all : kv_tiles(sequence, first, packing.queries(kWarpgroupM), kTileN);
+          need_the_same ? all : kv_tiles(sequence, first, packing.queries(kWarpgroupM), kTileN);
       tile.walks[warpgroup] = visited_tiles(kv, own);
     }
     return true;

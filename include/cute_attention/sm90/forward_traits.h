@@ -8,6 +8,7 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
+#include "cute_attention/core/resident_warps.h"
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/alibi_product.h"
 #include "cute_attention/sm90/barrier.h"
@@ -48,7 +49,6 @@ struct ForwardTraits {
   // head dim 64 share an SM, with four consumers in all, where a consumer has registers for its
   // tile and all tiles fit into shared memory: one CTA computes while another waits. CUDA keeps 1
   // KB of shared memory of each for itself.
-  static constexpr int kConsumersOfSm = 4;
   static constexpr int kMostKeysBeside = kConsumers == 1 ? 64 : kConsumers == 2 ? 80 : 0;
   static constexpr bool kIsSmall = kTileN <= kMostKeysBeside && kHeadDim <= 64 && kHeadDimV <= 64 &&
                                    kKey.score_mods == score_mods::None && !kReadsCache<Row>;
