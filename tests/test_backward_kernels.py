@@ -150,12 +150,23 @@ def test_many_sums_of_dq_begin_with_a_store(row: rows.TableRow, options: dict[st
 
 def test_ctas_go_up_in_their_second_round(row: rows.TableRow) -> None:
     """More blocks of keys than multiprocessors, of KV heads that three query heads share
-    (GradSchedule::goes_up()): of the warps of a CTA each must go the same way."""
+    (GradSchedule::order()): of the warps of a CTA each must go the same way."""
     if row.arch != "sm90" or has_two_kernels(row):
         pytest.skip("steps go down")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     inputs, grad_out = make(row, Case(1 + multiprocessors // 2, 400, 400, 3, 1, CAUSAL))
     check(row, inputs, grad_out, CAUSAL)
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_a_window_is_taken_head_after_head(row: rows.TableRow, sequences: int) -> None:
+    """A window that hides more than half of the keys, and three query heads for a KV head
+    (GradSchedule::order()); of one sequence there are few blocks, whose steps are divided."""
+    if row.arch != "sm90" or has_two_kernels(row):
+        pytest.skip("each tile of all heads")
+    options = {"window": (150, 0)}
+    inputs, grad_out = make(row, Case(sequences, 600, 600, 6, 2, options))
+    check(row, inputs, grad_out, options)
 
 
 def test_the_last_round_of_blocks(row: rows.TableRow) -> None:

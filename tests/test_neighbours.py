@@ -263,6 +263,45 @@ def test_the_order_permutes_the_bits(
     check(backend_of(row), dims, DTYPES[row.dtype], options, "cuda")
 
 
+# --- rows of a tile ------------------------------------------------------------------------------
+
+UNUSUAL_ROWS = (5, 77, 200)  # queries of different warps
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", ORDER_MASKS.values(), ids=ORDER_MASKS)
+@pytest.mark.parametrize("kind", ["large", "hidden first"])
+def test_rows_do_not_feel_unusual_ones(
+    row: rows.TableRow, kind: str, options: dict[str, Any]
+) -> None:
+    """A few queries have scores of 10^4 and more, or see nothing but hidden keys in the tiles that
+    kernels visit first: these tiles are computed in another way, for all rows of their warps
+    (sm90/forward_scores.h). The bits of all other queries stay."""
+    options = options_of(row, options, 4)
+    torch.manual_seed(0)
+    q = torch.randn(3, 257, 4, row.head_dim, device="cuda")
+    k = torch.randn(3, 700, 2, row.head_dim, device="cuda")
+    v = torch.randn(3, 700, 2, row.head_dim_v, device="cuda")
+    q[..., 0] = 0
+    k[:, -300:, :, 0] = -6e4
+    q, k, v = (t.to(DTYPES[row.dtype]) for t in (q, k, v))
+    unusual = q.clone()
+    for query in UNUSUAL_ROWS:
+        if kind == "large":
+            unusual[:, query, :, 1:] *= 1e4
+        else:
+            unusual[:, query, :, 0] = 600
+
+    def call(queries: Tensor) -> Any:
+        return attention(queries, k, v, backend=backend_of(row), return_lse=True, **options)
+
+    (out, lse), (expected, expected_lse) = call(unusual), call(q)
+    others = [query for query in range(257) if query not in UNUSUAL_ROWS]
+    assert_same_bits(out[:, others], expected[:, others], "output of the other queries")
+    assert_same_bits(lse[..., others], expected_lse[..., others], "LSE of the other queries")
+    assert out.isfinite().all()
+
+
 # --- the checks themselves -----------------------------------------------------------------------
 
 

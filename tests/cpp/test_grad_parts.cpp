@@ -20,17 +20,27 @@ using testing::check_equal;
 // The steps of all parts together are all tiles of queries of all query heads of the group, in
 // order and with the addresses of each, and as many parts have steps as parts_with_steps() says.
 void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
-                 StepParts const& of, bool up) {
+                 StepParts const& of, StepOrder order) {
   int const group = params.heads / params.heads_kv;
   Sequence const sequence = sequence_of(params);
   std::vector<std::pair<int, int>> expected, found;
   int const heads = of.bundle;
   int const first = head_kv * group, end = first + group;
   for (int begin = first; begin < end; begin += heads) {
+    std::vector<int> tiles_in_order, heads_in_order;
     for (int i = 0; i < tiles.count(); ++i) {
-      int const m_block = up ? tiles.begin + i : tiles.end - 1 - i;
-      for (int head = begin; head < std::min(begin + heads, end); ++head) {
-        expected.push_back({head, m_block});
+      tiles_in_order.push_back(order == StepOrder::Up ? tiles.begin + i : tiles.end - 1 - i);
+    }
+    for (int head = begin; head < std::min(begin + heads, end); ++head) {
+      heads_in_order.push_back(head);
+    }
+    if (order == StepOrder::HeadAfterHead) {
+      for (int head : heads_in_order) {
+        for (int m_block : tiles_in_order) expected.push_back({head, m_block});
+      }
+    } else {
+      for (int m_block : tiles_in_order) {
+        for (int head : heads_in_order) expected.push_back({head, m_block});
       }
     }
   }
@@ -38,8 +48,8 @@ void check_parts(BackwardParams const& params, MTiles const& tiles, int head_kv,
   int with_steps = 0, longest = 0;
   for (int part = 0; part < of.count; ++part) {
     GradTile const tile{0, head_kv, 1, part};
-    StepRange const range = steps_of_part(tiles, tile, of, up);
-    BackwardSteps<char, kTileM, true, true> const walk(params, tile, sequence, range);
+    StepRange const range = steps_of_part(tiles, tile, of, order);
+    BackwardSteps<char, kTileM, true, true> const walk(params, tile, sequence, tiles, range);
     check_equal(walk.count() > 0, part < filled, "the first parts have steps");
     with_steps += walk.count() > 0;
     longest = std::max(longest, walk.count());
@@ -73,11 +83,11 @@ void test_parts_divide_the_steps() {
       for (int begin = 0; begin <= 7; ++begin) {
         for (int end = begin; end <= 7; ++end) {
           for (int parts : {1, 2, 3, 5, 8, 64, 1024}) {
-            for (bool up : {false, true}) {
+            for (StepOrder order : {StepOrder::Down, StepOrder::Up, StepOrder::HeadAfterHead}) {
               for (StepParts const& of :
                    {parts_of_heads(group, parts), parts_of_all(group, parts)}) {
                 check(of.count <= parts, "at most as many parts as asked for");
-                check_parts(params, {begin, begin, end, end}, heads_kv - 1, of, up);
+                check_parts(params, {begin, begin, end, end}, heads_kv - 1, of, order);
               }
             }
           }

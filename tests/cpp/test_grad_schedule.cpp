@@ -36,7 +36,8 @@ struct Additions {
   int64_t add(BackwardParams const& params, GradTile const& tile, StepRange const& range,
               int64_t time) {
     Sequence const sequence = sequence_of(params);
-    BackwardSteps<char, kTileM> const walk(params, tile, sequence, range);
+    MTiles const tiles = m_tiles(sequence, tile.n_block * kTileN, kTileN, kTileM);
+    BackwardSteps<char, kTileM, true> const walk(params, tile, sequence, tiles, range);
     auto [head, m_block] = std::pair{range.head, range.m_block};
     for (int step = 0; step < range.count; ++step, walk.advance(head, m_block)) {
       int64_t& before = last[(int64_t(tile.batch) * params.heads + head) * m_blocks + m_block];
@@ -62,7 +63,8 @@ double simulate(BackwardParams const& params, BlockDivision const& division, int
   for (int64_t index = 0; index < schedule.tiles(); ++index) {
     GradTile const tile = schedule.tile(int32_t(index));
     MTiles const tiles = m_tiles(sequence_of(params), tile.n_block * kTileN, kTileN, kTileM);
-    StepRange const range = steps_of_part(tiles, tile, schedule.parts_of(int32_t(index)));
+    StepRange const range = steps_of_part(tiles, tile, schedule.parts_of(int32_t(index)),
+                                          schedule.order(int32_t(index)));
     int64_t done = free_at.top();
     if (range.count > 0) {
       done = params.grad_q_turn == nullptr ? done + range.count
@@ -183,8 +185,30 @@ void test_rounds_that_go_up() {
         int const round = index / kCtas;
         bool const expected =
             turns == nullptr && heads > 16 && causal && (round == 1 || round == 3);
-        check_equal(schedule.goes_up(index), expected, "a round that goes up");
+        check_equal(schedule.order(index) == StepOrder::Up, expected, "a round that goes up");
       }
+    }
+  }
+}
+
+// With a window that hides half of the keys or more, blocks take one query head after the other.
+void test_windows_take_head_after_head() {
+  int32_t turn = 0;
+  BackwardParams params = problem(2, 4096, 4096, 16, 4, true);
+  for (int32_t window : {0, 100, 2048, 2049, kUnbounded}) {
+    params.window_left = window;
+    for (int32_t* turns : {static_cast<int32_t*>(nullptr), &turn}) {
+      params.grad_q_turn = turns;
+      GradSchedule const schedule = make_grad_schedule(params, kTileM, kTileN, int64_t(1) << 24,
+                                                       kCtas, {whole_blocks(params)});
+      bool const expected = window <= 2048;
+      int by_heads = 0, up = 0;
+      for (int index = 0; index < schedule.tiles(); ++index) {
+        by_heads += schedule.order(index) == StepOrder::HeadAfterHead;
+        up += schedule.order(index) == StepOrder::Up;
+      }
+      check_equal(by_heads, expected ? int(schedule.tiles()) : 0, "head after head");
+      check_equal(up > 0, turns == nullptr && window > 2048, "rounds that go up");
     }
   }
 }
@@ -203,9 +227,9 @@ void test_parts_go_the_same_way() {
     for (int index = 0; index < schedule.tiles(); ++index) {
       GradTile const tile = schedule.tile(index);
       MTiles const tiles = m_tiles(sequence_of(params), tile.n_block * kTileN, kTileN, kTileM);
-      StepRange const range = steps_of_part(tiles, tile, parts, schedule.goes_up(index));
-      goes_up += range.count > 0 && range.m_step > 0;
-      BackwardSteps<char, kTileM, true> const walk(params, tile, sequence_of(params), range);
+      StepRange const range = steps_of_part(tiles, tile, parts, schedule.order(index));
+      goes_up += range.count > 0 && range.order == StepOrder::Up;
+      BackwardSteps<char, kTileM, true> const walk(params, tile, sequence_of(params), tiles, range);
       auto [head, m_block] = std::pair{range.head, range.m_block};
       for (int step = 0; step < range.count; ++step, walk.advance(head, m_block)) {
         check(seen.insert({tile.n_block, head, m_block}).second, "each step once");
@@ -302,6 +326,7 @@ void test_fixed_order() {
 // Where the blocks of the last round alone are divided, every part of every block comes once, in
 // the order of the blocks, and has a place of its own in the workspace.
 void test_last_round_alone() {
+  int32_t turn = 0;
   int divided = 0;
   for (auto const& [batch, seqlen, heads, heads_kv] : {std::tuple{1, 16384, 16, 16},
                                                        {2, 8192, 16, 16},
@@ -343,8 +368,12 @@ void test_last_round_alone() {
     check_equal(int64_t(number), blocks, name + ": all blocks");
     check_equal(grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, false, false).parts.count, 1,
                 name + ": a grid that is not persistent");
-    check_equal(grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, true, true).parts.count, 1,
-                name + ": a fixed order");
+    check_equal(grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, true, true).parts.count,
+                division.parts.count, name + ": the same in a fixed order");
+    params.grad_q_turn = &turn;
+    check(simulate(params, division, kCtas) < simulate(params, whole_blocks(params), kCtas),
+          name + ": it takes less time in a fixed order, too");
+    params.grad_q_turn = nullptr;
     params.window_right = 0;
     check_equal(grad_division(params, kTileM, kTileN, kCtas, kL2Bytes, true, false).parts.count, 1,
                 name + ": blocks of different lengths");
@@ -367,6 +396,7 @@ int main() {
   test_last_round_alone();
   test_order_of_parts();
   test_rounds_that_go_up();
+  test_windows_take_head_after_head();
   test_parts_go_the_same_way();
   test_last_groups();
   test_fixed_order();

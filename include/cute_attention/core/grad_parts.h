@@ -17,11 +17,11 @@
 namespace cute_attention {
 
 // The steps of one part: which query heads it goes through, which step is the first one, and how
-// many there are. Their order is that of core/backward_steps.h.
+// many there are.
 struct StepRange {
-  int32_t head_begin;  // each tile of queries is taken of the query heads [head_begin, head_end)
+  int32_t head_begin;  // the query heads are [head_begin, head_end)
   int32_t head_end;
-  int32_t m_step;   // from a tile to the next: -1, or 1 where the steps go up
+  StepOrder order;
   int32_t head;     // query head of the first step
   int32_t m_block;  // tile of queries of the first step
   int32_t count;    // may be 0: then the others mean nothing
@@ -62,25 +62,27 @@ CUTE_HOST_DEVICE constexpr int32_t parts_with_steps(int32_t tiles, StepParts con
 
 // The steps of part `tile.part` of a block of keys that needs the tiles of queries `tiles`, each of
 // them of all query heads of the group.
-//   up  whether they go from the first tile to the last; the same for all parts of a block
 CUTE_HOST_DEVICE constexpr StepRange steps_of_part(MTiles const& tiles, GradTile const& tile,
-                                                   StepParts const& of, bool up = false) {
+                                                   StepParts const& of,
+                                                   StepOrder order = StepOrder::Down) {
   int32_t const pieces = pieces_with_steps(tiles.count(), of);
   int32_t const first = pieces == 0 ? of.group : tile.part / pieces * of.bundle;
   if (first >= of.group) {
-    return {0, 0, -1, 0, 0, 0};
+    return {0, 0, order, 0, 0, 0};
   }
   int32_t const heads = min_of(of.bundle, of.group - first);
   int32_t const longest = longest_part(tiles.count(), of);
   int32_t const begin = tile.part % pieces * longest;
   int32_t const head = tile.head_kv * of.group + first;
-  int32_t const m_step = up ? 1 : -1;
-  int32_t const m_first = up ? tiles.begin : tiles.end - 1;
+  bool const by_heads = order == StepOrder::HeadAfterHead;
+  int32_t const inner = by_heads ? tiles.count() : heads;  // steps of a head, or of a tile
+  int32_t const heads_before = by_heads ? begin / inner : begin % inner;
+  int32_t const tiles_before = by_heads ? begin % inner : begin / inner;
   return {head,
           head + heads,
-          m_step,
-          head + begin % heads,
-          m_first + m_step * (begin / heads),
+          order,
+          head + heads_before,
+          order == StepOrder::Up ? tiles.begin + tiles_before : tiles.end - 1 - tiles_before,
           min_of(longest, heads * tiles.count() - begin)};
 }
 
@@ -237,18 +239,17 @@ constexpr StepParts divide_steps(BackwardParams const& params, int32_t tile_m, i
 // Divides the blocks of the last round alone, where all blocks have as many steps and there are too
 // few of the last ones for all CTAs: 2048 blocks are 15 rounds of 132 CTAs and 68 blocks, for which
 // 64 CTAs would wait. These blocks have the least number of parts of those that are estimated to
-// take the least time. Nothing is divided in a fixed order of dQ, where the parts have not been
-// measured, nor where a head has one block: there may be no kernel after the backward then
-// (has_one_adder()), which would have to be launched to add the parts up.
+// take the least time. Nothing is divided where a head has one block: there may be no kernel after
+// the backward then (has_one_adder()), which would have to be launched to add the parts up.
 constexpr BlockDivision divide_last_round(BackwardParams const& params, int32_t tile_m,
-                                          int32_t tile_n, int64_t ctas, bool fixed_order) {
+                                          int32_t tile_n, int64_t ctas) {
   constexpr int64_t kRounds = 4, kFewestSteps = 2;  // as divide_steps() has them
   StepParts const whole = whole_blocks(params);
   BlockDivision best{whole, 0};
   int64_t const blocks = tile_count(params.seqlen_k, tile_n, params.heads_kv, params.batch);
   int64_t const last = blocks % ctas;
   bool const packed = params.cu_seqlens_q != nullptr || params.cu_seqlens_k != nullptr;
-  if (packed || fixed_order || params.seqlen_k <= tile_n || last == 0 || blocks < 2 * ctas ||
+  if (packed || params.seqlen_k <= tile_n || last == 0 || blocks < 2 * ctas ||
       blocks > kMaxTiles / 2) {
     return best;
   }
@@ -278,9 +279,8 @@ constexpr BlockDivision grad_division(BackwardParams const& params, int32_t tile
                                       int64_t ctas, int64_t l2_bytes, bool persistent,
                                       bool fixed_order) {
   StepParts const of_all = divide_steps(params, tile_m, tile_n, ctas, l2_bytes, fixed_order);
-  return of_all.count > 1 || !persistent
-             ? BlockDivision{of_all, 0}
-             : divide_last_round(params, tile_m, tile_n, ctas, fixed_order);
+  return of_all.count > 1 || !persistent ? BlockDivision{of_all, 0}
+                                         : divide_last_round(params, tile_m, tile_n, ctas);
 }
 // The same where the workspace is there: nothing is divided if it has no room for sums of parts.
 constexpr BlockDivision grad_division(BackwardParams const& params, int32_t tile_m, int32_t tile_n,

@@ -32,6 +32,14 @@ CUTE_HOST_DEVICE constexpr StepParts make_step_parts(int32_t group, int32_t bund
   return {group, bundle, pieces, bundle < 1 ? 1 : ceil_div(group, bundle) * pieces};
 }
 
+// In which order a block of keys takes its steps (core/backward_steps.h), the same for all of its
+// parts.
+enum class StepOrder : int32_t {
+  Down,           // each tile of queries of all heads, from the last tile to the first
+  Up,             // the same from the first tile to the last
+  HeadAfterHead,  // all tiles of a head, from the last to the first, and then of the next head
+};
+
 // Which blocks of keys are divided into parts, of all in the order of GradSchedule.
 struct BlockDivision {
   StepParts parts;    // of a block that is divided
@@ -59,6 +67,7 @@ struct GradSchedule {
   StepParts parts;          // of a block of keys that is divided
   int32_t whole;            // how many blocks come before those that are
   int32_t ctas;             // of a round that goes up or down; 0 where all go down
+  bool by_heads;            // whether a block takes one query head after the other
 
   // How many blocks are divided, if parts.count is not 1.
   CUTE_HOST_DEVICE constexpr int64_t divided() const {
@@ -73,14 +82,18 @@ struct GradSchedule {
     return index < whole ? make_step_parts(parts.group, parts.group, 1) : parts;
   }
 
-  // Whether the steps of part `index` go from the first tile of queries to the last. All parts of a
-  // block go the same way, since they are pieces of one order of steps.
+  // In which order part `index` takes its steps. That of all parts of a block is the same, since
+  // they are pieces of one order.
   //
   // CTAs of the first round begin together, and go down together: each tile of queries is in L2 for
   // all of them. Those of the second begin when a block of the first ends, under a causal mask the
   // shorter ones later, and end together. So they go up.
-  CUTE_HOST_DEVICE constexpr bool goes_up(int32_t index) const {
-    return ctas > 0 && (index - part_of(index)) / ctas % 2 == 1;
+  CUTE_HOST_DEVICE constexpr StepOrder order(int32_t index) const {
+    if (by_heads) {
+      return StepOrder::HeadAfterHead;
+    }
+    bool const up = ctas > 0 && (index - part_of(index)) / ctas % 2 == 1;
+    return up ? StepOrder::Up : StepOrder::Down;
   }
 
   CUTE_HOST_DEVICE constexpr GradTile tile(int32_t index) const {
@@ -185,14 +198,19 @@ constexpr GradSchedule make_grad_schedule(BackwardParams const& params, int32_t 
   int64_t const of_group = divides ? heads_of_group(sample_tiles(params, tile_m, tile_n), n_blocks,
                                                     all_heads, wanted, ctas)
                                    : all_heads;
+  // With a window that hides half of the keys or more, blocks take one head after the other
+  // (core/backward_steps.h). In a fixed order not where they are divided into parts: these would
+  // wait for each other in each head anew.
+  bool const by_heads =
+      params.window_left <= params.seqlen_k / 2 && (params.grad_q_turn == nullptr || rows == 1);
   // In a fixed order a block that goes up might wait for one that goes down until that ends. The
   // tiles of one or two heads stay in L2 in either direction: with one it gained nothing on an
   // H100, and 16 heads over 8 took 1.05 times as long.
   // Where no mask lets blocks end at different times, going up took 0.96 to 1.10 times as long.
-  bool const turns = params.grad_q_turn == nullptr && params.heads > 2 * params.heads_kv &&
-                     params.window_right == 0;
-  return {n_blocks,       params.heads_kv, int32_t(all_heads),       int32_t(of_group),
-          division.parts, division.whole,  turns ? int32_t(ctas) : 0};
+  bool const turns = !by_heads && params.grad_q_turn == nullptr &&
+                     params.heads > 2 * params.heads_kv && params.window_right == 0;
+  return {n_blocks,       params.heads_kv, int32_t(all_heads),        int32_t(of_group),
+          division.parts, division.whole,  turns ? int32_t(ctas) : 0, by_heads};
 }
 
 // Where in a workspace the blocks of the tiles of q, or of k, lie. Each tile of each head of each

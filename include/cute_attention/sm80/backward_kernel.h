@@ -57,6 +57,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
   using Places::shared;
   using Places::thread;
   using Places::tile;
+  using Places::tiles;
   int const warp_column;  // of this warp, in the grid of kWarpsN x kWarpsM warps
   Scores const scores;
 
@@ -117,7 +118,7 @@ struct BackwardKernel : BackwardPlaces<Row> {
   template <class GradK, class GradV>
   CUTE_DEVICE void compute(GradK& tdKrdK, GradV& tdVrdV) {
     using namespace cute;
-    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, range);
+    BackwardSteps<Element, kTileM> const steps(params, tile, sequence, tiles, range);
     // warp_uniform() is not needed for its value, which is uniform already. Without it ptxas keeps
     // addresses that depend on the stage in registers of their own, and
     // spills at head dim 128.

@@ -55,8 +55,8 @@ CUTE_DEVICE void store_grad_scores(BackwardArguments const& arguments,
     if (work.is_end()) {
       break;
     }
-    BackwardSteps<typename Traits::Element, Traits::kTileM, Traits::kMayGoUp> const steps(
-        arguments.params, work.tile, work.sequence, work.steps);
+    BackwardSteps<typename Traits::Element, Traits::kTileM, Traits::kAnyOrder> const steps(
+        arguments.params, work.tile, work.sequence, work.tiles, work.steps);
     int remaining = steps.count();
     // Where dQ is late, the first dS is of a step that does not exist (backward_compute.h).
     if (Traits::kGradQLag > 0 && remaining > 0) {

@@ -32,6 +32,9 @@ struct BackwardKernel {
     init_barriers(shared.grad_o_full, 2, shared.grad_o_empty, kReaders);
     init_barriers(shared.grad_s_full, kReaders, shared.grad_s_empty, kReaders + storers);
     init_barriers(shared.grad_q_full, kWarpgroupWarps, shared.grad_q_empty, 1);
+    for (uint64_t& turn : shared.adder_turn) {
+      Barrier::init(&turn, 1);
+    }
     Barrier::init(&shared.landed, 1);
     if constexpr (Traits::kBiasOfWarpgroups) {
       auto& bias = shared.bias_barriers;

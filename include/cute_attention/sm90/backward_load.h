@@ -102,16 +102,17 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
     if (!next.is_end()) {
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
-      next.steps = steps_of_part(next.tiles, next.tile, arguments.schedule.parts_of(index),
-                                 Traits::kMayGoUp && arguments.schedule.goes_up(index));
+      next.steps =
+          steps_of_part(next.tiles, next.tile, arguments.schedule.parts_of(index),
+                        Traits::kAnyOrder ? arguments.schedule.order(index) : StepOrder::Down);
     }
     return next;
   }
 
   // The first queries are loaded before K and V: their buffers are free sooner.
   CUTE_DEVICE void load_work() {
-    BackwardSteps<Element, kTileM, Traits::kMayGoUp, true> const steps(arguments.params, work->tile,
-                                                                       work->sequence, work->steps);
+    BackwardSteps<Element, kTileM, Traits::kAnyOrder, true> const steps(
+        arguments.params, work->tile, work->sequence, work->tiles, work->steps);
     int const count = steps.count();
     if (count == 0) {
       return;

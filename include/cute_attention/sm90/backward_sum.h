@@ -11,95 +11,151 @@
 
 namespace cute_attention::sm90 {
 
-// Adds what one warpgroup computes of dQ of each step. One lane of a warp does it all: the
-// consumers do not wait for sums that are under way.
+// One of the warps that add dQ, of which there is one for each consumer warpgroup. One lane does it
+// all: the consumers do not wait for sums that are under way.
+//
+// In any order, warp w adds the part of dQ that warpgroup w has computed, of each step. In a fixed
+// order a warp also waits until its additions are done, and then lets the next CTA add to the same
+// sums, which together takes about as long as a step. So there it adds all parts of every second
+// step, and has the time of two steps for them.
 template <class Row>
-CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
-                                  typename BackwardTraits<Row>::SharedMemory& shared, int part) {
+struct GradQueryAdder {
   using Traits = BackwardTraits<Row>;
-  constexpr int kNumbers = Traits::kTileM * Traits::kHeadDim;
-  constexpr int kPartNumbers = kNumbers / Traits::kConsumers;
-  if (!cute::elect_one_sync()) {
-    return;
+  using Steps = BackwardSteps<typename Traits::Element, Traits::kTileM, Traits::kAnyOrder>;
+  static constexpr int kParts = Traits::kConsumers;
+  static constexpr int kNumbers = Traits::kTileM * Traits::kHeadDim;
+  static constexpr int kPartNumbers = kNumbers / kParts;
+  static_assert(kParts == 2,
+                "in a fixed order one warp has the even steps, the other the odd ones");
+
+  BackwardArguments const& arguments;
+  typename Traits::SharedMemory& shared;
+  int const warp;
+  uint32_t number = 0;  // of the dQ that comes next
+
+  CUTE_DEVICE void run() {
+    bool has_steps = false;
+    for (int32_t works = 0;; ++works) {
+      Ring<kWorkSlots> const slot = buffer_of<kWorkSlots>(works);
+      Barrier::wait(&shared.work_full[slot.stage], slot.parity);
+      BackwardWork const& work = shared.works[slot.stage];
+      if (work.is_end()) {
+        break;
+      }
+      // Where dQ is late, the first is of a step that does not exist (backward_compute.h), unless
+      // the block before leaves it the dQ of its last step.
+      bool const has_before = Traits::kOverlapsBlocks && has_steps;
+      has_steps = work.steps.count > 0;
+      bool const skips = Traits::kGradQLag > 0 && has_steps && !has_before;
+      if (arguments.params.grad_q_turn == nullptr) {
+        add_steps<false>(work, skips);
+      } else {
+        add_steps<true>(work, skips);
+      }
+      Barrier::arrive(&shared.work_empty[buffer_of<kWorkSlots>(opaque(works)).stage]);
+    }
+    await_bulk_writes();
   }
-  await_kernel_before();  // backward_load.h lists what it writes
-  BackwardParams const& params = arguments.params;
-  bool const stores_first = Traits::kStoresFirst && arguments.sum_states != nullptr;
-  Ring<1> ring{};  // of dQ in shared memory
-  bool has_steps = false;
-  for (int32_t works = 0;; ++works) {
-    Ring<kWorkSlots> const slot = buffer_of<kWorkSlots>(works);
-    Barrier::wait(&shared.work_full[slot.stage], slot.parity);
-    BackwardWork const& work = shared.works[slot.stage];
-    if (work.is_end()) {
-      break;
+
+ private:
+  //   kInOrder  whether dQ is summed in a fixed order
+  //   skips     whether a dQ of no step comes first
+  template <bool kInOrder>
+  CUTE_DEVICE void add_steps(BackwardWork const& work, bool skips) {
+    BackwardParams const& params = arguments.params;
+    bool const stores_first = Traits::kStoresFirst && arguments.sum_states != nullptr;
+    if (skips) {
+      take_parts<kInOrder>([] {}, [](int) {}, [] {});
     }
-    BackwardSteps<typename Traits::Element, Traits::kTileM, Traits::kMayGoUp> const steps(
-        params, work.tile, work.sequence, work.steps);
-    int remaining = steps.count();
-    // Where dQ is late, the first is of a step that does not exist (backward_compute.h), unless the
-    // block before leaves it the dQ of its last step.
-    bool const has_before = Traits::kOverlapsBlocks && has_steps;
-    has_steps = remaining > 0;
-    if (Traits::kGradQLag > 0 && remaining > 0 && !has_before) {
-      Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      Barrier::arrive(&shared.grad_q_empty[part]);
-      ring.advance();
-    }
+    Steps const steps(params, work.tile, work.sequence, work.tiles, work.steps);
     int32_t head = work.steps.head;
     int32_t m_block = work.steps.m_block;
-    for (; remaining > 0; --remaining) {
+    for (int remaining = steps.count(); remaining > 0; --remaining) {
       // A block takes at least 32 KB of memory: there are fewer than 2^31.
       int32_t const block = int32_t(steps.grad_q_block(head, m_block));
-      // Opaque, so that addresses are computed here: the warp has no registers to keep them.
-      int const part_of_sums = opaque(part);
       // Computed at each use. If the address stayed in registers beside the wait for dQ, the warp
       // would need more than it has; ptxas then allocates the registers of the whole kernel in
       // another way, and the consumers spill.
-      auto const state = [&] {
-        return arguments.sum_states + opaque(block) * Traits::kConsumers + part_of_sums;
+      auto const state = [&](int part) {
+        return arguments.sum_states + opaque(block) * kParts + part;
       };
       bool written = true;
-      // The turn, or the state, is read before dQ is awaited, so that the latency of that load
-      // passes beside the products.
-      if (params.grad_q_turn != nullptr) {
-        KvTiles const keys =
-            kv_tiles(work.sequence, m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
-        // The parts of a CTA have their turn together: each ends one.
-        int32_t const turn = (work.tile.n_block - keys.begin) * Traits::kConsumers;
-        while (load_acquire(params.grad_q_turn + block) < turn) {
-        }
-        written = !stores_first || turn > 0;
-      } else if (stores_first) {
-        written = load_acquire(state()) == kSumWritten;
-      }
-      Barrier::wait(&shared.grad_q_full[part], ring.parity);
-      float* const sums =
-          params.grad_q_sum + int64_t{block} * kNumbers + part_of_sums * kPartNumbers;
-      constexpr int kBytes = kPartNumbers * int(sizeof(float));
-      if (!written && claims_first(state())) {
-        start_bulk_store(sums, shared.grad_q[part], kBytes);
-        await_bulk_writes();
-        fence_bulk_adds();
-        store_release(state(), kSumWritten);
-      } else {
-        if (stores_first) {
-          fence_bulk_adds();
-        }
-        start_bulk_add(sums, shared.grad_q[part], kBytes);
-        await_bulk_reads();
-      }
-      Barrier::arrive(&shared.grad_q_empty[part]);
-      if (params.grad_q_turn != nullptr) {
-        await_bulk_writes();
-        end_turn(params.grad_q_turn + opaque(block));
-      }
-      ring.advance();
+      take_parts<kInOrder>(
+          // The turn, or the state, is read before dQ is awaited, so that the latency of that load
+          // passes beside the products.
+          [&] {
+            if constexpr (kInOrder) {
+              KvTiles const keys =
+                  kv_tiles(work.sequence, m_block * Traits::kTileM, Traits::kTileM, Traits::kTileN);
+              int32_t const turn = work.tile.n_block - keys.begin;
+              while (load_acquire(params.grad_q_turn + block) < turn) {
+              }
+              written = !stores_first || turn > 0;
+            } else if (stores_first) {
+              written = load_acquire(state(opaque(warp))) == kSumWritten;
+            }
+          },
+          [&](int part) {
+            float* const sums = params.grad_q_sum + int64_t{block} * kNumbers + part * kPartNumbers;
+            constexpr int kBytes = kPartNumbers * int(sizeof(float));
+            if (!written && claims_first(state(part))) {
+              start_bulk_store(sums, shared.grad_q[part], kBytes);
+              await_bulk_writes();
+              fence_bulk_adds();
+              store_release(state(part), kSumWritten);
+            } else {
+              if (stores_first) {
+                fence_bulk_adds();
+              }
+              start_bulk_add(sums, shared.grad_q[part], kBytes);
+              await_bulk_reads();
+            }
+          },
+          [&] {
+            await_bulk_writes();
+            end_turn(params.grad_q_turn + opaque(block));
+          });
       steps.advance(head, m_block);
     }
-    Barrier::arrive(&shared.work_empty[buffer_of<kWorkSlots>(opaque(works)).stage]);
   }
-  await_bulk_writes();
+
+  // Goes on by one dQ, and takes those parts of it that are this warp's, if there are any: calls
+  // begin(), then take(part) when the part is there, and, in a fixed order, end().
+  template <bool kInOrder, class Begin, class Take, class End>
+  CUTE_DEVICE void take_parts(Begin const& begin, Take const& take, End const& end) {
+    if constexpr (!kInOrder) {
+      begin();
+      take_part(opaque(warp), take);
+    } else if (int(number % 2) == warp) {
+      begin();
+      // Not before the other warp has taken the parts of the step before: a warp tells phases of a
+      // barrier apart by their parity alone.
+      Barrier::wait(&shared.adder_turn[warp], number / 2 % 2 ^ (warp == 0 ? 1 : 0));
+      CUTE_NO_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        take_part(opaque(part), take);
+      }
+      Barrier::arrive(&shared.adder_turn[warp ^ 1]);
+      end();
+    }
+    ++number;
+  }
+
+  template <class Take>
+  CUTE_DEVICE void take_part(int part, Take const& take) {
+    Barrier::wait(&shared.grad_q_full[part], number % 2);
+    take(part);
+    Barrier::arrive(&shared.grad_q_empty[part]);
+  }
+};
+
+template <class Row>
+CUTE_DEVICE void add_grad_queries(BackwardArguments const& arguments,
+                                  typename BackwardTraits<Row>::SharedMemory& shared, int warp) {
+  if (cute::elect_one_sync()) {
+    await_kernel_before();  // backward_load.h lists what it writes
+    GradQueryAdder<Row>{arguments, shared, warp}.run();
+  }
 }
 
 }  // namespace cute_attention::sm90

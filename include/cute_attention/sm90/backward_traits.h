@@ -212,10 +212,10 @@ struct BackwardTraits {
                                                 kKey.score_mods == score_mods::Alibi ||
                                                 kKey.score_mods == score_mods::Softcap;
 
-  // Whether the steps of a block may go up (GradSchedule::goes_up()). For the direction the load
-  // warp of head dim 96 has no registers, nor has that of head dim 64 with dropout: they spilled 8
-  // to 24 bytes. The other rows with modifiers have not been measured so.
-  static constexpr bool kMayGoUp = kNoneOrAlibiOrSoftcap && kHeadDim != 96;
+  // Whether a block may take its steps in another order than down (GradSchedule::order()). For that
+  // the load warp of head dim 96 has no registers, nor has that of head dim 64 with dropout: they
+  // spilled 8 to 24 bytes. The other rows with modifiers have not been measured so.
+  static constexpr bool kAnyOrder = kNoneOrAlibiOrSoftcap && kHeadDim != 96;
 
   // Whether the kernels before and after may compute what a single key behind the last whole block
   // gives (core/leftover_key.h): where nothing modifies scores.
@@ -355,6 +355,7 @@ struct BackwardTraits {
     uint64_t grad_s_empty[kStagesS];
     uint64_t grad_q_full[kConsumers];   // a warpgroup's part of dQ: kWarpgroupWarps arrivals
     uint64_t grad_q_empty[kConsumers];  // it has been read: 1 arrival
+    uint64_t adder_turn[kConsumers];    // in a fixed order: a warp may take the next dQ: 1 arrival
     uint64_t landed;  // a tile that the load warp has to mend before it is full: 1 arrival
     WarpgroupBiasBarriers<kBiasOfWarpgroups, kConsumers> bias_barriers;
   };

@@ -25,7 +25,7 @@ struct GradKvTraits {
   static constexpr bool kBeginsEarly = false;
   static constexpr bool kOverlapsBlocks = false;
   static constexpr bool kOneTile = sm90::kOneTile<Row>;
-  static constexpr bool kMayGoUp = false;    // not measured above head dim 128
+  static constexpr bool kAnyOrder = false;   // not measured above head dim 128
   static constexpr bool kBiasTiles = false;  // shared memory has no room for them
   static constexpr bool kBiasOfWarpgroups = false;
   static constexpr bool kKeyBias = false;
