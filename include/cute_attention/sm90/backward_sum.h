@@ -70,6 +70,8 @@ struct GradQueryAdder {
     Steps const steps(params, work.tile, work.sequence, work.tiles, work.steps);
     int32_t head = work.steps.head;
     int32_t m_block = work.steps.m_block;
+    // The warp has no registers for more than one step at a time.
+    CUTE_NO_UNROLL
     for (int remaining = steps.count(); remaining > 0; --remaining) {
       // A block takes at least 32 KB of memory: there are fewer than 2^31.
       int32_t const block = int32_t(steps.grad_q_block(head, m_block));
@@ -130,12 +132,15 @@ struct GradQueryAdder {
       begin();
       // Not before the other warp has taken the parts of the step before: a warp tells phases of a
       // barrier apart by their parity alone.
-      Barrier::wait(&shared.adder_turn[warp], number / 2 % 2 ^ (warp == 0 ? 1 : 0));
+      // The first of warp 0 awaits nothing. Addresses are computed here (opaque()), since the warp
+      // has no registers to keep them.
+      uint32_t const parity = (number / 2 ^ number ^ 1) % 2;
+      Barrier::wait(&shared.adder_turn[opaque(warp)], parity);
       CUTE_NO_UNROLL
       for (int part = 0; part < kParts; ++part) {
         take_part(opaque(part), take);
       }
-      Barrier::arrive(&shared.adder_turn[warp ^ 1]);
+      Barrier::arrive(&shared.adder_turn[opaque(warp) ^ 1]);
       end();
     }
     ++number;
