@@ -158,15 +158,18 @@ def test_ctas_go_up_in_their_second_round(row: rows.TableRow) -> None:
     check(row, inputs, grad_out, CAUSAL)
 
 
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "fixed_order"])
 @pytest.mark.parametrize("sequences", [1, 3])
-def test_a_window_is_taken_head_after_head(row: rows.TableRow, sequences: int) -> None:
+def test_a_window_is_taken_head_after_head(
+    row: rows.TableRow, sequences: int, deterministic: bool
+) -> None:
     """A window that hides more than half of the keys, and three query heads for a KV head
     (GradSchedule::order()); of one sequence there are few blocks, whose steps are divided."""
     if row.arch != "sm90" or has_two_kernels(row):
         pytest.skip("each tile of all heads")
     options = {"window": (150, 0)}
     inputs, grad_out = make(row, Case(sequences, 600, 600, 6, 2, options))
-    check(row, inputs, grad_out, options)
+    check(row, inputs, grad_out, options, deterministic=deterministic)
 
 
 def test_the_last_round_of_blocks(row: rows.TableRow) -> None:

@@ -1,18 +1,18 @@
 // core/backward_steps.h: in which order a CTA of the backward pass takes the tiles of queries that
-// see its block of keys, as GradSchedule::order() says: down, from the last tile to the first, or
-// up. Each tile is taken of all query heads of the part (core/grad_parts.h) before the next one,
-// but with a window one head is taken after the other.
+// see its block of keys (GradSchedule::order()): down, from the last tile to the first, or up. Each
+// tile is taken of all query heads of the part (core/grad_parts.h) before the next one. With a
+// window one head is taken after the other instead.
 //
-// So the CTAs of a KV head that begin together stay together, although under a causal mask the
-// blocks of the first keys have more tiles than the others: these end sooner. If a CTA took one
-// head after the other, it would come to the next head before the longer blocks do. Where dQ is
-// summed in a fixed order it would wait for them there, in each head anew. In a simulation of 8192
-// tokens, causal, on 132 SMs the backward then takes 1.46 times as many steps with 64 heads over 4,
-// and 1.15 with 32 over 8.
+// Without a window: the CTAs of a KV head that begin together stay together, although under a
+// causal mask the blocks of the first keys have more tiles than the others: these end sooner. If a
+// CTA took one head after the other, it would come to the next head before the longer blocks do.
+// Where dQ is summed in a fixed order it would wait for them there, in each head anew. In a
+// simulation of 8192 tokens, causal, on 132 SMs the backward then takes 1.46 times as many steps
+// with 64 heads over 4, and 1.15 with 32 over 8.
 //
-// With a window the blocks begin at different tiles, and have about as many. CTAs that run together
-// are then at different tiles at all times, and L2 has to hold all tiles of what they go through:
-// of one head that is possible where it is not of all.
+// With a window the blocks begin at different tiles, and most have as many. CTAs that run together
+// are then never at the same tile, so that L2 has to hold all tiles that they go through. It can
+// hold those of one query head of each KV head, but not those of all query heads.
 #pragma once
 
 #include "cute_attention/core/address.h"

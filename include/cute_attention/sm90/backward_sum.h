@@ -131,9 +131,8 @@ struct GradQueryAdder {
     } else if (int(number % 2) == warp) {
       begin();
       // Not before the other warp has taken the parts of the step before: a warp tells phases of a
-      // barrier apart by their parity alone.
-      // The first of warp 0 awaits nothing. Addresses are computed here (opaque()), since the warp
-      // has no registers to keep them.
+      // barrier apart by their parity alone. The first step of all awaits nothing. The addresses
+      // are computed here (opaque()), since the warp has no registers to keep them.
       uint32_t const parity = (number / 2 ^ number ^ 1) % 2;
       Barrier::wait(&shared.adder_turn[opaque(warp)], parity);
       CUTE_NO_UNROLL
