@@ -11,8 +11,14 @@
 namespace cute_attention {
 namespace {
 
-constexpr int kWarps = kMostMembers;  // of a CTA
 constexpr int kWarp = 32;
+constexpr int kThreads = kMostMembers * kWarp;  // of a CTA
+// CTAs of an SM: as many as the registers of a thread, which keep eight reads under way, leave room
+// for.
+template <int kMost>
+constexpr int kCtasOfSm = kMost <= kWarp ? 3 : 2;
+// So many warps are a GPU's fill of them. More find no room, and rows are not shared by several.
+constexpr int kEnoughWarps = 8192;
 constexpr int kMostCtas = 1 << 20;  // what is more takes several rounds
 
 // Row `index` of an LSE in the output.
@@ -33,35 +39,37 @@ struct OutputRow : RowTarget<Element> {
   }
 };
 
-// A team of warps for each row of the output, of which there are at most kMostSplitRows, and for
-// kCombinedCols of its columns, those of blockIdx.y. Its first warp adds up what the members have.
-template <class Element>
-__global__ void __launch_bounds__(kWarps* kWarp, 1)
-    combine(CUTE_GRID_CONSTANT ForwardParams const params, int const team) {
-  __shared__ float4 partial[kWarps][kWarp];
-  int const lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
-  int const member = warp % team, teams = kWarps / team;
-  int32_t const col = int32_t(blockIdx.y) * kCombinedCols + 4 * lane;
+// kLanes threads for each row of the output, of which there are at most kMostSplitRows, and for
+// 4 kLanes of its columns: those of blockIdx.y. Where there are few rows, `share` groups of so many
+// threads share a row, one for each member of the team, and the first adds up what they have; or
+// else one takes the members one after the other.
+//   kMost  splits at most
+template <class Element, int kMost, int kLanes>
+__global__ void __launch_bounds__(kThreads, kCtasOfSm<kMost>)
+    combine(CUTE_GRID_CONSTANT ForwardParams const params, int const team, int const share) {
+  __shared__ float4 partial[kThreads];
+  int const thread = int(threadIdx.x);
+  int const group = thread / kLanes, first_member = group % share;
+  int const rows_of_cta = kThreads / kLanes / share;
+  int32_t const col = int32_t(blockIdx.y) * kCombinedCols + 4 * (thread % kLanes);
   int64_t const rows = lse_size(params);
   await_kernel_before();
-  for (int64_t begin = int64_t(blockIdx.x) * teams; begin < rows;
-       begin += int64_t(gridDim.x) * teams) {
-    int64_t const index = begin + warp / team;
+  for (int64_t begin = int64_t(blockIdx.x) * rows_of_cta; begin < rows;
+       begin += int64_t(gridDim.x) * rows_of_cta) {
+    int64_t const index = begin + group / share;
     int64_t const row = index < rows ? index : rows - 1;
-    SplitParts parts;
-    parts.load(params, row, col, member, team);
-    RowSplits<kMostSplits> const splits(params, row);
-    float4 total = weighted_sum(params, splits, parts, row, col, member, team);
-    if (team > 1) {
-      partial[warp][lane] = total;
+    RowSplits<kMost, kLanes> splits;
+    float4 total = sum_of_members(params, splits, row, col, team, first_member, share);
+    if (share > 1) {
+      partial[thread] = total;
       __syncthreads();
-      for (int other = warp + 1; member == 0 && other < warp + team; ++other) {
-        total = sum_of(total, partial[other][lane]);
+      for (int member = 1; first_member == 0 && member < team; ++member) {
+        total = sum_of(total, partial[thread + member * kLanes]);
       }
       __syncthreads();  // the next row may overwrite it
     }
     OutputRow<Element> const target(params, int32_t(row));
-    if (member == 0 && index < rows && target.inside) {
+    if (first_member == 0 && index < rows && target.inside) {
       store_combined<Element>(params, splits, target, total, col);
     }
   }
@@ -69,14 +77,28 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
 
 // In a library of sm90 the kernel is launched before the one that computes the splits has ended, so
 // that it only has to wait for what that one writes.
-template <class Element>
+template <class Element, int kMost, int kLanes>
 int32_t launch(ForwardParams const& params, Arch arch, cudaStream_t stream) {
-  int const team = team_size(params.num_splits), teams = kWarps / team;
-  int64_t const ctas = (lse_size(params) + teams - 1) / teams;
+  int const team = team_size(params.num_splits);
+  int64_t const rows = lse_size(params);
+  int const share = rows * team * kLanes <= int64_t{kEnoughWarps} * kWarp ? team : 1;
+  int64_t const rows_of_cta = kThreads / kLanes / share;
+  int64_t const ctas = (rows + rows_of_cta - 1) / rows_of_cta;
   dim3 const grid(unsigned(ctas < kMostCtas ? ctas : kMostCtas),
                   unsigned((params.head_dim_v + kCombinedCols - 1) / kCombinedCols));
-  return launch_kernel(arch == Arch::Sm90, &combine<Element>, grid, kWarps * kWarp, 0, stream,
-                       params, team);
+  return launch_kernel(arch == Arch::Sm90, &combine<Element, kMost, kLanes>, grid, kThreads, 0,
+                       stream, params, team, share);
+}
+
+template <class Element>
+int32_t launch(ForwardParams const& params, Arch arch, cudaStream_t stream) {
+  if (params.num_splits > kWarp) {
+    return launch<Element, kMostSplits, kWarp>(params, arch, stream);
+  }
+  // A row of few columns takes half of a warp.
+  return params.head_dim_v <= kCombinedCols / 2
+             ? launch<Element, kWarp, kWarp / 2>(params, arch, stream)
+             : launch<Element, kWarp, kWarp>(params, arch, stream);
 }
 
 }  // namespace

@@ -8,11 +8,13 @@
 
 namespace cute_attention {
 
-// The weights of the splits of a row, of which there are at most kMost: each thread of a warp has
-// those of splits lane + 32 * i. All threads of a warp call every function together.
-template <int kMost>
+// The weights of the splits of a row, of which there are at most kMost. A warp has one row, or two
+// of few columns, each in kLanes of its threads: thread `lane` of them has the weights of splits
+// lane + kLanes * i. All threads of a warp call every function together.
+template <int kMost, int kLanes = 32>
 struct RowSplits {
-  static constexpr int kOfThread = kMost / 32;
+  static constexpr int kCapacity = kMost;
+  static constexpr int kOfThread = kMost / kLanes;
   float weights[kOfThread];
   float base;
   float sum;
@@ -23,7 +25,7 @@ struct RowSplits {
     base = -INFINITY;
     CUTE_UNROLL
     for (int i = 0; i < kOfThread; ++i) {
-      int const split = lane_of_warp() + i * 32;
+      int const split = lane_of_warp() % kLanes + i * kLanes;
       sums[i] = {0.f, 0.f};
       if (split < params.num_splits) {
         float2 const read = __ldcg(reinterpret_cast<float2 const*>(split_sum(params, split, row)));
@@ -32,34 +34,35 @@ struct RowSplits {
       base = fmaxf(base, split_base(sums[i]));
     }
     CUTE_UNROLL
-    for (int offset = 16; offset > 0; offset /= 2) {
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
     }
     sum = 0.f;
     CUTE_UNROLL
     for (int i = 0; i < kOfThread; ++i) {
       weights[i] = split_weight(sums[i], base);
-      sum += weights[i] == kUnseen ? 0.f : weights[i] * sums[i].sum;
+      // Not contracted: up to 32 splits have the same sum whatever kLanes is.
+      sum += weights[i] == kUnseen ? 0.f : __fmul_rn(weights[i], sums[i].sum);
     }
     CUTE_UNROLL
-    for (int offset = 16; offset > 0; offset /= 2) {
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     }
   }
 
-  // The weight of a split, the same one for all threads; kUnseen past the last.
+  // The weight of a split, the same one for all threads of the row; kUnseen past the last.
   CUTE_DEVICE float weight(int split) const {
     float found = weights[0];
     CUTE_UNROLL
     for (int i = 1; i < kOfThread; ++i) {
-      found = split / 32 == i ? weights[i] : found;
+      found = split / kLanes == i ? weights[i] : found;
     }
-    found = __shfl_sync(0xffffffffu, found, split % 32);
+    found = __shfl_sync(0xffffffffu, found, split % kLanes, kLanes);
     return split < kMost ? found : kUnseen;
   }
 };
 
-// The columns of the output that a warp has at a time: four of each thread.
+// The columns of a row that a warp has at a time: four of each thread.
 constexpr int kCombinedCols = 4 * 32;
 static_assert(kCombinedCols == kColsOfStep);
 
@@ -84,9 +87,8 @@ struct SplitParts {
   }
 
   // Adds them up in their order, each times its weight.
-  template <int kMost>
-  CUTE_DEVICE void add_to(float4& total, RowSplits<kMost> const& splits, int first,
-                          int step) const {
+  template <class Splits>
+  CUTE_DEVICE void add_to(float4& total, Splits const& splits, int first, int step) const {
     CUTE_UNROLL
     for (int i = 0; i < kCount; ++i) {
       float const weight = splits.weight(first + i * step);
@@ -104,17 +106,28 @@ CUTE_DEVICE float4 sum_of(float4 const& a, float4 const& b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-// The weighted sum of this thread's columns, from col on, of the splits of a row that a member of
-// the team has (core/split_steps.h). `parts` are the first of them.
-template <int kMost>
-CUTE_DEVICE float4 weighted_sum(ForwardParams const& params, RowSplits<kMost> const& splits,
-                                SplitParts& parts, int64_t row, int32_t col, int member, int team) {
+// The weighted sum of this thread's columns, from col on, of the splits of a row that members
+// first, first + step, and so on of the team have (core/split_steps.h), and the weights, which are
+// read behind the first of the columns. Each part stands here once: this code comes from memory in
+// each decode step, and takes longer than what it does.
+template <class Splits>
+CUTE_DEVICE float4 sum_of_members(ForwardParams const& params, Splits& splits, int64_t row,
+                                  int32_t col, int team, int first = 0, int step = 1) {
   float4 total{0.f, 0.f, 0.f, 0.f};
-  for (int begin = member; begin < params.num_splits; begin += SplitParts::kCount * team) {
-    if (begin != member) {
-      parts.load(params, row, col, begin, team);
-    }
-    parts.add_to(total, splits, begin, team);
+#pragma unroll 1
+  for (int member = first; member < team; member += step) {
+    float4 own{0.f, 0.f, 0.f, 0.f};
+    int begin = 0;  // all members take as many turns
+    do {
+      SplitParts parts;
+      parts.load(params, row, col, begin + member, team);
+      if (begin == 0 && member == first) {
+        splits = Splits(params, row);
+      }
+      parts.add_to(own, splits, begin + member, team);
+      begin += SplitParts::kCount * team;
+    } while (Splits::kCapacity > kMostMembers * kSplitsOfStep && begin < params.num_splits);
+    total = member == first ? own : sum_of(total, own);
   }
   return total;
 }
@@ -128,8 +141,8 @@ struct RowTarget {
 };
 
 // Writes this thread's columns of a row, from col on, and with the first column its LSE.
-template <class Element, int kMost>
-CUTE_DEVICE void store_combined(ForwardParams const& params, RowSplits<kMost> const& splits,
+template <class Element, class Splits>
+CUTE_DEVICE void store_combined(ForwardParams const& params, Splits const& splits,
                                 RowTarget<Element> const& target, float4 const& total,
                                 int32_t col) {
   CombinedRow const row =

@@ -61,27 +61,6 @@ CUTE_DEVICE bool is_last_split(ForwardArguments const& arguments, ForwardTile co
   return last != 0;
 }
 
-// The weighted sum of this thread's columns, from col on, of the splits of a row, and the weights,
-// which are read behind the first of the columns. Each part stands here once: this code comes from
-// memory in each decode step, and takes longer than what it does.
-CUTE_DEVICE float4 sum_of_members(ForwardParams const& params, RowSplits<kMostOfLast>& splits,
-                                  int64_t row, int32_t col, int team) {
-  static_assert(kMostOfLast <= kMostMembers * kSplitsOfStep, "a member reads its splits at once");
-  float4 total{0.f, 0.f, 0.f, 0.f};
-#pragma unroll 1
-  for (int member = 0; member < team; ++member) {
-    SplitParts parts;
-    parts.load(params, row, col, member, team);
-    if (member == 0) {
-      splits = RowSplits<kMostOfLast>(params, row);
-    }
-    float4 own{0.f, 0.f, 0.f, 0.f};
-    parts.add_to(own, splits, member, team);
-    total = member == 0 ? own : sum_of(total, own);
-  }
-  return total;
-}
-
 // Whether the last split of a tile may combine them all in the kernel of a row.
 template <class Row>
 constexpr bool kCombinesSplits = kReadsCache<Row> && !has_qv(Row::kKey.score_mods);
