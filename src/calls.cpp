@@ -44,8 +44,13 @@ class DeviceScope {
   int32_t previous_ = 0;
 };
 
-constexpr int32_t is_batch_invariant(ForwardParams const& p) { return p.batch_invariant; }
-constexpr int32_t is_batch_invariant(BackwardParams const&) { return 0; }
+// What the number of splits depends on, of which backward calls have none.
+void set_split_options(Problem* problem, ForwardParams const& p) {
+  if (p.cu_seqlens_q != nullptr) problem->total_q = int32_t(p.total_q);
+  problem->num_splits = p.num_splits;
+  problem->batch_invariant = p.batch_invariant;
+}
+void set_split_options(Problem*, BackwardParams const&) {}
 
 template <class Params>
 LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int32_t arch,
@@ -69,7 +74,7 @@ LoadedRow const& row_for(Direction direction, Params const& p, DType dtype, int3
                       (p.dropout.seed == nullptr ? 0u : uint32_t(kDropout)) |
                       (has_cache(p) ? uint32_t(kCache) : 0u) | (has_qv(p) ? uint32_t(kQv) : 0u),
                   arch >= kFirstRow ? arch : kAnyRow};
-  problem.batch_invariant = is_batch_invariant(p);
+  set_split_options(&problem, p);
   return find_row(problem, arch >= kFirstRow ? kAnyArch : arch, device);
 }
 

@@ -33,7 +33,6 @@ constexpr double kIdleShare = 0.5;
 // In such a row nobody else of the CTA computes while its products and its softmax wait for each
 // other, so that a key tile of the longest CTA takes so long at least.
 constexpr double kTileClocksAlone = 1000;
-constexpr double kLaunchUs = 3;
 constexpr int32_t kReservedSharedMemory = 1024;  // bytes of each CTA that CUDA keeps for itself
 constexpr int32_t kWarpgroupThreads = 128;
 constexpr int32_t kWarpsOfTwoConsumers = 12;  // a producer warpgroup and two that compute

@@ -27,6 +27,9 @@ double warpgroup_tiles(Problem const& problem, KernelConfig const& config);
 // them is the smallest.
 constexpr double kClocksPerUs = 1500;
 
+// What every launch takes.
+constexpr double kLaunchUs = 3;
+
 // How long a CTA of the row takes for a key tile if it has an SM for itself.
 double tile_clocks(KernelRow const& row, DeviceInfo const& device);
 

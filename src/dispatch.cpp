@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cost_model.h"
+#include "split_choice.h"
 
 namespace cute_attention {
 namespace {
@@ -237,10 +238,27 @@ Problem deciding(Problem problem) {
   return problem;
 }
 
-// What a row is expected to take; of rows that take the same, the one loaded first is smaller.
+// What a row is expected to take; of rows that take the same, the one loaded first is smaller. With
+// a cache without splits: a step of decoding has no time for more.
 std::pair<double, int32_t> cost(LoadedRow const* row, Problem const& problem,
                                 DeviceInfo const& device) {
-  return {estimate_us(*row->row, problem, device), row->number};
+  bool const cached = (problem.features & kCache) != 0;
+  return {cached ? estimate_us(*row->row, problem, device) : call_us(*row->row, problem, device),
+          row->number};
+}
+
+// The fastest of some rows, each of which is judged once.
+LoadedRow const* fastest(Rows const& rows, Problem const& problem, DeviceInfo const& device) {
+  LoadedRow const* best = nullptr;
+  std::pair<double, int32_t> least;
+  for (LoadedRow const* row : rows) {
+    std::pair<double, int32_t> const asked = cost(row, problem, device);
+    if (best == nullptr || asked < least) {
+      best = row;
+      least = asked;
+    }
+  }
+  return best;
 }
 
 // The row of one architecture that is chosen for a problem that is deciding(): of those that serve
@@ -249,17 +267,16 @@ std::pair<double, int32_t> cost(LoadedRow const* row, Problem const& problem,
 // pages and of queries of a few tokens, which memory bounds: calls with a cache get the row loaded
 // first.
 LoadedRow const* chosen_row(Problem const& problem, Arch arch, DeviceInfo const& device) {
-  LoadedRow const* best = nullptr;
+  Rows equal;
   for (LoadedRow const* row : remembered_rows(problem, arch, device)) {
-    if (best != nullptr && distance(*row, problem) != distance(*best, problem)) break;
+    if (!equal.empty() && distance(*row, problem) != distance(*equal[0], problem)) break;
     std::vector<std::string> reasons;
     refuse_sizes(*row->row, problem, &reasons);
-    if (!reasons.empty()) continue;
-    bool const may_be_faster = best != nullptr && (problem.features & kCache) == 0 &&
-                               cost(row, problem, device) < cost(best, problem, device);
-    if (best == nullptr || may_be_faster) best = row;
+    if (reasons.empty()) equal.push_back(row);
   }
-  return best;
+  if (equal.empty()) return nullptr;
+  return equal.size() == 1 || (problem.features & kCache) != 0 ? equal[0]
+                                                               : fastest(equal, problem, device);
 }
 
 }  // namespace
@@ -271,7 +288,7 @@ std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* devi
     refuse_kind(loaded, problem, device, &candidate.reasons);
     refuse_sizes(*loaded.row, problem, &candidate.reasons);
     if (candidate.reasons.empty()) {
-      candidate.estimate_us = estimate_us(*loaded.row, problem, *device);
+      candidate.estimate_us = call_us(*loaded.row, problem, *device);
       LoadedRow const* const chosen = chosen_row(deciding(problem), loaded.row->key.arch, *device);
       candidate.chosen = chosen != nullptr && chosen->number == loaded.number;
     }
@@ -282,15 +299,14 @@ std::vector<Candidate> candidates(Problem const& problem, DeviceInfo const* devi
 
 LoadedRow const& find_row(Problem const& asked_for, int32_t arch, DeviceInfo const& device) {
   Problem const problem = deciding(asked_for);
-  LoadedRow const* best = nullptr;
+  Rows of_archs;
   for (Arch const asked : kArchs) {
     if (arch != kAnyArch && arch != static_cast<int32_t>(asked)) continue;
     LoadedRow const* const row = chosen_row(problem, asked, device);
-    if (row == nullptr) continue;
-    if (best == nullptr || cost(row, problem, device) < cost(best, problem, device)) best = row;
+    if (row != nullptr) of_archs.push_back(row);
   }
-  if (best == nullptr) throw std::runtime_error(miss_message(asked_for, arch, device));
-  return *best;
+  if (of_archs.empty()) throw std::runtime_error(miss_message(asked_for, arch, device));
+  return of_archs.size() == 1 ? *of_archs[0] : *fastest(of_archs, problem, device);
 }
 
 LoadedRow const* row_of_number(int32_t number) {

@@ -13,7 +13,7 @@ namespace cute_attention {
 struct Candidate {
   LoadedRow const* row;
   std::vector<std::string> reasons;  // why the row does not serve the problem; none where it does
-  double estimate_us;                // what the cost model says; infinite where it does not serve
+  double estimate_us;                // call_us() (split_choice.h); infinite where it does not serve
   bool chosen;                       // whether calls run it, of all rows of its architecture
 };
 

@@ -28,38 +28,10 @@ Json row_json(LoadedRow const& loaded) {
       .set("on_request", loaded.on_request);
 }
 
-// The call of a forward problem, as far as the choice of its splits reads it: of pointers it asks
-// only whether there is one.
-ForwardParams params_of(Problem const& p) {
-  static int32_t const kNumber = 0;
-  static uint64_t const kSeed = 0;
-  ForwardParams params{};
-  params.batch = p.batch;
-  params.seqlen_q = p.seqlen_q;
-  params.seqlen_k = p.seqlen_k;
-  params.heads = p.heads;
-  params.heads_kv = p.heads_kv;
-  params.head_dim = p.head_dim;
-  params.head_dim_v = p.head_dim_v;
-  params.window_left = p.window_left;
-  params.window_right = p.window_right;
-  params.dropout.seed = (p.features & kDropout) != 0 ? &kSeed : nullptr;
-  params.cache.seqused_k = (p.features & kCache) != 0 ? &kNumber : nullptr;
-  if (p.total_q != kNotPacked) {
-    params.cu_seqlens_q = &kNumber;
-    params.total_q = p.total_q;
-  }
-  params.num_splits = p.num_splits;
-  params.batch_invariant = p.batch_invariant;
-  return params;
-}
-
 // The number of splits with which the candidate runs the problem; 1 where it does not serve it.
 int32_t splits_of(Candidate const& candidate, Problem const& p, DeviceInfo const* device) {
-  if (device == nullptr || !candidate.reasons.empty() || p.direction != Direction::Forward) {
-    return 1;
-  }
-  return choose_splits(*candidate.row->row, with_a_grid(params_of(p)), *device);
+  bool const serves = device != nullptr && candidate.reasons.empty();
+  return serves ? choose_splits(*candidate.row->row, p, *device) : 1;
 }
 
 Json candidate_json(Candidate const& candidate, int32_t num_splits) {

@@ -1,6 +1,7 @@
-// split_choice.h: into how many splits a forward call divides its keys.
+// split_choice.h: into how many splits a forward call divides its keys, and what it takes then.
 #pragma once
 
+#include "cute_attention/c_api.h"
 #include "cute_attention/kernel_library.h"
 
 namespace cute_attention {
@@ -27,5 +28,11 @@ bool may_choose_splits(ForwardParams const& params, DeviceInfo const& device);
 // or else the best; 1 where the row, the sizes or batch_invariant allow no other. Launches and the
 // C API's explanations have it from here.
 int32_t choose_splits(KernelRow const& row, ForwardParams const& params, DeviceInfo const& device);
+// The same of the call of a problem; 1 of a backward problem.
+int32_t choose_splits(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
+
+// How long the call of a problem is expected to take on a row with the splits that it has there, in
+// microseconds: by this model where keys are divided, or else by the cost model.
+double call_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 
 }  // namespace cute_attention

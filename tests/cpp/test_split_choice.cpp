@@ -116,6 +116,81 @@ void test_decoding() {
   }
 }
 
+// The sm90 rows of head dim 64: a CTA of the first has an SM for itself, those of the others share
+// one with one or three more.
+template <int32_t kTileM>
+ForwardGrid grid_of_tiles(ForwardParams const* p) {
+  QueryPacking const packing = make_query_packing(*p, kTileM, 64);
+  return {packed_tiles(*p, kTileM, packing) * p->heads_kv, packing.queries(kTileM)};
+}
+KernelRow row_of_64(KernelConfig const& config, int32_t shared_memory_bytes, GridFunction grid) {
+  KernelRow of_64 = row(Arch::Sm90, 64);
+  of_64.config = config;
+  of_64.threads = 32 * config.warps;
+  of_64.shared_memory_bytes = shared_memory_bytes;
+  of_64.grid = grid;
+  return of_64;
+}
+KernelRow const kRowsOf64[] = {
+    row_of_64({192, 128, 4, 16}, 177 * 1024, &grid_of_tiles<192>),
+    row_of_64({128, 80, 3, 12}, 77 * 1024, &grid_of_tiles<128>),
+    row_of_64({64, 64, 2, 8}, 41 * 1024, &grid_of_tiles<64>),
+};
+
+// Which row and how many splits a call has. Behind each point, the microseconds with the row and
+// the number nearest to it of 1 to 8, 10, 12, 16, 24 and 32, and those of the fastest of all (H200,
+// bf16, L2 flushed).
+void test_rows_of_head_dim_64() {
+  struct Point {
+    int32_t batch, seqlen_q, seqlen_k, heads, heads_kv, right;
+    int32_t tile_m, splits;
+  };
+  Point const points[] = {
+      {1, 512, 16384, 16, 16, kUnbounded, 128, 4},  // 87.8, 85.3
+      {1, 512, 8192, 16, 16, kUnbounded, 128, 4},   // 51.9, 51.9
+      {1, 1024, 16384, 8, 8, kUnbounded, 128, 4},   // 87.3, 87.3
+      {1, 64, 16384, 16, 16, kUnbounded, 64, 16},   // 30.6, 30.6
+      {1, 256, 16384, 16, 16, kUnbounded, 128, 8},  // 50.4, 50.4
+      {2, 200, 4096, 8, 8, kUnbounded, 64, 8},      // 24.6, 24.4
+      {1, 512, 50176, 8, 8, kUnbounded, 192, 11},   // 133.5, 122.0
+      {4, 128, 8192, 8, 8, kUnbounded, 192, 4},     // 35.8, 35.3
+      {1, 320, 8192, 16, 16, kUnbounded, 192, 4},   // 37.8, 37.8
+      {1, 512, 8192, 16, 16, 0, 128, 4},            // 51.7, 51.7
+      {1, 2048, 2048, 4, 4, kUnbounded, 192, 3},    // 24.8, 24.8
+      {1, 700, 8192, 12, 12, kUnbounded, 64, 4},    // 53.2, 53.2
+      {1, 1024, 4096, 8, 8, kUnbounded, 128, 4},    // 34.8, 34.8
+      {1, 96, 32768, 12, 12, kUnbounded, 192, 11},  // 45.5, 45.5
+      {2, 1500, 1500, 8, 8, kUnbounded, 192, 1},    // 27.3, 27.3
+      {1, 512, 2048, 16, 16, kUnbounded, 192, 2},   // 27.0, 25.6
+      {1, 512, 32768, 32, 4, 0, 192, 3},            // 264.6, 264.6
+      {1, 4096, 4096, 2, 2, 0, 192, 6},             // 28.2, 27.7
+  };
+  for (Point const& point : points) {
+    Problem problem{Direction::Forward,
+                    DType::BFloat16,
+                    point.batch,
+                    point.seqlen_q,
+                    point.seqlen_k,
+                    point.heads,
+                    point.heads_kv,
+                    64,
+                    64,
+                    kUnbounded,
+                    point.right,
+                    0,
+                    0,
+                    kAnyRow};
+    KernelRow const* best = kRowsOf64;
+    for (KernelRow const& row : kRowsOf64) {
+      if (call_us(row, problem, kH200) < call_us(*best, problem, kH200)) best = &row;
+    }
+    std::string const what = std::to_string(point.batch) + " x " + std::to_string(point.seqlen_q) +
+                             " over " + std::to_string(point.seqlen_k);
+    check_equal(best->config.tile_m, point.tile_m, "the row of " + what);
+    check_equal(choose_splits(*best, problem, kH200), point.splits, "the splits of " + what);
+  }
+}
+
 void test_one_split() {
   for (Arch arch : {Arch::Sm80, Arch::Sm90}) {
     std::string const what = arch == Arch::Sm80 ? " on sm80" : " on sm90";
@@ -245,6 +320,7 @@ int main() {
   using namespace cute_attention;
   test_known_calls();
   test_decoding();
+  test_rows_of_head_dim_64();
   test_one_split();
   test_ctas_of_sm80();
   test_monotone();
