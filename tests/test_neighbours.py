@@ -302,6 +302,46 @@ def test_rows_do_not_feel_unusual_ones(
     assert out.isfinite().all()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", ORDER_MASKS.values(), ids=ORDER_MASKS)
+@pytest.mark.parametrize("kind", ["shifted", "hidden first", "all shifted"])
+def test_unusual_tiles_that_are_expected(
+    row: rows.TableRow, kind: str, options: dict[str, Any]
+) -> None:
+    """Where many KV tiles of a tile of queries were unusual, a kernel may expect the same of the
+    next (sm90/forward_compute.h). A sequence has the same bits where all others are unusual, too,
+    and where none is."""
+    options = options_of(row, options, 4)
+    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    batch = multiprocessors // 4 + 2  # two tiles or more for each CTA
+    torch.manual_seed(0)
+    q = torch.randn(batch, 257, 4, row.head_dim, device="cuda")
+    k = torch.randn(batch, 700, 2, row.head_dim, device="cuda")
+    v = torch.randn(batch, 700, 2, row.head_dim_v, device="cuda")
+    q[..., 0] = 0
+    k[:, -300:, :, 0] = -6e4
+    q[..., 1], k[..., 1] = 0, 128
+    q, k, v = (t.to(DTYPES[row.dtype]) for t in (q, k, v))
+    unusual = q.clone()
+    for query in range(257) if kind == "all shifted" else UNUSUAL_ROWS:
+        if kind == "hidden first":
+            unusual[:, query, :, 0] = 600
+        else:
+            unusual[:, query, :, 1] = 1024  # all scores are near 2^17 * scale
+
+    def call(queries: Tensor) -> Any:
+        return attention(queries, k, v, backend=backend_of(row), return_lse=True, **options)
+
+    out, lse = call(unusual)
+    for sequence in (0, batch // 2, batch - 1):
+        beside_usual = q.clone()
+        beside_usual[sequence] = unusual[sequence]
+        expected, expected_lse = call(beside_usual)
+        assert_same_bits(out[sequence], expected[sequence], f"output of sequence {sequence}")
+        assert_same_bits(lse[sequence], expected_lse[sequence], f"LSE of sequence {sequence}")
+    assert out.isfinite().all()
+
+
 # --- the checks themselves -----------------------------------------------------------------------
 
 

@@ -43,6 +43,12 @@ struct ForwardCompute {
   FragmentP tOrP;  // (MMA, MMA_M, MMA_N / 16)
   Scores scores;
   ForwardSync<Row> sync;
+  // In rows with kTellsUnusual, whether unusual bases (forward_scores.h) are expected in all KV
+  // tiles of this tile of queries, since many of the last one had some. All warps of a warpgroup
+  // expect the same: they must come to the same WGMMAs.
+  bool expects_unusual = false;
+  int32_t unusual_tiles = 0;  // KV tiles so far with such bases
+  uint32_t tile_number = 1;   // tiles of queries so far that another one followed, and this one
 
   CUTE_DEVICE ForwardCompute(ForwardArguments const& arguments, SharedMemory& shared, int warpgroup,
                              int thread)
@@ -83,6 +89,7 @@ struct ForwardCompute {
   // compute: between those the tensor cores do not wait for it.
   CUTE_DEVICE void compute() {
     cute::clear(tOrO);
+    expects_unusual = false;
     ForwardTile const& tile = sync.tiles.tile();
     scores.begin(tile);
     sync.skip_hidden_keys(tile);
@@ -116,8 +123,8 @@ struct ForwardCompute {
   // First row of this warpgroup in its tile.
   CUTE_DEVICE int m_offset() const { return scores.m_offset(); }
 
-  // Visits all KV tiles but the first, whose P there is already, if it is `usable`.
-  CUTE_DEVICE void walk_kv_tiles(bool usable) {
+  // Visits all KV tiles but the first, which exponentiate() has seen; `usual` is what it returned.
+  CUTE_DEVICE void walk_kv_tiles(bool usual) {
     ForwardTile const& tile = sync.tiles.tile();
     KvTiles const walk = tile.walks[warpgroup];
     if (walk.end < tile.kv.end) {
@@ -126,23 +133,28 @@ struct ForwardCompute {
     // A split may begin behind the first KV tile without a mask.
     int32_t const first_full = max_of(walk.begin, walk.full_begin);
     int32_t n_block = walk.end - 1;
+    unusual_tiles = 0;
     while (true) {
-      if (__builtin_expect(!usable, false)) {
-        scores.exponentiate_unusual(tile, n_block, tOrP);
+      if (__builtin_expect(!usual, false)) {
+        ++unusual_tiles;
+        if (!expects_unusual) {
+          scores.exponentiate_unusual(tile, n_block, tOrP);
+        }
         scores.drop(tile, n_block, tOrP);
       }
       if (--n_block < walk.begin) {
         return;
       }
-      if (walk.masked(n_block)) {
-        usable = step<true>(n_block, n_block == walk.begin);
+      // The step for KV tiles with a mask is also the one that expects unusual bases.
+      if (walk.masked(n_block) || expects_unusual) {
+        usual = step<true>(n_block, n_block == walk.begin, walk.masked(n_block));
         continue;
       }
       // A loop of its own for KV tiles without a mask: from the last exponential of one to the
       // first product of the next there is no jump but the loop's.
       while (true) {
-        usable = step<false>(n_block, n_block == walk.begin);
-        if (!Traits::kUnmaskedLoop || !usable || n_block <= first_full) {
+        usual = step<false>(n_block, n_block == walk.begin, false);
+        if (!Traits::kUnmaskedLoop || !usual || n_block <= first_full) {
           break;
         }
         --n_block;
@@ -232,7 +244,7 @@ struct ForwardCompute {
     release_output(ring_v);
   }
 
-  // Computes P of a tile's first KV tile. S must be there. Returns whether P is usable, as step().
+  // Computes P of a tile's first KV tile. S must be there. Returns what exponentiate() does.
   CUTE_DEVICE bool first_probabilities() {
     ForwardTile const& tile = sync.tiles.tile();
     KvTiles const walk = tile.walks[warpgroup];
@@ -240,19 +252,19 @@ struct ForwardCompute {
     add_bias(tile);
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
-    bool const usable = scores.template exponentiate<true>(  // there is no output yet
-        tile, n_block, tOrP, [] {}, [](auto const&) {});
-    if (usable) {
+    bool const usual = scores.template exponentiate<true>(  // there is no output yet
+        tile, n_block, expects_unusual, tOrP, [] {}, [](auto const&) {});
+    if (usual) {
       scores.drop(tile, n_block, tOrP);
     }
-    return usable;
+    return usual;
   }
 
   // Visits one KV tile: starts S(n_block) and O(n_block + 1), for which P is there, and turns S
-  // into the next P. Returns whether P is usable: else scores.exponentiate_unusual() computes it.
-  // kMasked: not every query sees every key of the KV tile.
+  // into the next P. Returns what scores.exponentiate() does.
+  //   kMasked  whether the KV tile may be masked; `masked`, whether it is
   template <bool kMasked>
-  CUTE_DEVICE bool step(int32_t n_block, bool last) {
+  CUTE_DEVICE bool step(int32_t n_block, bool last, bool masked) {
     Ring const v = sync.ring_v();
     ForwardTile const& tile = sync.tiles.tile();
     if constexpr (Traits::kSharesSm) {
@@ -274,9 +286,9 @@ struct ForwardCompute {
     }
     add_bias(tile);
     release_scores(last);
-    scores.template next<kMasked>(tile, n_block);
-    bool const usable = scores.template exponentiate<kMasked>(
-        tile, n_block, tOrP,
+    scores.template next<kMasked>(tile, n_block, masked);
+    bool const usual = scores.template exponentiate<kMasked>(
+        tile, n_block, kMasked && expects_unusual, tOrP,
         [&] {
           if constexpr (!Traits::kSharesSm) {
             end_output(v);
@@ -289,10 +301,10 @@ struct ForwardCompute {
           auto rO = output();
           scale_rows(rO, factors);
         });
-    if (usable) {
+    if (usual) {
       scores.drop(tile, n_block, tOrP);
     }
-    return usable;
+    return usual;
   }
 
   // Starts the last O of one tile and the first S of the next, and stores O while the tensor cores
@@ -302,7 +314,9 @@ struct ForwardCompute {
     scores.begin(next);
     sync.wait_for_values();
     sync.skip_hidden_keys(next);
+    tell_unusual();
     sync.take_turn();
+    expects_unusual = has_told_unusual();
     start_output(v);
     sync.wait_for_query();
     sync.wait_for_keys();
@@ -334,6 +348,28 @@ struct ForwardCompute {
     release_output(v);
     store(end);
   }
+
+  // Tells the other warps of the warpgroup if more than a quarter of the KV tiles was unusual: to
+  // compute these twice takes longer than to expect unusual bases in all. The turn that is taken
+  // next orders it before has_told_unusual(). Before the next tile is told of, all warps have read
+  // it, since a turn was taken for a second KV tile.
+  CUTE_DEVICE void tell_unusual() {
+    if constexpr (Traits::kTellsUnusual) {
+      KvTiles const walk = sync.tiles.tile().walks[warpgroup];
+      int32_t const visited = walk.end - walk.begin;
+      if (__builtin_expect(4 * unusual_tiles > visited && visited > 1, false)) {
+        unusual_number() = tile_number;
+      }
+    }
+  }
+  // Whether a warp has told so of this tile.
+  CUTE_DEVICE bool has_told_unusual() {
+    if constexpr (Traits::kTellsUnusual) {
+      return unusual_number() == tile_number++;
+    }
+    return false;
+  }
+  CUTE_DEVICE uint32_t volatile& unusual_number() { return shared.unusual[warpgroup]; }
 
   CUTE_DEVICE auto output() { return rows_of_output<typename Scores::Softmax>(tOrO); }
 

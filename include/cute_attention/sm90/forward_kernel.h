@@ -32,6 +32,11 @@ struct ForwardKernel {
     init_barriers(shared.tile_full, 1, shared.tile_empty, kReaders + kLoadWarps<Row>);
     Barrier::init(&shared.next_wanted, 1);
     Barrier::init(&shared.value_landed, 1);
+    if constexpr (Traits::kTellsUnusual) {
+      for (uint32_t& number : shared.unusual) {
+        number = 0;
+      }
+    }
   }
 
   CUTE_DEVICE static void produce(ForwardArguments const& arguments, SharedMemory& shared,

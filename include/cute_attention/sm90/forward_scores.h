@@ -134,23 +134,28 @@ struct ForwardScores {
     }
   }
 
-  // Modifies and masks S of a later KV tile. Without kMasked every query sees every key of it.
+  // Modifies and masks S of a later KV tile. Without kMasked, or `masked`, every query sees every
+  // key of it.
   template <bool kMasked>
-  CUTE_DEVICE void next(ForwardTile const& tile, int32_t n_block) {
-    modify_and_mask<kMasked>(tile, n_block, kMasked);
+  CUTE_DEVICE void next(ForwardTile const& tile, int32_t n_block, bool masked) {
+    modify_and_mask<kMasked>(tile, n_block, kMasked && masked);
   }
 
-  // Turns S of a KV tile, modified and masked, into P. Returns whether P is usable: where a row of
-  // the warp has a base that is no number to compute with, exponentiate_unusual() computes P. That
-  // is rare, and so has its place outside of the loop over KV tiles without a mask, in rows with
-  // such a loop. In others P is usable.
+  // Turns S of a KV tile, modified and masked, into P. Returns whether all rows of the warp have
+  // usual bases, those that are numbers to compute with. Where they have not, and that was not
+  // expected, P is not usable, and exponentiate_unusual() computes it. That is rare, and so has its
+  // place outside of the loop over KV tiles without a mask. Rows that have no such loop, and do not
+  // count unusual tiles either, do so here, and return true.
   //   kMasked                without it every query sees every key of the tile
   //   tile, n_block          where the KV tile is
+  //   expects_unusual        P is usable whatever the bases are; that takes an addition a score.
+  //                          Only in rows with kTellsUnusual
   //   end_output()           waits for the O that reads the P before this one
   //   scale_output(factors)  multiplies the rows of O so far by factors (ROWS)
   template <bool kMasked, class FragmentP, class EndOutput, class ScaleOutput>
-  CUTE_DEVICE bool exponentiate(ForwardTile const& tile, int32_t n_block, FragmentP& tOrP,
-                                EndOutput const& end_output, ScaleOutput const& scale_output) {
+  CUTE_DEVICE bool exponentiate(ForwardTile const& tile, int32_t n_block, bool expects_unusual,
+                                FragmentP& tOrP, EndOutput const& end_output,
+                                ScaleOutput const& scale_output) {
     Rows factors;
     if constexpr (kCapped) {
       exponentiate_capped<kMasked>(tOrP, end_output, scale_output);
@@ -181,16 +186,22 @@ struct ForwardScores {
       } else {
         softmax.template raise<Traits::kFactorsByMinimum>(maxima, bases, factors);
         scale_output(factors);
-        compute_p(tile, n_block, bases, tOrP, sums);
+        Rows lowered = bases;
+        if (expects_unusual) {
+          softmax.lower(view(), lowered);
+        }
+        compute_p(tile, n_block, lowered, tOrP, sums);
       }
-      if (__builtin_expect(softmax.any_unusual(bases), false)) {
-        if constexpr (Traits::kUnmaskedLoop) {
+      bool const usual = !softmax.any_unusual(bases);
+      if (__builtin_expect(!usual && !expects_unusual, false)) {
+        if constexpr (Traits::kUnmaskedLoop || Traits::kTellsUnusual) {
           return false;
         }
         exponentiate_unusual(tile, n_block, tOrP);
         return true;
       }
       softmax.add(sums);
+      return usual;
     } else {
       bool rescale;
       if constexpr (Traits::kAlibiProduct) {
@@ -207,7 +218,7 @@ struct ForwardScores {
     return true;
   }
 
-  // Computes P of a KV tile whose P is not usable.
+  // Computes P of a KV tile where exponentiate() has made none that is usable.
   template <class FragmentP>
   CUTE_DEVICE void exponentiate_unusual(ForwardTile const& tile, int32_t n_block, FragmentP& tOrP) {
     if constexpr (kStraight && !kCapped) {
