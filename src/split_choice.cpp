@@ -60,10 +60,10 @@ constexpr double kSharingCtaClocks = 2500;
 // reads 4.2 TB/s.
 constexpr double kReadBytesPerClock = 21;
 // What two things take together, as reading and computing, of which each alone takes as long as an
-// argument says:
-// the sixth root of the sum of sixth powers, so that the shorter adds little. The model is then
-// within a tenth of an H200 for 32 heads over 8 of 128: 31 us of products alone, 64 us of products
-// and 62 us of reads that take 73, 16 us and 31 us that take 31. std::pow() would need glibc 2.29.
+// argument says: the sixth root of the sum of sixth powers, so that the shorter adds little. The
+// model is then within a tenth of an H200 for 32 heads over 8 of 128: 31 us of products alone, 64
+// us of products and 62 us of reads that take 73, 16 us and 31 us that take 31. std::pow() would
+// need glibc 2.29.
 double overlapped(double a, double b) {
   double const longer = std::max(a, b), ratio = std::min(a, b) / longer;
   double const third_power = ratio * ratio * ratio;
@@ -112,11 +112,11 @@ struct SplitModel {
   int64_t tiles;     // of queries
   double mean_keys;  // key tiles of a tile of queries
   double longest_keys;
-  double clocks;    // of a key tile
-  double read_us;   // until all keys and values are read
-  double split_us;  // until one split of all rows is read again
-  int64_t all_rows;
-  int32_t rows;  // of a warpgroup, which may combine the splits of its tile; 0: a kernel does
+  double clocks;     // of a key tile
+  double read_us;    // until all keys and values are read
+  double split_us;   // until one split of all rows is read again
+  int64_t all_rows;  // of the call
+  int32_t rows;      // of a warpgroup, which may combine the splits of its tile; 0: a kernel does
   int32_t head_dim_v;
 
   bool shares_sm() const { return row.key.arch == Arch::Sm90 && resident > 1; }
