@@ -294,8 +294,9 @@ double call_us(KernelRow const& row, Problem const& problem, DeviceInfo const& d
     if (may_choose_splits(params, device)) {
       SplitModel const model = model_of(row, params, device);
       int32_t const asked = asked_splits(params);
-      SplitTime const best = asked > 0 ? SplitTime{asked, model.us(asked)} : best_of(model, device);
-      if (best.splits > 1) return kLaunchUs + best.us;
+      SplitTime const found =
+          asked > 0 ? SplitTime{asked, model.us(asked)} : best_of(model, device);
+      if (found.splits > 1) return kLaunchUs + found.us;
     }
   }
   return estimate_us(row, problem, device);

@@ -31,8 +31,10 @@ int32_t choose_splits(KernelRow const& row, ForwardParams const& params, DeviceI
 // The same of the call of a problem; 1 of a backward problem.
 int32_t choose_splits(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 
-// How long the call of a problem is expected to take on a row with the splits that it has there, in
-// microseconds: by this model where keys are divided, or else by the cost model.
+// How long the call of a problem is expected to take on a row with the number of splits that it
+// asks for, or else the best, in microseconds: by this model where keys are divided, or else by the
+// cost model. A caller that is told the best number by cute_attention_forward_workspace(), and then
+// asks for it, has the same row in both.
 double call_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 
 }  // namespace cute_attention

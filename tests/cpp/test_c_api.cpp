@@ -82,7 +82,7 @@ void test_splits() {
   check_equal(splits_of(true, 1), 1.f, "one split, as asked");
   check_equal(splits_of(false, 5), 1.f, "no workspace, one split");
   setenv("CUTE_ATTENTION_SPLITS", "7", 1);
-  check_equal(workspace_of([](ForwardParams&) {}).num_splits, 7, "the environment");
+  check_equal(workspace_of(few_queries).num_splits, 7, "the environment");
   check_equal(splits_of(true, 0), 7.f, "the environment decides a launch");
   check_equal(splits_of(true, 3), 3.f, "the call decides before the environment");
   setenv("CUTE_ATTENTION_SPLITS", "many", 1);

@@ -147,7 +147,8 @@ struct ForwardCompute {
       }
       // The step for KV tiles with a mask is also the one that expects unusual bases.
       if (walk.masked(n_block) || expects_unusual) {
-        usual = step<true>(n_block, n_block == walk.begin, walk.masked(n_block));
+        bool const masked = !Traits::kTellsUnusual || walk.masked(n_block);
+        usual = step<true>(n_block, n_block == walk.begin, masked);
         continue;
       }
       // A loop of its own for KV tiles without a mask: from the last exponential of one to the

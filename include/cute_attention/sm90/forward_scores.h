@@ -192,16 +192,19 @@ struct ForwardScores {
         }
         compute_p(tile, n_block, lowered, tOrP, sums);
       }
-      bool const usual = !softmax.any_unusual(bases);
-      if (__builtin_expect(!usual && !expects_unusual, false)) {
-        if constexpr (Traits::kUnmaskedLoop || Traits::kTellsUnusual) {
+      bool const unusual = softmax.any_unusual(bases);
+      if (__builtin_expect(unusual, false)) {
+        if constexpr (Traits::kUnmaskedLoop) {
+          return false;
+        } else if constexpr (!Traits::kTellsUnusual) {
+          exponentiate_unusual(tile, n_block, tOrP);
+          return true;
+        } else if (!expects_unusual) {
           return false;
         }
-        exponentiate_unusual(tile, n_block, tOrP);
-        return true;
       }
       softmax.add(sums);
-      return usual;
+      return !Traits::kTellsUnusual || !unusual;
     } else {
       bool rescale;
       if constexpr (Traits::kAlibiProduct) {
