@@ -331,3 +331,21 @@ def test_a_chosen_number_is_right(arch: str) -> None:
     exact, exact_lse = attention_reference(q.double(), k.double(), v.double(), return_lse=True)
     assert_as_accurate(out, exact, plain_pytorch(q, k, v, {})[0], "out")
     assert_close(lse, exact_lse.float(), "rounding", name="lse")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_many_rows(arch: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than src/combine_splits.cu has warps for: no warps share one, and each adds up the
+    members of a team, of which nine splits have two."""
+    skip_unless_built(arch)
+    monkeypatch.setenv(SPLITS, "9")
+    heads, queries = 8, 66560 // head_dim  # 8320 rows of 64 columns, or 4160 of 128
+    torch.manual_seed(0)
+    q = torch.randn(1, queries, heads, head_dim, device="cuda").bfloat16()
+    k, v = (torch.randn(1, 1100, heads, head_dim, device="cuda").bfloat16() for _ in range(2))
+    poison_free_memory()
+    out, lse = attention(q, k, v, backend=arch, return_lse=True)
+    exact, exact_lse = attention_reference(q.double(), k.double(), v.double(), return_lse=True)
+    assert_as_accurate(out, exact, plain_pytorch(q, k, v, {})[0], "out")
+    assert_close(lse, exact_lse.float(), "rounding", name="lse")
