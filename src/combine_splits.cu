@@ -13,11 +13,12 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kThreads = kMostMembers * kWarp;  // of a CTA
+constexpr int kFewSplits = kWarp;               // a weight for each thread of a warp
 // CTAs of an SM: as many as the registers of a thread, which keep eight reads under way, leave room
 // for.
 template <int kMost>
-constexpr int kCtasOfSm = kMost <= kWarp ? 3 : 2;
-// So many warps are a GPU's fill of them. More find no room, and rows are not shared by several.
+constexpr int kCtasOfSm = kMost <= kFewSplits ? 3 : 2;
+// So many warps keep a GPU busy. Where there are rows for as many, several warps share none.
 constexpr int kEnoughWarps = 8192;
 constexpr int kMostCtas = 1 << 20;  // what is more takes several rounds
 
@@ -92,13 +93,13 @@ int32_t launch(ForwardParams const& params, Arch arch, cudaStream_t stream) {
 
 template <class Element>
 int32_t launch(ForwardParams const& params, Arch arch, cudaStream_t stream) {
-  if (params.num_splits > kWarp) {
+  if (params.num_splits > kFewSplits) {
     return launch<Element, kMostSplits, kWarp>(params, arch, stream);
   }
   // A row of few columns takes half of a warp.
   return params.head_dim_v <= kCombinedCols / 2
-             ? launch<Element, kWarp, kWarp / 2>(params, arch, stream)
-             : launch<Element, kWarp, kWarp>(params, arch, stream);
+             ? launch<Element, kFewSplits, kWarp / 2>(params, arch, stream)
+             : launch<Element, kFewSplits, kWarp>(params, arch, stream);
 }
 
 }  // namespace
