@@ -100,7 +100,7 @@ struct ForwardTraits {
   static constexpr bool kStraight = Study::kReference == Reference::Exact ||
                                     (Study::kReference == Reference::WhereItPays && kTakeTurns);
   // Whether warps tell each other of unusual bases (forward_compute.h): rows with a bias, which
-  // hides keys where sequences are padded. Calls whose keys are hidden but for 64 take 1.12 to 1.17
+  // hides keys where sequences are padded. Calls whose keys are hidden but for 64 take 1.11 to 1.17
   // of the time of others then, and 1.31 to 1.39 without it (H200). Others would lose: 8 % without
   // features at head dim 64 and 512 tokens, 6 % with dropout there, 1 % with ALiBi.
   static constexpr bool kTellsUnusual =
