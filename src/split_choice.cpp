@@ -146,7 +146,7 @@ struct SplitModel {
     if (rows > 0 && last_split_combines(rows, splits, head_dim_v)) {
       return kLastSplitUs + kCombineStepUs * double(combine_steps(rows, splits, head_dim_v));
     }
-    // Up to eight warps share the splits of a row (combine_splits.cu).
+    // A step has up to eight splits of each member of a team (combine_splits.cu).
     bool const late =
         row.key.arch == Arch::Sm90 && double(tiles * splits) > kFewestLate * device.multiprocessors;
     return kCombineUs + (late ? kLateCombineUs : 0) + kCombineRowUs * double(all_rows) +

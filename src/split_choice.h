@@ -34,7 +34,7 @@ int32_t choose_splits(KernelRow const& row, Problem const& problem, DeviceInfo c
 // How long the call of a problem is expected to take on a row with the number of splits that it
 // asks for, or else the best, in microseconds: by this model where keys are divided, or else by the
 // cost model. A caller that is told the best number by cute_attention_forward_workspace(), and then
-// asks for it, has the same row in both.
+// asks for it, gets the same row, or one that is expected to take less.
 double call_us(KernelRow const& row, Problem const& problem, DeviceInfo const& device);
 
 }  // namespace cute_attention

@@ -26,7 +26,7 @@ from every_row import (
     skip_unless_it_is_chosen,
 )
 from kernel_calls import offsets
-from tolerances import assert_same_bits
+from tolerances import assert_near, assert_same_bits
 
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -340,6 +340,39 @@ def test_unusual_tiles_that_are_expected(
         assert_same_bits(out[sequence], expected[sequence], f"output of sequence {sequence}")
         assert_same_bits(lse[sequence], expected_lse[sequence], f"LSE of sequence {sequence}")
     assert out.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["keys", "keys in fp32", "tiles", "tiles in fp32"])
+@pytest.mark.parametrize("low", [-torch.inf, -1e30])
+def test_padded_sequences(row: rows.TableRow, low: float, form: str) -> None:
+    """A bias hides all but the first 64 keys, so that most KV tiles are unusual and the next tiles
+    of queries expect that. A sequence has the same bits where the others are not padded, and the
+    output that it has without the hidden keys."""
+    if row.score_mods != ("bias",):
+        pytest.skip("rows with a bias alone")
+    batch = torch.cuda.get_device_properties("cuda").multi_processor_count // 4 + 2
+    dtype = DTYPES[row.dtype]
+    torch.manual_seed(0)
+    q = torch.randn(batch, 256, 4, row.head_dim, device="cuda").to(dtype)
+    k = torch.randn(batch, 704, 2, row.head_dim, device="cuda").to(dtype)
+    v = torch.randn(batch, 704, 2, row.head_dim_v, device="cuda").to(dtype)
+    bias_dtype = torch.float32 if "fp32" in form or dtype == torch.float16 else dtype
+    rows_of_bias = 1 if "keys" in form else 256
+    bias = torch.zeros(batch, 1, rows_of_bias, 704, device="cuda", dtype=bias_dtype)
+    bias[..., 64:] = low
+
+    def call(bias: Tensor, keys: int = 704) -> Any:
+        return attention(
+            q, k[:, :keys], v[:, :keys], bias=bias[..., :keys], backend=backend_of(row)
+        )
+
+    out, visible = call(bias), call(torch.zeros_like(bias), 64)
+    assert_near(out, visible.double(), "out")
+    for sequence in (0, batch // 2, batch - 1):
+        beside_others = torch.zeros_like(bias)
+        beside_others[sequence] = bias[sequence]
+        assert_same_bits(out[sequence], call(beside_others)[sequence], f"sequence {sequence}")
 
 
 # --- the checks themselves -----------------------------------------------------------------------
