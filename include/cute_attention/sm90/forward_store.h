@@ -33,14 +33,15 @@ CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(rO) == Int<2>{});
   CUTE_STATIC_ASSERT_V(size(rLse) == size<0>(rO));
+  StoreRow<Element> target(arguments, tile, m_offset + row_of_thread(thread));
   CUTE_UNROLL
   for (int row = 0; row < 2; ++row) {
-    StoreRow<Element> const target(arguments, tile, m_offset + row_of_thread(thread) + 8 * row);
     store_row(rO(row, _), target.o + first_col, target.inside,
               arguments.params.head_dim_v - first_col, thread);
     if (first_col == 0 && target.lse != nullptr && target.inside && thread % kThreadsPerRow == 0) {
       *target.lse = rLse(row);
     }
+    target.advance_eight_rows(arguments, tile);
   }
 }
 
