@@ -30,7 +30,7 @@ def ctas_of_sm(row: TableRow) -> int:
     if not is_small or row.score_mods or chosen:
         return 1
     ctas = CONSUMERS_OF_SM // consumers
-    tiles = row.tile_m * row.head_dim + row.stages * row.tile_n * (row.head_dim + row.head_dim_v)
+    tiles = row.tile_m * (row.head_dim + row.head_dim_v) + row.stages * row.tile_n * (row.head_dim + row.head_dim_v)
     return ctas if ctas * (2 * tiles + 2048 + 1024) <= 228 * 1024 else 1
 
 

@@ -16,6 +16,7 @@
 #include "cute_attention/sm90/forward_scores.h"
 #include "cute_attention/sm90/forward_sync.h"
 #include "cute_attention/sm90/gemm.h"
+#include "cute_attention/sm90/output_boxes.h"
 #include "cute_attention/sm90/tile_end.h"
 
 namespace cute_attention::sm90 {
@@ -66,6 +67,7 @@ struct ForwardCompute {
     while (true) {
       ForwardTile const& tile = sync.tiles.wait();
       if (tile.is_end()) {
+        await_output_boxes<Traits>(thread);
         return;
       }
       if (!tile.sees_keys()) {
@@ -382,6 +384,15 @@ struct ForwardCompute {
   template <class End>
   CUTE_DEVICE void store(End const& end) {
     auto rO = output();
+    if constexpr (Traits::kStoresBoxes) {
+      if (arguments.stores_boxes) {
+        ForwardTile const& tile = sync.tiles.tile();
+        scale_rows(rO, end.factors);
+        store_output_boxes<Traits>(arguments, tile, shared, warpgroup, thread, tOrO);
+        store_lse<Element>(arguments, tile, m_offset(), thread, end.lse);
+        return;
+      }
+    }
     end_tile<Row>(arguments, sync.tiles.tile(), m_offset(), thread, rO, end);
   }
 };

@@ -86,6 +86,9 @@ struct ForwardLaunch {
     int32_t const ctas =
         kOneTile ? int32_t(kMostTiles) : context->device->multiprocessors * Traits::kCtasOfSm;
     arguments.schedule = make_packed_schedule(arguments, ctas, context->device->l2_bytes / 2);
+    if constexpr (Traits::kStoresBoxes) {
+      describe_output<Traits>(arguments, ctas);
+    }
     arguments.by_splits = cutlass::FastDivmod(arguments.params.num_splits);
     arguments.by_page_size = cutlass::FastDivmod(max_of(arguments.params.cache.page_size, 1));
     arguments.keys_hint = keys_hint(arguments);

@@ -31,6 +31,14 @@ struct UnusualTiles<true, kConsumers> {
   uint32_t unusual[kConsumers];
 };
 
+// O of each consumer warpgroup on its way to global memory, where TMA stores it (output_boxes.h).
+template <bool kStored, class Element, class Layout>
+struct OutputBuffer {};
+template <class Element, class Layout>
+struct OutputBuffer<true, Element, Layout> {
+  cute::array_aligned<Element, cute::cosize_v<Layout>, 1024> o;
+};
+
 template <class Row>
 struct ForwardTraits {
   static constexpr KernelKey kKey = Row::kKey;
@@ -52,6 +60,7 @@ struct ForwardTraits {
   static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of one warpgroup
   static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
+  static constexpr int kBytesO = kWarpgroupM * kHeadDimV * int(sizeof(Element));  // of one warpgroup
 
   // How many CTAs share an SM. Where a head has few tokens or few keys, a warpgroup mostly does one
   // thing after another: it waits for Q, computes two or three products, and stores O. So CTAs of
@@ -65,10 +74,13 @@ struct ForwardTraits {
       kIsSmall && Study::kGrid != Grid::OneTile && Study::kTurns != Turns::Taken &&
       Study::kReference != Reference::Exact &&
       kConsumersOfSm / kConsumers *
-              (kConsumers * kBytesQ + kStages * (kBytesK + kBytesV) + 2048 + 1024) <=
+              (kConsumers * (kBytesQ + kBytesO) + kStages * (kBytesK + kBytesV) + 2048 + 1024) <=
           max_shared_memory(kKey.arch) + 1024;
   static constexpr int kCtasOfSm = kSharesSm ? kConsumersOfSm / kConsumers : 1;
   using Registers = WarpgroupRegisters<kConsumers, kCtasOfSm>;
+  // Whether O goes through shared memory and leaves by TMA (output_boxes.h). Warps of CTAs that
+  // share an SM compete for its instruction slots, and that takes fewer.
+  static constexpr bool kStoresBoxes = kSharesSm;
 
   // Warpgroups take turns at the tensor cores where one's softmax is as long as its products. At
   // 192/128 turns, and the softmax that goes with them, make the kernel 1 to 9 % faster (H200).
@@ -178,10 +190,17 @@ struct ForwardTraits {
   using SmemLayoutVt =
       SmemTilesTransposed<Element, kTileN, kHeadDimV, kStages, kBoxV>;  // (DV, N, STAGE)
 
+  // A thread's rows and columns of O are those of its accumulator.
+  using SmemLayoutO =
+      SmemTiles<Element, kWarpgroupM, kHeadDimV, kConsumers, kBoxV>;  // (64, DV, WARPGROUP)
+  using SmemCopyO = decltype(cute::make_tiled_copy_C(
+      cute::Copy_Atom<cute::SM90_U32x4_STSM_N, Element>{}, MmaPV{}));
+
   struct SharedMemory : KeyPlaces<kAlibiProduct, Element, kTileN>,
                         BiasBuffer<kBiasTiles, Element, kTileM, kBiasCols, kStages>,
                         KeyBiasBuffer<kKeyBias, kTileN, kStages>,
-                        UnusualTiles<kTellsUnusual, kConsumers> {
+                        UnusualTiles<kTellsUnusual, kConsumers>,
+                        OutputBuffer<kStoresBoxes, Element, SmemLayoutO> {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutK>, 1024> k;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutV>, 1024> v;

@@ -45,6 +45,7 @@ struct MlaTraits {
   static constexpr int kHalf = kHeadDimV / kConsumers;
   static_assert(kTileM == kWarpgroupM, "both have all rows of the tile");
   static constexpr int kCtasOfSm = 1;
+  static constexpr bool kStoresBoxes = false;
   using Registers = WarpgroupRegisters<kConsumers>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and two consumers");

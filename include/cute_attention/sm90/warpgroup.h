@@ -6,6 +6,7 @@ namespace cute_attention::sm90 {
 constexpr int kWarpgroupM = 64;  // rows of every WGMMA, of A and of the accumulator
 constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupWarps = 4;
+constexpr int kWarpM = kWarpgroupM / kWarpgroupWarps;  // rows of the accumulator that a warp has
 
 // Registers of a thread in a CTA of one producer warpgroup and kConsumers others, where kCtas CTAs
 // share an SM. At launch every thread has kAtLaunch, and the CTA owns no more than these: an equal
