@@ -59,6 +59,11 @@ PLAIN_TMA_K = """
       cute::Shape<cute::Int<Base::kTileN>, cute::Int<Base::kHeadDim>,
                   cute::Int<Base::kStages>>{}));
 """
+NARROW_SWIZZLE_O = """
+  using SmemLayoutO = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_K_SW64_Atom<Element>{},
+      cute::Shape<cute::Int<64>, cute::Int<Base::kHeadDimV>, cute::Int<Base::kConsumers>>{}));
+"""
 
 HOPPER_FORWARD = [
     Mutation(
@@ -75,6 +80,14 @@ HOPPER_FORWARD = [
         "swizzle of sm90 removed",
         PLAIN_TMA_K,
         violated("copied once/k:", "swizzle/k:", "fragments/S"),
+    ),
+]
+# Of rows whose O leaves by TMA.
+HOPPER_OUTPUT = [
+    Mutation(
+        "narrower swizzle of O than TMA",
+        NARROW_SWIZZLE_O,
+        violated("copied once/o:", "swizzle/o:"),
     ),
 ]
 

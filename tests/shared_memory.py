@@ -30,7 +30,8 @@ def ctas_of_sm(row: TableRow) -> int:
     if not is_small or row.score_mods or chosen:
         return 1
     ctas = CONSUMERS_OF_SM // consumers
-    tiles = row.tile_m * (row.head_dim + row.head_dim_v) + row.stages * row.tile_n * (row.head_dim + row.head_dim_v)
+    columns = row.head_dim + row.head_dim_v  # of Q and O, and of K and V
+    tiles = columns * (row.tile_m + row.stages * row.tile_n)
     return ctas if ctas * (2 * tiles + 2048 + 1024) <= 228 * 1024 else 1
 
 
@@ -89,7 +90,7 @@ def tile_bytes(row: TableRow) -> int:
         if row.tile_m > 64:  # a tile of the bias for the keys of each warpgroup, in one buffer
             bias //= row.stages
         return backward + bias + 2 * buffers * scores + 4 * q
-    # Q has two buffers if they fit and CTAs share no SM; O does not go through shared memory.
+    # Q has two buffers if they fit and CTAs share no SM. Where they do, O has one.
     if row.arch == "sm90":
         bookkeeping = BOOKKEEPING["sm90", "forward"]
         staged = 2 * row.stages * k_and_v + bias
@@ -97,7 +98,7 @@ def tile_bytes(row: TableRow) -> int:
         if {*row.score_mods} == {"alibi"} or drops:  # ALiBi, which the tensor cores compute
             staged += 2 * row.tile_n * 8
         two = 2 * 2 * q + staged + bookkeeping <= 227 * 1024 and ctas_of_sm(row) == 1
-        return 2 * (1 + two) * q + staged
+        return 2 * ((1 + two) * q + (o if ctas_of_sm(row) > 1 else 0)) + staged
     if row.direction == "forward":  # at the end O takes the place of Q
         # Warps that have the same queries exchange P, and one number for each row.
         warps_along_n = row.warps // min(row.warps, row.tile_m // 32)

@@ -21,6 +21,7 @@ from layout_mutations_sm90 import (
     HOPPER_GRAD_KV,
     HOPPER_GRAD_Q,
     HOPPER_MLA,
+    HOPPER_OUTPUT,
 )
 from narrow_blocks import NARROW_BLOCKS
 from shared_memory import BOOKKEEPING, has_two_kernels, tile_bytes
@@ -90,6 +91,7 @@ HOPPER_BACKWARD_256 = rows.TableRow(
 MUTATIONS = [
     (find_row("sm80_fwd_bf16_d128"), "sm80::ForwardTraits", "Sm80Forward", FORWARD),
     (HOPPER, "sm90::ForwardTraits", "Sm90Forward", HOPPER_FORWARD),
+    (find_row("sm90_fwd_bf16_d64_m128"), "sm90::ForwardTraits", "Sm90Forward", HOPPER_OUTPUT),
     (BACKWARD_ROW, "sm80::BackwardTraits", "Sm80Backward", BACKWARD),
     (HOPPER_BACKWARD_128, "sm90::BackwardTraits", "Sm90Backward", HOPPER_BACKWARD),
     (HOPPER_BACKWARD_256, "sm90::GradKvTraits", "Sm90GradKv", HOPPER_GRAD_KV),

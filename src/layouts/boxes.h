@@ -1,4 +1,4 @@
-// boxes.h: writes the boxes as JSON with which TMA fills tiles in shared memory.
+// boxes.h: writes the boxes as JSON with which TMA fills tiles in shared memory, or stores them.
 #pragma once
 
 #include "layouts/describe.h"
@@ -29,6 +29,12 @@ Json boxes_json(char const* tensor, int groups = 1) {
       .set("map", json_array({Mapped::kRows, Mapped::kCols, Mapped::kSwizzleBits}))
       .set("boxes", boxes)
       .set("smem", smem_json<Tile>(tensor));
+}
+
+// The boxes with which TMA stores `groups` tiles that lie one below the other.
+template <class Tile, class Boxes>
+Json stored_boxes_json(char const* tensor, int groups) {
+  return boxes_json<Tile, Boxes>(tensor, groups).set("stored", true);
 }
 
 }  // namespace cute_attention::layouts

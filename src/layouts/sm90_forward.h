@@ -25,11 +25,19 @@ struct Sm90Forward {
   using MmaQK = typename Traits::MmaQK;
   using MmaPV = typename Traits::MmaPV;
   using Scores = AccumulatorLayout<MmaQK, kWarpgroupM, kTileN>;
+  using Output = AccumulatorLayout<MmaPV, kWarpgroupM, kHeadDimV>;
 
   // The first stage of each buffer. That of Q has the tiles of all warpgroups: (64 x WARPGROUP, D).
   using TileQ = RowsOfGroups<typename Traits::SmemLayoutQ, kConsumers>;
   using TileK = RowsOfGroups<typename Traits::SmemLayoutK, 1>;
   using TileV = RowsOfGroups<typename Traits::SmemLayoutV, 1>;
+  using TileO = RowsOfGroups<typename Traits::SmemLayoutO, kConsumers>;
+  // The copies that warpgroups make of O, each of its rows, as one copy.
+  using SmemCopyO = decltype(cute::make_tiled_copy_C(
+      cute::Copy_Atom<cute::SM90_U32x4_STSM_N, Element>{},
+      cute::make_tiled_mma(
+          typename MmaPV::Atom{},
+          cute::Layout<cute::Shape<cute::Int<kConsumers>, cute::_1, cute::_1>>{})));
 
   static Json plan() {
     static SharedMemory const plan{};
@@ -39,14 +47,24 @@ struct Sm90Forward {
         .set("phases", json_array({"all tiles"}))
         .set("bytes", int(sizeof(SharedMemory)))
         .set("buffers",
-             with_places_buffer(with_bias_buffer<Traits>(
-                                    Json::array()
-                                        .add(buffer_json("q", plan, plan.q, kAlignmentQK, 0, 0))
-                                        .add(buffer_json("k", plan, plan.k, kAlignmentQK, 0, 0))
-                                        .add(buffer_json("v", plan, plan.v, kAlignmentV, 0, 0))
-                                        .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)),
+             with_output_buffer(
+                 with_places_buffer(with_bias_buffer<Traits>(
+                                        Json::array()
+                                            .add(buffer_json("q", plan, plan.q, kAlignmentQK, 0, 0))
+                                            .add(buffer_json("k", plan, plan.k, kAlignmentQK, 0, 0))
+                                            .add(buffer_json("v", plan, plan.v, kAlignmentV, 0, 0))
+                                            .add(buffer_json("tiles", plan, plan.tiles, 8, 0, 0)),
+                                        plan),
                                     plan),
-                                plan));
+                 plan));
+  }
+  // O on its way to global memory, if TMA stores it.
+  static Json with_output_buffer(Json buffers, SharedMemory const& plan) {
+    if constexpr (Traits::kStoresBoxes) {
+      constexpr int kAlignment = swizzle_alignment<typename Traits::SmemLayoutO>();
+      buffers.add(buffer_json("o", plan, plan.o, kAlignment, 0, 0));
+    }
+    return buffers;
   }
   // The places of keys that the tensor cores multiply slopes with, if the kernel has them.
   static Json with_places_buffer(Json buffers, SharedMemory const& plan) {
@@ -58,12 +76,18 @@ struct Sm90Forward {
   }
 
   static Json copies() {
-    return with_bias_boxes<Traits>(
+    Json copies = with_bias_boxes<Traits>(
         Json::array()
             .add(boxes_json<TileQ, sm90::TmaBoxes<kWarpgroupM, kHeadDim, Traits::kBox>>("q",
                                                                                         kConsumers))
             .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim, Traits::kBox>>("k"))
             .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV, Traits::kBoxV>>("v")));
+    if constexpr (Traits::kStoresBoxes) {
+      using WarpBoxes = sm90::TmaBoxes<sm90::kWarpM, kHeadDimV, Traits::kBoxV>;
+      copies.add(matrix_store_json<SmemCopyO, TileO, Output>("o", "O"))
+          .add(stored_boxes_json<TileO, WarpBoxes>("o", kConsumers * sm90::kWarpgroupWarps));
+    }
+    return copies;
   }
 
   static Json products() {

@@ -388,8 +388,7 @@ struct ForwardCompute {
       if (arguments.stores_boxes) {
         ForwardTile const& tile = sync.tiles.tile();
         scale_rows(rO, end.factors);
-        store_output_boxes<Traits>(arguments, tile, shared, warpgroup, thread, tOrO);
-        store_lse<Element>(arguments, tile, m_offset(), thread, end.lse);
+        store_output_boxes<Traits>(arguments, tile, shared, warpgroup, thread, tOrO, end.lse);
         return;
       }
     }

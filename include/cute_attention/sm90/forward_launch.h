@@ -74,7 +74,6 @@ struct ForwardLaunch {
       return cudaErrorInvalidConfiguration;
     }
     arguments.packing = packing_of(arguments.params);
-    arguments.eight_rows = eight_rows(arguments.params, arguments.packing);
     cudaError_t error = make_maps(arguments);
     if (error != cudaSuccess) {
       return error;

@@ -21,8 +21,8 @@ struct ForwardLoad
   using Base::arguments, Base::kTileN, Base::leader, Base::shared;
   using typename Base::Origins;
 
-  // Q is read once, and L2 may forget it first. But it fetches 256 bytes together, which at head dim
-  // 64 are of two heads, and the other one's are read soon after. Forgotten, they were fetched
+  // Q is read once, and L2 may forget it first. But it fetches 256 bytes together, which at head
+  // dim 64 are of two heads, and the other one's are read soon after. Forgotten, they were fetched
   // twice: sequences of 49 and 64 tokens took 1.12 times as long, of 128 tokens 1.03 (H200).
   static constexpr auto kQueryHint = Traits::kHeadDim <= 64 ? cute::TMA::CacheHintSm90::EVICT_NORMAL
                                                             : cute::TMA::CacheHintSm90::EVICT_FIRST;

@@ -22,20 +22,6 @@ CUTE_DEVICE auto heads_of_thread(ForwardArguments const& arguments, ForwardTile 
   };
 }
 
-// Stores the LSE (2) of this thread's rows of a warpgroup's 64, from row `m_offset` of the tile on.
-template <class Element, class Rows>
-CUTE_DEVICE void store_lse(ForwardArguments const& arguments, ForwardTile const& tile,
-                           int32_t m_offset, int thread, Rows const& rLse) {
-  StoreRow<Element> target(arguments, tile, m_offset + row_of_thread(thread));
-  CUTE_UNROLL
-  for (int row = 0; row < 2; ++row) {
-    if (target.lse != nullptr && target.inside && thread % kThreadsPerRow == 0) {
-      *target.lse = rLse(row);
-    }
-    target.advance_eight_rows(arguments, tile);
-  }
-}
-
 // Stores a warpgroup's 64 rows, from row `m_offset` of the tile on.
 //   rO         (2, DV columns of a thread)  normalised
 //   rLse       (2)
@@ -47,15 +33,14 @@ CUTE_DEVICE void store_tile(ForwardArguments const& arguments, ForwardTile const
   using namespace cute;
   CUTE_STATIC_ASSERT_V(size<0>(rO) == Int<2>{});
   CUTE_STATIC_ASSERT_V(size(rLse) == size<0>(rO));
-  StoreRow<Element> target(arguments, tile, m_offset + row_of_thread(thread));
   CUTE_UNROLL
   for (int row = 0; row < 2; ++row) {
+    StoreRow<Element> const target(arguments, tile, m_offset + row_of_thread(thread) + 8 * row);
     store_row(rO(row, _), target.o + first_col, target.inside,
               arguments.params.head_dim_v - first_col, thread);
     if (first_col == 0 && target.lse != nullptr && target.inside && thread % kThreadsPerRow == 0) {
       *target.lse = rLse(row);
     }
-    target.advance_eight_rows(arguments, tile);
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
-#include "cute_attention/core/address.h"
 #include "cute_attention/core/kv_tiles.h"
 #include "cute_attention/core/query_packing.h"
 #include "cute_attention/core/sequence.h"
@@ -20,22 +19,6 @@ namespace cute_attention::sm90 {
 // sooner.
 constexpr int kTileSlots = 3;
 
-// How far row r + 8 of a tile is from row r, where bit 3 of r is 0: a thread's second row from its
-// first. It holds another query or another head, in all tiles alike (core/query_packing.h).
-struct EightRows {
-  int32_t queries;
-  int32_t heads;
-  int64_t o;    // in elements of O
-  int64_t lse;  // in numbers of the LSE
-};
-
-inline EightRows eight_rows(ForwardParams const& params, QueryPacking const& packing) {
-  int32_t const queries = packing.query(8), heads = packing.head(8);
-  Sequence const first{};
-  return {queries, heads, queries * params.o_stride.row + heads * params.o_stride.head,
-          lse_index(params, first, 0, heads, queries)};
-}
-
 // What the kernel is given; constant over the grid.
 struct ForwardArguments {
   ForwardParams params;
@@ -43,7 +26,6 @@ struct ForwardArguments {
   cutlass::FastDivmod by_splits;     // the number of splits
   cutlass::FastDivmod by_page_size;  // where keys lie in pages
   QueryPacking packing;
-  EightRows eight_rows;
   int32_t box_rows_k;  // of a tile of keys so many rows are loaded at once: all, unless from pages
   cute::TMA::CacheHintSm90 keys_hint;  // what L2 is told of K and V
   CUtensorMap map_q;                   // boxes of 64 rows of the packing

@@ -60,7 +60,8 @@ struct ForwardTraits {
   static constexpr int kBytesQ = kWarpgroupM * kHeadDim * int(sizeof(Element));  // of one warpgroup
   static constexpr int kBytesK = kTileN * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesV = kTileN * kHeadDimV * int(sizeof(Element));      // of one stage
-  static constexpr int kBytesO = kWarpgroupM * kHeadDimV * int(sizeof(Element));  // of one warpgroup
+  static constexpr int kBytesO =
+      kWarpgroupM * kHeadDimV * int(sizeof(Element));  // of one warpgroup
 
   // How many CTAs share an SM. Where a head has few tokens or few keys, a warpgroup mostly does one
   // thing after another: it waits for Q, computes two or three products, and stores O. So CTAs of

@@ -14,6 +14,7 @@
 #include "cute_attention/sm90/bulk_copy.h"
 #include "cute_attention/sm90/forward_tile.h"
 #include "cute_attention/sm90/forward_traits.h"
+#include "cute_attention/sm90/row_store.h"
 #include "cute_attention/sm90/tensor_map.h"
 #include "cute_attention/sm90/tile_rows.h"
 
@@ -49,10 +50,11 @@ CUTE_DEVICE void await_output_boxes(int thread) {
 // Stores the rows of a warp. Its threads call it together, each with its own part.
 //   thread  of the warpgroup
 //   tOrO    (MMA, MMA_M, MMA_DV)  normalised
-template <class Traits, class Output>
+//   rLse    (2)
+template <class Traits, class Output, class Rows>
 CUTE_DEVICE void store_output_boxes(ForwardArguments const& arguments, ForwardTile const& tile,
                                     typename Traits::SharedMemory& shared, int warpgroup,
-                                    int thread, Output const& tOrO) {
+                                    int thread, Output const& tOrO, Rows const& rLse) {
   using namespace cute;
   using Element = typename Traits::Element;
   using Boxes = TmaBoxes<kWarpgroupM, Traits::kHeadDimV, Traits::kBoxV>;
@@ -69,8 +71,7 @@ CUTE_DEVICE void store_output_boxes(ForwardArguments const& arguments, ForwardTi
     int const row = thread / 32 * kWarpM;  // of the warpgroup
     QueryPacking const& packing = arguments.packing;
     int32_t const head_kv = tile.work.head / packing.group;
-    int32_t const query =
-        tile.m_begin + packing.query(warpgroup * kWarpgroupM + row);
+    int32_t const query = tile.m_begin + packing.query(warpgroup * kWarpgroupM + row);
     Element const* const rows = shared.o.data() + warpgroup * kWarpgroupM * Traits::kHeadDimV;
     CUTE_UNROLL
     for (int box = 0; box < Boxes::kCount; ++box) {
@@ -79,6 +80,16 @@ CUTE_DEVICE void store_output_boxes(ForwardArguments const& arguments, ForwardTi
                               head_kv, tile.work.batch);
     }
     end_bulk_group();
+  }
+  if (arguments.params.lse != nullptr && thread % kThreadsPerRow == 0) {
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      StoreRow<Element> const target(arguments, tile,
+                                     warpgroup * kWarpgroupM + row_of_thread(thread) + 8 * row);
+      if (target.inside) {
+        *target.lse = rLse(row);
+      }
+    }
   }
 }
 

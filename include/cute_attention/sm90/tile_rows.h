@@ -39,16 +39,6 @@ struct StoreRow : TileRow {
                     tile.sequence.row_q + query);
     lse = params.lse == nullptr ? nullptr : params.lse + index(params, tile);
   }
-
-  // Makes this the row eight rows further, where bit 3 of this one's number is 0.
-  CUTE_DEVICE void advance_eight_rows(ForwardArguments const& arguments, ForwardTile const& tile) {
-    EightRows const& further = arguments.eight_rows;
-    this->query += further.queries;
-    this->head += further.heads;
-    this->inside = this->query < tile.sequence.seqlen_q && this->head - tile.work.head < tile.heads;
-    o += further.o;
-    lse += arguments.params.lse == nullptr ? 0 : further.lse;
-  }
 };
 
 }  // namespace cute_attention::sm90

@@ -94,13 +94,20 @@ def _loaded(kernel: Kernel, element: Element) -> Iterator[str]:
                 f"global -> shared: thread {thread} copies it in its {copy.instruction} number "
                 f"{instruction}, element {value} of {copy.values}"
             )
+    yield from _in_box(kernel, element.tensor, number, stored=False)
+
+
+def _in_box(kernel: Kernel, tensor: str, number: int, stored: bool) -> Iterator[str]:
+    """The box with which TMA copies an element of a tile to shared memory, or stores it."""
     for exported in kernel.copies:
-        if exported["kind"] == "boxes" and exported["tensor"] == element.tensor:
+        if exported["kind"] != "boxes" or exported["tensor"] != tensor:
+            continue
+        if exported.get("stored", False) == stored:
             box, row, col = _where(box_elements(exported)[1], number)[0]
             height, width = exported["box"]
             yield (
-                f"global -> shared: TMA box {box} of {len(exported['boxes'])} ({height} x {width}),"
-                f" its row {row}, column {col}"
+                f"{'shared -> global' if stored else 'global -> shared'}: TMA box {box} of "
+                f"{len(exported['boxes'])} ({height} x {width}), its row {row}, column {col}"
             )
 
 
@@ -220,6 +227,7 @@ def _written(kernel: Kernel, tensor: str, row: int, col: int) -> Iterator[str]:
         }
         wrote = True
         yield words[copy.kind]
+    yield from _in_box(kernel, tensor, number, stored=True)
     if not wrote:
         yield "registers -> global: exchanged among the 4 threads of its row, stored 16 bytes each"
     yield _global(kernel, Element(tensor, row, col))

@@ -189,7 +189,7 @@ def contents(kernel: Kernel) -> dict[str, Array]:
             assert copy.source is not None
             held[copy.tile.tensor] = _put(copy.address, copy.source)
     for exported in kernel.copies:
-        if exported["kind"] == "boxes":
+        if exported["kind"] == "boxes" and not exported.get("stored"):
             address, elements = box_elements(exported)
             held[exported["tensor"]] = _put(address, elements)
     return held
