@@ -90,7 +90,8 @@ def tile_bytes(row: TableRow) -> int:
         if row.tile_m > 64:  # a tile of the bias for the keys of each warpgroup, in one buffer
             bias //= row.stages
         return backward + bias + 2 * buffers * scores + 4 * q
-    # Q has two buffers if they fit and CTAs share no SM. Where they do, O has one.
+    # Q has two buffers if they fit and CTAs share no SM. O has one where TMA stores it: where they
+    # share one, and at head dims 64 and 128 without score features if it fits.
     if row.arch == "sm90":
         bookkeeping = BOOKKEEPING["sm90", "forward"]
         staged = 2 * row.stages * k_and_v + bias
@@ -98,7 +99,10 @@ def tile_bytes(row: TableRow) -> int:
         if {*row.score_mods} == {"alibi"} or drops:  # ALiBi, which the tensor cores compute
             staged += 2 * row.tile_n * 8
         two = 2 * 2 * q + staged + bookkeeping <= 227 * 1024 and ctas_of_sm(row) == 1
-        return 2 * ((1 + two) * q + (o if ctas_of_sm(row) > 1 else 0)) + staged
+        with_o = 2 * ((1 + two) * q + o) + staged
+        plain = not row.score_mods and row.head_dim == row.head_dim_v in (64, 128)
+        fits = plain and with_o + bookkeeping <= 227 * 1024
+        return with_o if fits or ctas_of_sm(row) > 1 else with_o - 2 * o
     if row.direction == "forward":  # at the end O takes the place of Q
         # Warps that have the same queries exchange P, and one number for each row.
         warps_along_n = row.warps // min(row.warps, row.tile_m // 32)

@@ -79,10 +79,6 @@ struct ForwardTraits {
           max_shared_memory(kKey.arch) + 1024;
   static constexpr int kCtasOfSm = kSharesSm ? kConsumersOfSm / kConsumers : 1;
   using Registers = WarpgroupRegisters<kConsumers, kCtasOfSm>;
-  // Whether O goes through shared memory and leaves by TMA (output_boxes.h). Warps of CTAs that
-  // share an SM compete for its instruction slots, and that takes fewer.
-  static constexpr bool kStoresBoxes = kSharesSm;
-
   // Warpgroups take turns at the tensor cores where one's softmax is as long as its products. At
   // 192/128 turns, and the softmax that goes with them, make the kernel 1 to 9 % faster (H200).
   static constexpr bool kTakeTurns =
@@ -180,6 +176,18 @@ struct ForwardTraits {
                         max_shared_memory(kKey.arch)
           ? 2
           : 1;
+
+  // Whether O goes through shared memory and leaves by TMA (output_boxes.h), which takes fewer
+  // instructions than stores by threads: where CTAs share an SM, whose instruction slots their
+  // warps compete for, and in other rows of head dims 64 and 128 without score features, in which
+  // it is mostly 1.00 to 1.04 times as fast (H200). Others have no room for it, or were not
+  // measured.
+  static constexpr int kBytesWithO =
+      kConsumers * (kStagesQ * kBytesQ + kBytesO) + kStages * (kBytesK + kBytesV) + 2048;
+  static constexpr bool kStoresBoxes =
+      kSharesSm ||
+      (kKey.score_mods == score_mods::None && !kReadsCache<Row> && kHeadDim == kHeadDimV &&
+       (kHeadDim == 64 || kHeadDim == 128) && kBytesWithO <= max_shared_memory(kKey.arch));
 
   // Columns of a box of Q and K, and of V.
   static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);
