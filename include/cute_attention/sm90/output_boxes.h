@@ -1,9 +1,10 @@
 // sm90/output_boxes.h: O from registers to global memory by TMA, in boxes of a warp's 16 rows.
 //
-// Stored by its threads (row_store.h), a tile takes each warp about 250 instructions: addresses of
-// two rows, and an exchange of columns. Through shared memory it takes a fifth of that. Each warp
-// stores its own rows and waits for no other; what lies past the end of the queries, of a group of
-// heads or of the columns is not stored. Packed sequences are: there the next sequence begins.
+// Where threads store a tile (row_store.h), each warp computes addresses of rows and exchanges
+// columns, some 200 instructions; here one lane starts a copy. Each warp stores its own rows and
+// waits for no other. TMA leaves out what lies past the end of the queries, of a group of heads or
+// of the columns. It does not know where a packed sequence ends and the next one begins, so that
+// threads store those.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
