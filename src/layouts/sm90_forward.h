@@ -83,9 +83,9 @@ struct Sm90Forward {
             .add(boxes_json<TileK, sm90::TmaBoxes<kTileN, kHeadDim, Traits::kBox>>("k"))
             .add(boxes_json<TileV, sm90::TmaBoxes<kTileN, kHeadDimV, Traits::kBoxV>>("v")));
     if constexpr (Traits::kStoresBoxes) {
-      using WarpBoxes = sm90::TmaBoxes<sm90::kWarpM, kHeadDimV, Traits::kBoxV>;
+      using Boxes = sm90::TmaBoxes<kWarpgroupM, kHeadDimV, Traits::kBoxV>;
       copies.add(matrix_store_json<SmemCopyO, TileO, Output>("o", "O"))
-          .add(stored_boxes_json<TileO, WarpBoxes>("o", kConsumers * sm90::kWarpgroupWarps));
+          .add(stored_boxes_json<TileO, Boxes, sm90::kWarpM>("o", kConsumers));
     }
     return copies;
   }

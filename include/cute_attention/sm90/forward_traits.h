@@ -79,6 +79,7 @@ struct ForwardTraits {
           max_shared_memory(kKey.arch) + 1024;
   static constexpr int kCtasOfSm = kSharesSm ? kConsumersOfSm / kConsumers : 1;
   using Registers = WarpgroupRegisters<kConsumers, kCtasOfSm>;
+
   // Warpgroups take turns at the tensor cores where one's softmax is as long as its products. At
   // 192/128 turns, and the softmax that goes with them, make the kernel 1 to 9 % faster (H200).
   static constexpr bool kTakeTurns =

@@ -76,9 +76,9 @@ CUTE_DEVICE void store_output_boxes(ForwardArguments const& arguments, ForwardTi
     Element const* const rows = shared.o.data() + warpgroup * kWarpgroupM * Traits::kHeadDimV;
     CUTE_UNROLL
     for (int box = 0; box < Boxes::kCount; ++box) {
-      SM90_TMA_STORE_5D::copy(&arguments.map_o, rows + Boxes::offset(box) + row * Traits::kBoxV,
-                              Boxes::col(box), tile.work.head - head_kv * packing.group, query,
-                              head_kv, tile.work.batch);
+      SM90_TMA_STORE_5D::copy(&arguments.map_o, rows + Boxes::offset(box, row), Boxes::col(box),
+                              tile.work.head - head_kv * packing.group, query, head_kv,
+                              tile.work.batch);
     }
     end_bulk_group();
   }

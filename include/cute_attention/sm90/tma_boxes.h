@@ -30,9 +30,9 @@ struct TmaBoxes {
   static constexpr int kCount = kTileCols / kCols;
   static constexpr int kSwizzleBits = box_swizzle_bits(kCols);
 
-  // The first column of a box, and where it begins in the tile's buffer, in elements.
+  // The first column of a box, and where its row `row` begins in the tile's buffer, in elements.
   static constexpr int col(int box) { return box * kCols; }
-  static constexpr int offset(int box) { return box * kRows * kCols; }
+  static constexpr int offset(int box, int row = 0) { return (box * kRows + row) * kCols; }
 };
 
 }  // namespace cute_attention::sm90
