@@ -101,7 +101,8 @@ def tile_bytes(row: TableRow) -> int:
         two = 2 * 2 * q + staged + bookkeeping <= 227 * 1024 and ctas_of_sm(row) == 1
         with_o = 2 * ((1 + two) * q + o) + staged
         plain = not row.score_mods and row.head_dim == row.head_dim_v in (64, 128)
-        fits = plain and with_o + bookkeeping <= 227 * 1024
+        several = row.study.grid != "one_tile"  # of a CTA's tiles; the last is stored by threads
+        fits = plain and several and with_o + bookkeeping <= 227 * 1024
         return with_o if fits or ctas_of_sm(row) > 1 else with_o - 2 * o
     if row.direction == "forward":  # at the end O takes the place of Q
         # Warps that have the same queries exchange P, and one number for each row.

@@ -187,8 +187,9 @@ struct ForwardTraits {
       kConsumers * (kStagesQ * kBytesQ + kBytesO) + kStages * (kBytesK + kBytesV) + 2048;
   static constexpr bool kStoresBoxes =
       kSharesSm ||
-      (kKey.score_mods == score_mods::None && !kReadsCache<Row> && kHeadDim == kHeadDimV &&
-       (kHeadDim == 64 || kHeadDim == 128) && kBytesWithO <= max_shared_memory(kKey.arch));
+      (kKey.score_mods == score_mods::None && !kReadsCache<Row> && Study::kGrid != Grid::OneTile &&
+       kHeadDim == kHeadDimV && (kHeadDim == 64 || kHeadDim == 128) &&
+       kBytesWithO <= max_shared_memory(kKey.arch));
 
   // Columns of a box of Q and K, and of V.
   static constexpr int kBox = narrow_box_cols<kHeadDim>(Study::kSwizzle);
