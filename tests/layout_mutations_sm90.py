@@ -40,6 +40,7 @@ CROOKED_TMA_BUFFER = """
     char flags[128];
     cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 128> k;
     cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV>, 128> v;
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutO>, 128> o;
     char tiles[8];
   };
 """
@@ -50,6 +51,7 @@ OVERLAPPING_KEYS_AND_VALUES = """
       cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutK>, 1024> k;
       cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutV>, 1024> v;
     };
+    cute::array_aligned<Element, cute::cosize_v<typename Base::SmemLayoutO>, 1024> o;
     char tiles[8];
   };
 """

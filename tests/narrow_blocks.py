@@ -23,7 +23,7 @@ template <int kBits>
 struct Boxes {
   static constexpr int kRows = 64, kCols = 16, kCount = 3, kSwizzleBits = kBits;
   static constexpr int col(int box) { return box * kCols; }
-  static constexpr int offset(int box) { return box * kRows * kCols; }
+  static constexpr int offset(int box, int row = 0) { return (box * kRows + row) * kCols; }
 };
 }  // namespace narrow
 
