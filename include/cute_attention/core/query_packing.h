@@ -27,11 +27,14 @@ struct QueryPacking {
   CUTE_HOST_DEVICE constexpr int32_t head(int32_t row) const { return row & ((1 << shift) - 1); }
 
   // The heads of a sequence take heads_kv * parts tiles for the same queries. These functions say
-  // which head is the first in the tile number `index`, the number of the tile with that first
-  // head, and how many heads a tile holds.
+  // which head is the first in the tile number `index`, and which KV head it reads, the number of
+  // the tile with that first head, and how many heads a tile holds.
   CUTE_HOST_DEVICE constexpr int32_t first_head(int32_t index) const {
     return parts == 1 ? index * group  // a division takes long
                       : index / parts * group + (index % parts << shift);
+  }
+  CUTE_HOST_DEVICE constexpr int32_t head_kv(int32_t index) const {
+    return parts == 1 ? index : index / parts;
   }
   CUTE_HOST_DEVICE constexpr int32_t index(int32_t first_head) const {
     return first_head / group * parts + (first_head % group >> shift);

@@ -33,7 +33,7 @@ struct ForwardArguments {
   CUtensorMap map_v;
   BiasTiles bias;      // of tile_m rows; unused where the kernel reads no such tiles
   CUtensorMap map_qv;  // boxes of 64 rows of the packing; unused in rows without qv
-  CUtensorMap map_o;   // boxes of a warp's 16 rows of the packing
+  CUtensorMap map_o;   // boxes of a warp's 16 rows of the packing; unused where threads store O
   bool stores_boxes;   // whether O is stored by TMA (output_boxes.h), or else by threads
   // Counts the splits of each warpgroup of each tile that have ended; null: a kernel after this one
   // combines them (last_split.h).

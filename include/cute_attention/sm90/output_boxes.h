@@ -63,7 +63,7 @@ CUTE_DEVICE void store_output_boxes(ForwardArguments const& arguments, ForwardTi
   __syncwarp();
   Tensor sO = in_shared<typename Traits::SmemLayoutO>(shared.o);  // (64, DV, WARPGROUP)
   auto const thread_copy = typename Traits::SmemCopyO{}.get_slice(opaque(thread));
-  Tensor rO = convert<Element>(tOrO);
+  Tensor rO = convert<Element>(tOrO);  // (MMA, MMA_M, MMA_DV)
   copy(typename Traits::SmemCopyO{}, thread_copy.retile_S(rO),
        thread_copy.partition_D(sO(_, _, warpgroup)));
   fence_shared_memory();
@@ -71,7 +71,7 @@ CUTE_DEVICE void store_output_boxes(ForwardArguments const& arguments, ForwardTi
   if (thread % 32 == 0) {
     int const row = thread / 32 * kWarpM;  // of the warpgroup
     QueryPacking const& packing = arguments.packing;
-    int32_t const head_kv = tile.work.head / packing.group;
+    int32_t const head_kv = packing.head_kv(tile.index);
     int32_t const query = tile.m_begin + packing.query(warpgroup * kWarpgroupM + row);
     Element const* const rows = shared.o.data() + warpgroup * kWarpgroupM * Traits::kHeadDimV;
     CUTE_UNROLL

@@ -65,7 +65,7 @@ struct TileLoad {
     bool const packed_q = params.cu_seqlens_q != nullptr;
     bool const packed_k = params.cu_seqlens_k != nullptr;
     QueryPacking const& packing = arguments.packing;
-    int32_t const head_kv = packing.parts == 1 ? tile.index : tile.index / packing.parts;
+    int32_t const head_kv = packing.head_kv(tile.index);
     int32_t const head_of_group = tile.work.head - head_kv * packing.group;
     return {{packed_q ? 0 : tile.work.batch, head_kv, head_of_group,
              int32_t(tile.sequence.row_q) + tile.m_begin},
