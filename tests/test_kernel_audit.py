@@ -136,8 +136,8 @@ def number_of_kernels(row: rows.TableRow) -> int:
             grad_bias += 3
     if row.arch == "sm90" and not row.score_mods and row.head_dim <= 128:
         # Prepare and finish, both twice: with a leftover key too. The main one with sums of dQ, and
-        # without.
-        return 6
+        # without. For few keys prepare, main and finish once more (few_keys.h).
+        return 9 if row.head_dim == 64 else 6
     return 3 + grad_bias + of_bias  # prepare, main, finish
 
 
@@ -160,11 +160,15 @@ def warps_of(row: rows.TableRow, kernel: str) -> int:
         return 12 if "4sm909grad_biasI" in kernel else 8
     if "10FewQueries" in kernel:
         return row.warps // 2
+    if "7FewKeys" in kernel:
+        return 8
     return min(row.warps, 12) if "14BiasFromGlobal" in kernel else row.warps
 
 
 def ctas_of_multiprocessor(row: rows.TableRow, kernel: str) -> int:
-    """That run at the same time: ForwardTraits::kCtasOfSm."""
+    """That run at the same time: kCtasOfSm of ForwardTraits and BackwardTraits."""
+    if "sm908backwardINS0_7FewKeys" in kernel:
+        return 2
     return 1 if "10CachedKeys" in kernel else ctas_of_sm(row)
 
 

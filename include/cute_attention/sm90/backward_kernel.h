@@ -48,7 +48,9 @@ struct BackwardKernel {
       BackwardLoad<Traits>(arguments, shared).run();
       await_kernel_before();  // whoever waits for this kernel waits for that one, too
     } else if (!kWritesGradQ && warp <= Traits::kConsumers) {
-      add_grad_queries<Row>(arguments, shared, warp - 1);
+      if constexpr (!kWritesGradQ) {
+        add_grad_queries<Row>(arguments, shared, warp - 1);
+      }
     } else if (!kWritesGradQ && arguments.params.seqlen_q > 0 && threadIdx.x % 32 == 0) {
       start_kernel_after();  // backward_finish, which follows where there are queries
     }

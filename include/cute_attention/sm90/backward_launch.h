@@ -16,6 +16,7 @@
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_without_sums.h"
 #include "cute_attention/sm90/bias_map.h"
+#include "cute_attention/sm90/few_keys.h"
 #include "cute_attention/sm90/grad_bias_launch.h"
 #include "cute_attention/sm90/key_bias.h"
 #include "cute_attention/sm90/steps_of_64.h"
@@ -23,7 +24,7 @@
 namespace cute_attention::sm90 {
 
 template <class Row, bool kWritesGradQ>
-__global__ void __launch_bounds__(Row::kConfig.warps * 32, 1)
+__global__ void __launch_bounds__(Row::kConfig.warps * 32, BackwardTraits<Row>::kCtasOfSm)
     backward(CUTE_GRID_CONSTANT BackwardArguments const arguments) {
   using Kernel = BackwardKernel<Row, kWritesGradQ>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -113,8 +114,8 @@ struct BackwardWithSums {
     bool const leaves_key = leave_key(p, *device);
     *sizes = grad_workspace<true>(
         p, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
-        most_part_blocks(p, Traits::kTileM, Traits::kTileN, device->multiprocessors,
-                         device->l2_bytes, kIsPersistent));
+        most_part_blocks(p, Traits::kTileM, Traits::kTileN, ctas_at_once(*device), device->l2_bytes,
+                         kIsPersistent));
     sizes->delta += kCountersWithSums + count_sum_states<Traits>(p, *device);
     if (leaves_key) {
       sizes->delta += leftover_key_numbers(p, Traits::kTileM, Traits::kHeadDim + Traits::kHeadDimV);
@@ -148,7 +149,7 @@ struct BackwardWithSums {
     // that is read or written once.
     arguments.schedule =
         make_grad_schedule(p, Traits::kTileM, Traits::kTileN, context->device->l2_bytes / 2,
-                           context->device->multiprocessors, division(p, *context->device));
+                           ctas_at_once(*context->device), division(p, *context->device));
     PartSums const sums = Sums::part_sums(arguments.schedule);
     arguments.next_tile = next_tile(p);
     arguments.lse_log2 = p.delta + numbers_size<true>(p);
@@ -206,7 +207,7 @@ struct BackwardWithSums {
       }
     }
     if (n_tiles > 0) {
-      int32_t const most = Traits::kOneTile ? int32_t(kMaxTiles) : context->device->multiprocessors;
+      int32_t const most = Traits::kOneTile ? int32_t(kMaxTiles) : ctas_at_once(*context->device);
       int32_t const ctas = min_of(int32_t(arguments.schedule.tiles()), most);
       auto const kernel = at_once            ? kWriter
                           : of_keys          ? kKeys
@@ -235,13 +236,14 @@ struct BackwardWithSums {
 
  private:
   // The kernel that adds dQ to sums, the same where the bias is of keys, where it is in fp32 and
-  // where TMA cannot load it, and the one that writes dQ, of rows that have it.
-  static constexpr auto kAdder = &backward<Row, false>;
-  static constexpr auto kKeys = &backward<RowOfKeys, false>;
-  static constexpr auto kFloatTiles = &backward<RowOfFloats, false>;
+  // where TMA cannot load it, and the one that writes dQ, of rows that have it. Calls with few keys
+  // have no other.
+  static constexpr auto kAdder = &backward<Row, kIsFewKeys<Row>>;
+  static constexpr auto kKeys = &backward<RowOfKeys, kIsFewKeys<Row>>;
+  static constexpr auto kFloatTiles = &backward<RowOfFloats, kIsFewKeys<Row>>;
   using RowOfOtherBias = std::conditional_t<kTakesAnyBias, BiasFromGlobal<Row>, Row>;
   static constexpr bool kOtherBiasBeginsEarly = BackwardTraits<RowOfOtherBias>::kBeginsEarly;
-  static constexpr auto kOtherBias = &backward<RowOfOtherBias, false>;
+  static constexpr auto kOtherBias = &backward<RowOfOtherBias, kIsFewKeys<Row>>;
   static constexpr auto kPrepare = &backward_prepare<Row, false>;
   static constexpr auto kPrepareLeaving = &backward_prepare<Row, Traits::kMayLeaveKey>;
   static constexpr int kPrepareThreads = PrepareTraits<Row, false>::kThreads;
@@ -263,10 +265,48 @@ struct BackwardWithSums {
 
   static constexpr bool kIsPersistent = !Traits::kOneTile;
 
+  static int32_t ctas_at_once(DeviceInfo const& device) {
+    return device.multiprocessors * Traits::kCtasOfSm;
+  }
+
   // How the blocks of keys are divided.
   static BlockDivision division(BackwardParams const& params, DeviceInfo const& device) {
-    return grad_division(params, Traits::kTileM, Traits::kTileN, device.multiprocessors,
+    return grad_division(params, Traits::kTileM, Traits::kTileN, ctas_at_once(device),
                          device.l2_bytes, kIsPersistent);
+  }
+};
+
+// Makes workspaces as large as others.
+inline void enlarge(BackwardWorkspace* sizes, BackwardWorkspace const& others) {
+  sizes->delta = max_of(sizes->delta, others.delta);
+  sizes->grad_q_sum = max_of(sizes->grad_q_sum, others.grad_q_sum);
+  sizes->grad_q_turn = max_of(sizes->grad_q_turn, others.grad_q_turn);
+  sizes->grad_kv_parts = max_of(sizes->grad_kv_parts, others.grad_kv_parts);
+}
+
+// The launches of a row whose calls with few keys have kernels of their own.
+template <class Row>
+struct BackwardOfAnyKeys : BackwardWithSums<Row> {
+  using OfMany = BackwardWithSums<Row>;
+  using OfFew = BackwardWithSums<FewKeys<Row>>;
+
+  // A WorkspaceFunction (kernel_library.h): large enough for either, since it does not see whether
+  // the gradient of a sink will be wanted, for which few keys are as many.
+  static void workspace(BackwardParams const* params, DeviceInfo const* device,
+                        BackwardWorkspace* sizes) {
+    OfMany::workspace(params, device, sizes);
+    if (has_few_keys(*params)) {
+      BackwardWorkspace others{};
+      OfFew::workspace(params, device, &others);
+      enlarge(sizes, others);
+    }
+  }
+
+  // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
+  static int32_t launch(void const* params, LaunchContext const* context) {
+    return has_few_keys(*static_cast<BackwardParams const*>(params))
+               ? OfFew::launch(params, context)
+               : OfMany::launch(params, context);
   }
 };
 
@@ -285,10 +325,7 @@ struct BackwardOfEitherStep {
     BackwardWorkspace others{};
     Of128::workspace(params, device, &others);
     Of64::workspace(params, device, sizes);  // grad_bias_parts is the same for either
-    sizes->delta = max_of(sizes->delta, others.delta);
-    sizes->grad_q_sum = max_of(sizes->grad_q_sum, others.grad_q_sum);
-    sizes->grad_q_turn = max_of(sizes->grad_q_turn, others.grad_q_turn);
-    sizes->grad_kv_parts = max_of(sizes->grad_kv_parts, others.grad_kv_parts);
+    enlarge(sizes, others);
   }
 
   // A LaunchFunction (kernel_library.h); `params` points to a BackwardParams.
@@ -302,8 +339,9 @@ struct BackwardOfEitherStep {
 };
 
 template <class Row>
-using BackwardWithSumsOfRow =
-    std::conditional_t<kHasStepsOf64<Row>, BackwardOfEitherStep<Row>, BackwardWithSums<Row>>;
+using BackwardWithSumsOfRow = std::conditional_t<
+    kHasStepsOf64<Row>, BackwardOfEitherStep<Row>,
+    std::conditional_t<kHasFewKeys<Row>, BackwardOfAnyKeys<Row>, BackwardWithSums<Row>>>;
 
 template <class Row>
 using BackwardLaunch =

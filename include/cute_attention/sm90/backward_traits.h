@@ -16,6 +16,7 @@
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/bias_tiles.h"
+#include "cute_attention/sm90/few_keys.h"
 #include "cute_attention/sm90/float_bias.h"
 #include "cute_attention/sm90/key_bias.h"
 #include "cute_attention/sm90/smem_tiles.h"
@@ -125,7 +126,8 @@ struct BackwardTraits {
 
   // One warpgroup loads, the others own 64 keys each.
   static constexpr int kConsumers = kTileN / kWarpgroupM;
-  using Registers = WarpgroupRegisters<kConsumers>;
+  static constexpr int kCtasOfSm = kIsFewKeys<Row> ? 2 : 1;
+  using Registers = WarpgroupRegisters<kConsumers, kCtasOfSm>;
   static_assert(kConfig.warps == (kConsumers + 1) * kWarpgroupWarps,
                 "a producer warpgroup and tile_n / 64 consumers");
   static_assert(kConsumers < kWarpgroupWarps,
@@ -181,10 +183,10 @@ struct BackwardTraits {
   // overlap (C7512), 434 and 426 instead of 619 and 615. At 96 it spills 80 bytes.
   static constexpr GradQ kGradQ = StudyOf<Row>::kGradQ;
   static constexpr bool kGradQFirst =
-      kGradQ == GradQ::First ||
-      (kGradQ == GradQ::WhereItPays && kHeadDim <= 64 && kKey.score_mods == score_mods::None);
+      kGradQ == GradQ::First || (kGradQ == GradQ::WhereItPays && kHeadDim <= 64 &&
+                                 kKey.score_mods == score_mods::None && !kIsFewKeys<Row>);
   // How many steps late dQ is computed.
-  static constexpr int kGradQLag = kGradQ == GradQ::Same ? 0 : 1;
+  static constexpr int kGradQLag = kGradQ == GradQ::Same || kIsFewKeys<Row> ? 0 : 1;
 
   // Whether a step tells others of the dS and dQ that it has written only in the next step, when S
   // and dP of that are under way (backward_compute.h). In cycles 1.03 to 1.04 times as fast at head
@@ -204,7 +206,8 @@ struct BackwardTraits {
       kTellsLate && kHeadDim > 64 && kKey.score_mods == score_mods::None;
 
   // Whether the row also has a kernel that writes dQ where one block of keys is all that a query
-  // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill.
+  // sees (core/grad_parts.h, has_one_adder()). With softcap or dropout some would spill. Calls with
+  // few keys have no other.
   static constexpr bool kWritesGradQ = kKey.score_mods == score_mods::None && !kInChunks;
 
   // The rows with the same choices below.
@@ -219,7 +222,8 @@ struct BackwardTraits {
 
   // Whether the kernels before and after may compute what a single key behind the last whole block
   // gives (core/leftover_key.h): where nothing modifies scores.
-  static constexpr bool kMayLeaveKey = kKey.score_mods == score_mods::None && !kInChunks;
+  static constexpr bool kMayLeaveKey =
+      kKey.score_mods == score_mods::None && !kInChunks && !kIsFewKeys<Row>;
 
   // Whether sums of dQ may begin with a store (backward_states.h). The other rows have not been
   // measured so.
@@ -274,9 +278,9 @@ struct BackwardTraits {
           kColumnsOf<MmaQ> == kColsQ,
       "N of a WGMMA: define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED, as kernels.cmake does");
 
-  // Buffers of dS. The step that writes one reads the other, of the step before. In chunks a step
-  // has read dS of the step before when it writes its own.
-  static constexpr int kStagesS = kInChunks ? 1 : 2;
+  // Buffers of dS. The step that writes one reads the other, of the step before. In chunks, and
+  // where a CTA has one warpgroup, a step has read dS of the step before when it writes its own.
+  static constexpr int kStagesS = kInChunks || kIsFewKeys<Row> ? 1 : 2;
 
   // Buffers of K. With two, blocks overlap: K of the next block comes while this one is computed, V
   // as soon as its last dP is there, and the first step of a block computes dQ of the last step of
@@ -359,7 +363,8 @@ struct BackwardTraits {
     uint64_t landed;  // a tile that the load warp has to mend before it is full: 1 arrival
     WarpgroupBiasBarriers<kBiasOfWarpgroups, kConsumers> bias_barriers;
   };
-  static_assert(sizeof(SharedMemory) <= max_shared_memory(kKey.arch), "shared memory of a CTA");
+  static_assert(kCtasOfSm * (sizeof(SharedMemory) + 1024) <= max_shared_memory(kKey.arch) + 1024,
+                "shared memory of the CTAs of an SM, of each of which CUDA keeps 1 KB for itself");
 };
 
 }  // namespace cute_attention::sm90
