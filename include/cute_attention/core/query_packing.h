@@ -26,21 +26,24 @@ struct QueryPacking {
   CUTE_HOST_DEVICE constexpr int32_t query(int32_t row) const { return row >> shift; }
   CUTE_HOST_DEVICE constexpr int32_t head(int32_t row) const { return row & ((1 << shift) - 1); }
 
-  // The heads of a sequence take heads_kv * parts tiles for the same queries. These functions say
-  // which head is the first in the tile number `index`, and which KV head it reads, the number of
-  // the tile with that first head, and how many heads a tile holds.
-  CUTE_HOST_DEVICE constexpr int32_t first_head(int32_t index) const {
-    return parts == 1 ? index * group  // a division takes long
-                      : index / parts * group + (index % parts << shift);
+  // The first head of part `part` of a group, counted from the first of the group, and how many
+  // heads the part has.
+  CUTE_HOST_DEVICE constexpr int32_t head_of_group(int32_t part) const { return part << shift; }
+  CUTE_HOST_DEVICE constexpr int32_t heads_of_part(int32_t part) const {
+    return min_of(group - head_of_group(part), 1 << shift);
   }
-  CUTE_HOST_DEVICE constexpr int32_t head_kv(int32_t index) const {
-    return parts == 1 ? index : index / parts;
+
+  // The heads of a sequence take heads_kv * parts tiles for the same queries. These functions say
+  // which head is the first in the tile number `index`, the number of the tile with that first
+  // head, and how many heads a tile holds. They divide, which takes long where parts > 1.
+  CUTE_HOST_DEVICE constexpr int32_t first_head(int32_t index) const {
+    return parts == 1 ? index * group : index / parts * group + head_of_group(index % parts);
   }
   CUTE_HOST_DEVICE constexpr int32_t index(int32_t first_head) const {
     return first_head / group * parts + (first_head % group >> shift);
   }
   CUTE_HOST_DEVICE constexpr int32_t heads(int32_t index) const {
-    return parts == 1 ? group : min_of(group - (index % parts << shift), 1 << shift);
+    return heads_of_part(parts == 1 ? 0 : index % parts);
   }
 };
 

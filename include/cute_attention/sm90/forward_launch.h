@@ -89,6 +89,7 @@ struct ForwardLaunch {
       describe_output<Traits>(arguments, ctas);
     }
     arguments.by_splits = cutlass::FastDivmod(arguments.params.num_splits);
+    arguments.by_parts = cutlass::FastDivmod(arguments.packing.parts);
     arguments.by_page_size = cutlass::FastDivmod(max_of(arguments.params.cache.page_size, 1));
     arguments.keys_hint = keys_hint(arguments);
     if (arguments.schedule.tiles <= ctas) {  // nobody takes a second tile, as in decoding

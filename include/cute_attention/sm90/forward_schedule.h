@@ -23,6 +23,7 @@ struct TileWalk {
   Schedule const& schedule;
   QueryPacking const& packing;
   cutlass::FastDivmod const& by_splits;
+  cutlass::FastDivmod const& by_parts;
   int32_t const& box_rows_k;
   PackedBlocks blocks;  // of packed sequences
   int32_t round = 0;
@@ -33,6 +34,7 @@ struct TileWalk {
         schedule(arguments.schedule),
         packing(arguments.packing),
         by_splits(arguments.by_splits),
+        by_parts(arguments.by_parts),
         box_rows_k(arguments.box_rows_k),
         blocks{params.cu_seqlens_q, params.batch, packing.queries(kTileM)} {}
 
@@ -52,11 +54,15 @@ struct TileWalk {
       by_splits(index, split, work.head);
     }
     tile.index = index;
-    work.head = packing.first_head(index);
+    int32_t head_kv, part;
+    by_parts(head_kv, part, index);
+    tile.head_kv = head_kv;
+    tile.head_of_group = packing.head_of_group(part);
+    work.head = head_kv * packing.group + packing.head_of_group(part);
     int32_t const queries = packing.queries(kTileM);
     int32_t const m_begin = work.m_block * queries;
     tile.work = work;
-    tile.heads = packing.heads(index);
+    tile.heads = packing.heads_of_part(part);
     tile.split = split;
     tile.m_begin = m_begin;
     constexpr bool kCached = kReadsCache<Row>;

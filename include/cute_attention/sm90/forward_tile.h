@@ -26,6 +26,7 @@ struct ForwardArguments {
   cutlass::FastDivmod by_splits;     // the number of splits
   cutlass::FastDivmod by_page_size;  // where keys lie in pages
   QueryPacking packing;
+  cutlass::FastDivmod by_parts;  // of the packing
   int32_t box_rows_k;  // of a tile of keys so many rows are loaded at once: all, unless from pages
   cute::TMA::CacheHintSm90 keys_hint;  // what L2 is told of K and V
   CUtensorMap map_q;                   // boxes of 64 rows of the packing
@@ -49,10 +50,12 @@ constexpr int kMostConsumers = 3;
 // A tile of queries and the KV tiles it needs, in shared memory. The scheduler warp writes it
 // (forward_schedule.h), the load warps and the consumers read it.
 struct ForwardTile {
-  WorkTile work;  // its head is the first of the tile's
-  int32_t index;  // of these heads among the tiles of a sequence's (QueryPacking)
-  int32_t heads;  // of the tile
-  int32_t split;  // of its keys
+  WorkTile work;          // its head is the first of the tile's
+  int32_t index;          // of these heads among the tiles of a sequence's (QueryPacking)
+  int32_t head_kv;        // that they read
+  int32_t head_of_group;  // the first of them, among those that read it
+  int32_t heads;          // of the tile
+  int32_t split;          // of its keys
   // The first key that is loaded; 0 unless keys lie in pages. Kernels that read a cache have it.
   int32_t first_loaded;
   Sequence sequence;

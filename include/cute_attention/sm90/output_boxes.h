@@ -70,15 +70,12 @@ CUTE_DEVICE void store_output_boxes(ForwardArguments const& arguments, ForwardTi
   __syncwarp();
   if (thread % 32 == 0) {
     int const row = thread / 32 * kWarpM;  // of the warpgroup
-    QueryPacking const& packing = arguments.packing;
-    int32_t const head_kv = packing.head_kv(tile.index);
-    int32_t const query = tile.m_begin + packing.query(warpgroup * kWarpgroupM + row);
+    int32_t const query = tile.m_begin + arguments.packing.query(warpgroup * kWarpgroupM + row);
     Element const* const rows = shared.o.data() + warpgroup * kWarpgroupM * Traits::kHeadDimV;
     CUTE_UNROLL
     for (int box = 0; box < Boxes::kCount; ++box) {
       SM90_TMA_STORE_5D::copy(&arguments.map_o, rows + Boxes::offset(box, row), Boxes::col(box),
-                              tile.work.head - head_kv * packing.group, query, head_kv,
-                              tile.work.batch);
+                              tile.head_of_group, query, tile.head_kv, tile.work.batch);
     }
     end_bulk_group();
   }

@@ -64,16 +64,13 @@ struct TileLoad {
     ForwardParams const& params = arguments.params;
     bool const packed_q = params.cu_seqlens_q != nullptr;
     bool const packed_k = params.cu_seqlens_k != nullptr;
-    QueryPacking const& packing = arguments.packing;
-    int32_t const head_kv = packing.head_kv(tile.index);
-    int32_t const head_of_group = tile.work.head - head_kv * packing.group;
-    return {{packed_q ? 0 : tile.work.batch, head_kv, head_of_group,
+    return {{packed_q ? 0 : tile.work.batch, tile.head_kv, tile.head_of_group,
              int32_t(tile.sequence.row_q) + tile.m_begin},
             {packed_k      ? 0
              : kReadsCache ? cache_row(params, tile.work.batch)
                            : tile.work.batch,
-             head_kv, 0, int32_t(tile.sequence.row_k)},
-            {tile.work.batch, head_kv, head_of_group, tile.m_begin}};
+             tile.head_kv, 0, int32_t(tile.sequence.row_k)},
+            {tile.work.batch, tile.head_kv, tile.head_of_group, tile.m_begin}};
   }
 
   // Whether keys lie in pages.
