@@ -131,6 +131,16 @@ def test_every_proof_about_other_families_holds(row, products):
         assert {"copied once", "alignment", "plan", "registers"} <= set(found)
 
 
+def test_every_proof_about_calls_with_few_keys_holds():
+    """Those of sm90/few_keys.h, whose tiles are not those of their row."""
+    listed = "layouts::Kernels<layouts::Sm90Backward<sm90::BackwardTraits<sm90::FewKeys<Row>>>>"
+    preamble = f"template <class Row> using OfFewKeys = {listed};\n"
+    request = Request(find_row("sm90_bwd_bf16_d64"), "OfFewKeys", preamble)
+    (report,) = checks.check_all(kernels([request]))
+    assert report.kernel.tile == (64, 64) and not report.violations
+    assert [result.rule for result in report.results].count("fragments") == 5 + 2
+
+
 @pytest.mark.parametrize(
     "mutation", [m for *_, family in MUTATIONS for m in family], ids=lambda m: m.name
 )
