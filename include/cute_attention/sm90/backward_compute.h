@@ -15,8 +15,9 @@
 //   products of the tensor cores   S(m)   dP(m)   dQ(m-1)   dV(m)   dK(m)
 //   pointwise work                        P(m)    dS(m)             dQ(m-1), dS(m) to shared memory
 //
-// A row for study may compute dQ in the same step after all (kGradQLag). The order where registers
-// hold still less is in backward_chunks.h.
+// Calls with few keys, where there is no other warpgroup to wait for (few_keys.h), and rows for
+// study compute dQ in the same step after all (kGradQLag). The order where registers hold still
+// less is in backward_chunks.h.
 //
 // What a step writes to shared memory, dS and dQ, others may read behind a fence, which waits until
 // all of it is written. Products of 64 columns take all that shared memory gives, and stores wait
