@@ -67,6 +67,13 @@ def test_gradient_of_the_lse(row: rows.TableRow) -> None:
     check(row, inputs, grad_out, case.options, grad_lse)
 
 
+def test_a_sink_whose_gradient_nobody_asks_for(row: rows.TableRow) -> None:
+    """With its gradient the call has the kernels for many keys: test_sinks.py."""
+    case = Case(3, 90, 49, 4, 2, {"sink": torch.randn(4, device="cuda")})
+    inputs, grad_out = make(row, case)
+    check(row, inputs, grad_out, case.options)
+
+
 def test_narrow_heads_leave_their_neighbours_alone(row: rows.TableRow) -> None:
     """dQ of 8 columns less than the row has, and of each second head of a wider tensor."""
     heads, dim, dtype = 3, row.head_dim - 8, DTYPES[row.dtype]

@@ -9,9 +9,19 @@
 #include "check.h"
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/grad_parts.h"
+#include "cute_attention/sm90/few_keys.h"
 #include "grad_problem.h"
+#include "kernels/row.h"
 
 namespace cute_attention {
+namespace rows {
+CUTE_ATTENTION_BACKWARD(of_64, Sm90, BFloat16, 64, 64, None, 128, 128, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(of_64_alibi, Sm90, BFloat16, 64, 64, Alibi, 128, 128, 2, 12, O3)
+CUTE_ATTENTION_BACKWARD(of_96, Sm90, BFloat16, 96, 96, None, 64, 128, 3, 12, O3)
+}  // namespace rows
+static_assert(sm90::kHasFewKeys<rows::of_64> && !sm90::kHasFewKeys<rows::of_64_alibi> &&
+                  !sm90::kHasFewKeys<rows::of_96>,
+              "calls with few keys have kernels of their own at head dim 64, without features");
 namespace {
 
 using testing::check;
@@ -187,6 +197,21 @@ void test_one_adder() {
   check(!has_one_adder(params, kTileM, kTileN), "without keys no step writes dQ");
 }
 
+// Up to 64 keys calls take the kernels of sm90/few_keys.h, which have no sums of dQ at all.
+void test_few_keys() {
+  for (int seqlen_k : {0, 1, 49, 64, 65, 128}) {
+    BackwardParams params = problem(2, 100, seqlen_k, 4, 2);
+    bool const few = seqlen_k >= 1 && seqlen_k <= 64;
+    check_equal(sm90::has_few_keys(params), few, "few keys");
+    params.window_right = 0;
+    check_equal(sm90::has_few_keys(params), few && 100 - seqlen_k < 64,
+                "every tile of queries sees keys under a causal mask");
+    float gradient;
+    params.grad_sink = &gradient;
+    check(!sm90::has_few_keys(params), "the gradient of sinks needs the kernel after");
+  }
+}
+
 // The blocks of the sums of dK and dV lie in the workspace and do not overlap.
 void test_workspace() {
   int32_t const offsets = 0;
@@ -227,6 +252,7 @@ int main() {
   test_known_calls();
   test_packed_calls();
   test_one_adder();
+  test_few_keys();
   test_workspace();
   return testing::report();
 }

@@ -125,6 +125,17 @@ struct AlibiOperand {
     write();
   }
 
+  // `offsets` as (ROWS).
+  template <class Rows>
+  CUTE_DEVICE Rows offsets_of_rows() const {
+    Rows of_rows;
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      of_rows(row) = offsets[row];
+    }
+    return of_rows;
+  }
+
  private:
   CUTE_DEVICE void write() {
     uint32_t* const registers = reinterpret_cast<uint32_t*>(fragment.data());

@@ -47,12 +47,12 @@ struct BackwardKernel {
     if (warp == 0) {
       BackwardLoad<Traits>(arguments, shared).run();
       await_kernel_before();  // whoever waits for this kernel waits for that one, too
-    } else if (!kWritesGradQ && warp <= Traits::kConsumers) {
-      if constexpr (!kWritesGradQ) {
+    } else if constexpr (!kWritesGradQ) {
+      if (warp <= Traits::kConsumers) {
         add_grad_queries<Row>(arguments, shared, warp - 1);
+      } else if (arguments.params.seqlen_q > 0 && threadIdx.x % 32 == 0) {
+        start_kernel_after();  // backward_finish, which follows where there are queries
       }
-    } else if (!kWritesGradQ && arguments.params.seqlen_q > 0 && threadIdx.x % 32 == 0) {
-      start_kernel_after();  // backward_finish, which follows where there are queries
     }
     if constexpr (Traits::kStoresGradS) {
       static_assert(Traits::kConsumers + 1 < kWarpgroupWarps, "a warp more");

@@ -5,8 +5,8 @@
 // one computes while the other waits.
 #pragma once
 
+#include "cute_attention/config.h"
 #include "cute_attention/core/grad_parts.h"
-#include "cute_attention/core/score_mod.h"
 #include "cute_attention/sm90/warpgroup.h"
 #include "cute_attention/study.h"
 
@@ -23,14 +23,14 @@ constexpr bool kIsFewKeys = false;
 template <class Row>
 constexpr bool kIsFewKeys<FewKeys<Row>> = true;
 
-// Whether a row has them. A row for study that chooses when dQ is computed does not: they compute
-// it in the step itself, since there is no other warpgroup to wait for.
+// Whether a row has these kernels. They compute dQ in the step itself, since there is no other
+// warpgroup to wait for; so a row for study that chooses when dQ is computed does not have them.
 template <class Row>
 constexpr bool kHasFewKeys =
     !kIsFewKeys<Row> && Row::kKey.head_dim <= 64 && Row::kKey.score_mods == score_mods::None &&
     StudyOf<Row>::kGradQ == GradQ::WhereItPays;
 
-// Whether a call has them: they write dQ, and keep no sums of it.
+// Whether a call takes them, on a row that has them: they write dQ, and keep no sums of it.
 constexpr bool has_few_keys(BackwardParams const& params) {
   return has_one_adder(params, kWarpgroupM, kWarpgroupM);
 }

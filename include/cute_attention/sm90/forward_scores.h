@@ -169,7 +169,7 @@ struct ForwardScores {
       }
       Rows bases, sums;
       if constexpr (Traits::kAlibiProduct) {
-        Rows const offsets = this->offsets();
+        Rows const offsets = alibi.template offsets_of_rows<Rows>();
         CUTE_UNROLL
         for (int row = 0; row < cute::size(maxima); ++row) {
           maxima(row) += offsets(row);
@@ -208,7 +208,8 @@ struct ForwardScores {
     } else {
       bool rescale;
       if constexpr (Traits::kAlibiProduct) {
-        rescale = softmax.template take<kMasked>(view(), factors, NothingToCombine{}, offsets());
+        rescale = softmax.template take<kMasked>(view(), factors, NothingToCombine{},
+                                                 alibi.template offsets_of_rows<Rows>());
       } else {
         rescale = softmax.template take<kMasked>(view(), factors);
       }
@@ -227,7 +228,7 @@ struct ForwardScores {
     if constexpr (kStraight && !kCapped) {
       Rows bases = softmax.bases(), sums;
       if constexpr (Traits::kAlibiProduct) {
-        Rows const offsets = this->offsets();
+        Rows const offsets = alibi.template offsets_of_rows<Rows>();
         softmax.lower(view(), bases, softmax.shifted(bases, offsets), offsets);
       } else {
         softmax.lower(view(), bases);
@@ -335,16 +336,6 @@ struct ForwardScores {
     } else {
       return Softmax(Modifiers::exponent_scale(params));
     }
-  }
-
-  // What the scores of the thread's rows lack, in rows with kAlibiProduct.
-  CUTE_DEVICE Rows offsets() const {
-    Rows offsets;
-    CUTE_UNROLL
-    for (int row = 0; row < cute::size(offsets); ++row) {
-      offsets(row) = alibi.offsets[row];
-    }
-    return offsets;
   }
 
   // Has the compiler compute numbers (ROWS) here, and not where they are used.
