@@ -28,7 +28,10 @@ void leave(Warp& warp, Instruction const&, uint32_t mask) {
   warp.has_moved = true;
 }
 
-void sleep(Warp& warp, Instruction const&, uint32_t) { warp.ends_turn = true; }
+void sleep(Warp& warp, Instruction const&, uint32_t) {
+  warp.ends_turn = true;
+  warp.sleeps = true;
+}
 
 void stop(Warp& warp, Instruction const& instruction, uint32_t) {
   fail("%s: %s", where(warp).c_str(), instruction.opcode().c_str());

@@ -193,6 +193,7 @@ uint64_t take_turn(Warp& warp, uint64_t limit) {
   std::vector<Instruction> const& code = warp.grid->kernel->code;
   uint64_t count = 0;
   warp.ends_turn = false;
+  warp.sleeps = false;
   while (!warp.ends_turn && count < limit) {
     Group group = next_group(warp);
     if (group.at == kNowhere) break;
@@ -279,7 +280,10 @@ bool take_turns(Cta& cta) {
       went_on = true;  // it sleeps
     } else {
       uint64_t const limit = is_random ? 1 + grid.random() % kShortTurn : kTurn;
-      went_on |= take_turn(warp, limit) > 0;
+      // A warp that asks for something again and again, and sleeps between, is as one that stands
+      // at a barrier: a turn from one sleep to the next is none.
+      bool const slept = warp.sleeps;
+      went_on |= take_turn(warp, limit) > 0 && !(slept && warp.sleeps);
     }
   }
   if (is_random && !cta.arriving.empty() && grid.random() % 2 == 0) {

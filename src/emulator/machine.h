@@ -80,6 +80,7 @@ struct Warp {
   uint32_t awaited_parity[kLanes];
   bool has_moved = false;     // the instruction has set `at`, or has blocked lanes
   bool ends_turn = false;     // others shall run now
+  bool sleeps = false;        // its turn has ended with nanosleep
   bool was_released = false;  // from a barrier at which it now executes the same instruction again
 
   JobGroups wgmma;

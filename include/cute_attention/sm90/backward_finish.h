@@ -10,6 +10,7 @@
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/leftover_key.h"
+#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
@@ -30,7 +31,8 @@ struct BackwardFinish {
       std::conditional_t<kLeavesKey, LeftoverKeyFinish<Traits, kThreads>, NoLeftoverKey>;
 
   CUTE_DEVICE static void run(BackwardParams const& params, PartSums const& sums,
-                              int32_t const* sum_states, float* leftover, float* smem) {
+                              int32_t const* sum_states, int32_t const* written, float* leftover,
+                              float* smem) {
     int const cta = int(blockIdx.x);
     if (cta < sums.ctas) {
       Sums::add_up(params, sums.schedule, cta);
@@ -44,10 +46,26 @@ struct BackwardFinish {
       }
     }
     WorkTile const work = last_first(params, kTileM);
+    // If it also computes the gradient of a sink, which takes all threads, it writes dQ once more.
+    if (is_written(params, work, written) && !writes_sink_gradient(params, work)) {
+      return;
+    }
     finish_backward<kTileM, kThreads, true>(
         params, work, smem, [&](Sequence const& sequence, int m_block) {
           finish_queries(params, work, sum_states, key, sequence, m_block);
         });
+  }
+
+  // Whether the thread's part of dQ of a tile of queries has been written (CompleteHeads).
+  CUTE_DEVICE static bool is_written(BackwardParams const& params, WorkTile const& work,
+                                     int32_t const* written) {
+    if constexpr (Traits::kCountsHeads && !kLeavesKey) {
+      int64_t const block = grad_q_blocks(params, kTileM).first(work.batch, work.head, 0);
+      int const part = opaque(int(threadIdx.x)) / kWarpgroupThreads;
+      return written != nullptr &&
+             written[(block + opaque(work.m_block)) * Traits::kConsumers + part] != 0;
+    }
+    return false;
   }
 
   // Writes dQ of a tile of queries.

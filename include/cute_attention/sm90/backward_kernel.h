@@ -8,6 +8,7 @@
 #include "cute_attention/sm90/backward_grad_bias.h"
 #include "cute_attention/sm90/backward_load.h"
 #include "cute_attention/sm90/backward_sum.h"
+#include "cute_attention/sm90/grad_q_writer.h"
 #include "cute_attention/sm90/warp_roles.h"
 
 namespace cute_attention::sm90 {
@@ -36,6 +37,10 @@ struct BackwardKernel {
       Barrier::init(&turn, 1);
     }
     Barrier::init(&shared.landed, 1);
+    if constexpr (Traits::kCountsHeads) {
+      Barrier::init(&shared.writer.full, 1);
+      Barrier::init(&shared.writer.ended, Traits::kConsumers);
+    }
     if constexpr (Traits::kBiasOfWarpgroups) {
       auto& bias = shared.bias_barriers;
       init_barriers(bias.full, 1, bias.empty, kWarpgroupWarps);
@@ -50,8 +55,15 @@ struct BackwardKernel {
     } else if constexpr (!kWritesGradQ) {
       if (warp <= Traits::kConsumers) {
         add_grad_queries<Row>(arguments, shared, warp - 1);
-      } else if (arguments.params.seqlen_q > 0 && threadIdx.x % 32 == 0) {
-        start_kernel_after();  // backward_finish, which follows where there are queries
+      } else {
+        if (arguments.params.seqlen_q > 0 && threadIdx.x % 32 == 0) {
+          start_kernel_after();  // backward_finish, which follows where there are queries
+        }
+        if constexpr (Traits::kCountsHeads) {
+          if (arguments.complete.left != nullptr) {
+            GradQueryWriter<Row>{arguments, shared}.run();
+          }
+        }
       }
     }
     if constexpr (Traits::kStoresGradS) {

@@ -16,6 +16,7 @@
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_without_sums.h"
 #include "cute_attention/sm90/bias_map.h"
+#include "cute_attention/sm90/complete_heads.h"
 #include "cute_attention/sm90/few_keys.h"
 #include "cute_attention/sm90/grad_bias_launch.h"
 #include "cute_attention/sm90/key_bias.h"
@@ -57,15 +58,19 @@ struct PrepareTraits {
 template <class Row, bool kLeavesKey>
 __global__ void __launch_bounds__(PrepareTraits<Row, kLeavesKey>::kThreads, kLeavesKey ? 2 : 0)
     backward_prepare(CUTE_GRID_CONSTANT BackwardParams const params, int32_t* sum_states,
-                     float* leftover) {
+                     CUTE_GRID_CONSTANT CompleteHeads const heads, float* leftover) {
   if (threadIdx.x == 0) {
     start_kernel_after();  // `backward`, whose CTAs begin where SMs have none of this kernel
   }
   if (blockIdx.x == 0 && threadIdx.x < kCountersWithSums) {
     next_tile(params)[threadIdx.x] = 0;
   }
+  WorkTile const work = last_first(params, Row::kConfig.tile_m);
+  if constexpr (BackwardTraits<Row>::kCountsHeads && !kLeavesKey) {
+    start_heads<BackwardTraits<Row>>(params, heads, work);
+  }
   BackwardPrepare<PrepareTraits<Row, kLeavesKey>>::run(
-      params, last_first(params, Row::kConfig.tile_m),
+      params, work,
       BackwardTraits<Row>::kStoresFirst ? sum_states : nullptr, leftover);
 }
 
@@ -79,10 +84,11 @@ template <class Row, bool kLeavesKey>
 __global__ void __launch_bounds__(BackwardFinish<Row, kLeavesKey>::kThreads, kLeavesKey ? 3 : 0)
     backward_finish(CUTE_GRID_CONSTANT BackwardParams const params,
                     CUTE_GRID_CONSTANT PartSums const sums, int32_t const* sum_states,
-                    float* leftover) {
+                    int32_t const* written, float* leftover) {
   extern __shared__ float shared_numbers[];
   await_kernel_before();  // all that this kernel reads it has written, or the one before it
-  BackwardFinish<Row, kLeavesKey>::run(params, sums, sum_states, leftover, shared_numbers);
+  BackwardFinish<Row, kLeavesKey>::run(params, sums, sum_states, written, leftover,
+                                       shared_numbers);
 }
 
 // For rows whose accumulators hold dK and dV of 64 keys beside a part of dQ.
@@ -116,7 +122,8 @@ struct BackwardWithSums {
         p, {Traits::kTileM, Traits::kTileN, Traits::kHeadDim, Traits::kHeadDimV},
         most_part_blocks(p, Traits::kTileM, Traits::kTileN, ctas_at_once(*device), device->l2_bytes,
                          kIsPersistent));
-    sizes->delta += kCountersWithSums + count_sum_states<Traits>(p, *device);
+    sizes->delta += kCountersWithSums + count_sum_states<Traits>(p, *device) +
+                    count_head_numbers<Traits>(p, *device);
     if (leaves_key) {
       sizes->delta += leftover_key_numbers(p, Traits::kTileM, Traits::kHeadDim + Traits::kHeadDimV);
     }
@@ -154,9 +161,14 @@ struct BackwardWithSums {
     arguments.next_tile = next_tile(p);
     arguments.lse_log2 = p.delta + numbers_size<true>(p);
     arguments.sum_states = sum_states<Traits>(p, *context->device);
+    int32_t* const behind_states =
+        next_tile(p) + kCountersWithSums + count_sum_states<Traits>(p, *context->device);
+    if (!at_once && !leaves_key && counts_heads<Traits>(p, *context->device)) {
+      arguments.complete = complete_heads<Traits>(p, behind_states);
+    }
     float* const leftover =
-        leaves_key ? reinterpret_cast<float*>(next_tile(p) + kCountersWithSums +
-                                              count_sum_states<Traits>(p, *context->device))
+        leaves_key ? reinterpret_cast<float*>(
+                         behind_states + count_head_numbers<Traits>(p, *context->device))
                    : nullptr;
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
@@ -193,8 +205,8 @@ struct BackwardWithSums {
     }
     if (m_tiles > 0) {
       auto const prepare = leaves_key ? kPrepareLeaving : kPrepare;
-      prepare<<<unsigned(m_tiles), kPrepareThreads, 0, stream>>>(passes, arguments.sum_states,
-                                                                 leftover);
+      prepare<<<unsigned(m_tiles), kPrepareThreads, 0, stream>>>(
+          passes, arguments.sum_states, arguments.complete, leftover);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {
@@ -226,7 +238,8 @@ struct BackwardWithSums {
       error = launch_kernel(begins_early, leaves_key ? kFinishLeaving : kFinish,
                             dim3(unsigned(finish_ctas)), kFinishThreads,
                             kFinishThreads / 32 * int(sizeof(float)), stream, passes, sums,
-                            static_cast<int32_t const*>(arguments.sum_states), leftover);
+                            static_cast<int32_t const*>(arguments.sum_states),
+                            static_cast<int32_t const*>(arguments.complete.written), leftover);
     }
     if (error == cudaSuccess && !arguments.stores_grad_bias) {
       error = GradBias::launch(p, next_tile(p) + 1, *context->device, stream);

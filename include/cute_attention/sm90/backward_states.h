@@ -58,6 +58,10 @@ CUTE_DEVICE void store_release(int32_t* place, int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(place), "r"(value) : "memory");
 }
 
+CUTE_DEVICE void add_release(int32_t* place, int32_t value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(place), "r"(value) : "memory");
+}
+
 // Whether this thread is to store the first numbers, of all that ask. If not, they are there when
 // it returns.
 CUTE_DEVICE bool claims_first(int32_t* state) {

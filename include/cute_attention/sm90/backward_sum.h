@@ -24,7 +24,7 @@ struct GradQueryAdder {
   using Steps = BackwardSteps<typename Traits::Element, Traits::kTileM, Traits::kAnyOrder>;
   static constexpr int kParts = Traits::kConsumers;
   static constexpr int kNumbers = Traits::kTileM * Traits::kHeadDim;
-  static constexpr int kPartNumbers = kNumbers / kParts;
+  static constexpr int kPartNumbers = Traits::kPartNumbers;
   static_assert(kParts == 2,
                 "in a fixed order one warp has the even steps, the other the odd ones");
 
@@ -35,6 +35,7 @@ struct GradQueryAdder {
 
   CUTE_DEVICE void run() {
     bool has_steps = false;
+    keep_counted_head(-1);
     for (int32_t works = 0;; ++works) {
       Ring<kWorkSlots> const slot = buffer_of<kWorkSlots>(works);
       Barrier::wait(&shared.work_full[slot.stage], slot.parity);
@@ -52,12 +53,39 @@ struct GradQueryAdder {
       } else {
         add_steps<true>(work, skips);
       }
+      keep_counted_head(work.counted_head);
       Barrier::arrive(&shared.work_empty[buffer_of<kWorkSlots>(opaque(works)).stage]);
     }
+    count_block();
     await_bulk_writes();
+    if constexpr (Traits::kCountsHeads) {
+      Barrier::arrive(&shared.writer.ended);
+    }
   }
 
  private:
+  // The head of the block that this warp has had before lies in shared memory: there is no register
+  // to keep it.
+  CUTE_DEVICE void keep_counted_head(int32_t head) {
+    if constexpr (Traits::kCountsHeads) {
+      shared.writer.counted_head[opaque(warp)] = head;
+    }
+  }
+
+  // Tells the warps that write dQ (sm90/grad_q_writer.h) that the block before has added its parts.
+  // That is a step late where it can be: then its additions have ended, and nobody waits for this
+  // warp while it waits for its release to be seen by all.
+  CUTE_DEVICE void count_block() {
+    if constexpr (Traits::kCountsHeads) {
+      int32_t const head = shared.writer.counted_head[opaque(warp)];
+      if (head >= 0) {
+        await_bulk_writes();
+        fence_bulk_adds();
+        add_release(arguments.complete.left + head, -1);
+      }
+    }
+  }
+
   //   kInOrder  whether dQ is summed in a fixed order
   //   skips     whether a dQ of no step comes first
   template <bool kInOrder>
@@ -67,6 +95,7 @@ struct GradQueryAdder {
     if (skips) {
       take_parts<kInOrder>([] {}, [](int) {}, [] {});
     }
+    count_block();
     Steps const steps(params, work.tile, work.sequence, work.tiles, work.steps);
     int32_t head = work.steps.head;
     int32_t m_block = work.steps.m_block;

@@ -16,6 +16,7 @@
 #include "cute_attention/element.h"
 #include "cute_attention/sm90/barrier.h"
 #include "cute_attention/sm90/bias_tiles.h"
+#include "cute_attention/sm90/complete_heads.h"
 #include "cute_attention/sm90/few_keys.h"
 #include "cute_attention/sm90/float_bias.h"
 #include "cute_attention/sm90/key_bias.h"
@@ -33,6 +34,7 @@ struct BackwardArguments {
   int32_t* next_tile;         // how many tiles CTAs have taken beside their first
   float const* lse_log2;      // that of all queries, as params.delta has delta
   int32_t* sum_states;        // sum_states() of sm90/backward_states.h
+  CompleteHeads complete;     // heads whose dQ is written before the kernel ends
   CUtensorMap map_q;          // boxes of tile_m rows
   CUtensorMap map_grad_o;     // boxes of tile_m rows
   CUtensorMap map_k;          // boxes of tile_n rows
@@ -50,6 +52,7 @@ struct BackwardWork {
   Sequence sequence;
   MTiles tiles;     // that the block needs
   StepRange steps;  // of the part
+  int32_t counted_head;  // KV head, of all sequences, for which the block counts, or -1: CompleteHeads
 
   CUTE_DEVICE bool is_end() const { return tile.n_block < 0; }  // there are no more blocks
 };
@@ -93,6 +96,18 @@ struct BackwardStage : ScoreModifiers<kScoreMods>::Terms::OfHead,
   using OfHead = typename ScoreModifiers<kScoreMods>::Terms::OfHead;
   int32_t m_block;
 };
+
+// What the warp that writes dQ of complete heads has in shared memory (grad_q_writer.h), and those
+// that count.
+template <bool kCountsHeads, int kNumbers, int kAdders>
+struct WriterMemory {
+  alignas(128) float sums[kNumbers];  // of a part
+  uint64_t full;                      // the sums are there: 1 arrival
+  uint64_t ended;                     // the CTA has no more blocks: 1 arrival for each that adds
+  int32_t counted_head[kAdders];      // of the block that an adding warp has had before
+};
+template <int kNumbers, int kAdders>
+struct WriterMemory<false, kNumbers, kAdders> {};
 
 // Where of 2 * kStages slots the step that is in this phase of a stage has its own.
 template <int kStages>
@@ -230,6 +245,11 @@ struct BackwardTraits {
   static constexpr bool kStoresFirst =
       kNoneOrAlibiOrSoftcap || kKey.score_mods == score_mods::Every;
 
+  // Whether a warp of the producer writes dQ of heads whose sums are complete (grad_q_writer.h).
+  // The rows with modifiers have not been measured so.
+  static constexpr bool kCountsHeads =
+      kKey.score_mods == score_mods::None && !kInChunks && !kIsFewKeys<Row>;
+
   // Whether dS may be the gradient of the bias, which TMA then stores (backward_grad_bias.h). So it
   // lies in shared memory as in that: keys side by side. With other modifiers dS is another one.
   // In steps of 128 queries no call has it stored (steps_of_64.h), but with keys side by side the
@@ -324,6 +344,8 @@ struct BackwardTraits {
   static constexpr int kBytesQ = kTileM * kHeadDim * int(sizeof(Element));       // of one stage
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
 
+  static constexpr int kPartNumbers = kWarpgroupM * kColsQ;  // of dQ of a step
+
   struct SharedMemory
       : BiasBuffer<kBiasTiles && !kBiasOfWarpgroups, Element, kTileM, kTileN, kStages>,
         WarpgroupBiasBuffers<kBiasOfWarpgroups, Element, kTileM, kBiasCols, kConsumers> {
@@ -332,7 +354,7 @@ struct BackwardTraits {
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutQ>, 1024> q;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutGradO>, 1024> grad_o;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutSt>, 1024> grad_s;
-    alignas(128) float grad_q[kConsumers][kWarpgroupM * kColsQ];  // dQ of a step, as it is summed
+    alignas(128) float grad_q[kConsumers][kPartNumbers];  // dQ of a step, as it is summed
     alignas(128) float lse[kStages][kTileM];
     alignas(128) float delta[kStages][kTileM];
 
@@ -362,6 +384,8 @@ struct BackwardTraits {
     uint64_t adder_turn[kConsumers];    // in a fixed order: a warp may take the next dQ: 1 arrival
     uint64_t landed;  // a tile that the load warp has to mend before it is full: 1 arrival
     WarpgroupBiasBarriers<kBiasOfWarpgroups, kConsumers> bias_barriers;
+    // Last, so that the addresses of all else are those of rows without it.
+    WriterMemory<kCountsHeads, kPartNumbers, kConsumers> writer;
   };
   static_assert(kCtasOfSm * (sizeof(SharedMemory) + 1024) <= max_shared_memory(kKey.arch) + 1024,
                 "shared memory of the CTAs of an SM, of each of which CUDA keeps 1 KB for itself");
