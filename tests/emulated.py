@@ -68,8 +68,9 @@ def emulated_cuda() -> Iterator[None]:
         return problem._replace(device=GPU) if problem.device == CPU else problem
 
     choose, report = select._choose, backends.Kernels.report
-    properties = SimpleNamespace(name="emulated GPU", L2_cache_size=50 << 20, total_memory=1 << 34)
+    properties = SimpleNamespace(name="emulated GPU", total_memory=1 << 34)
     properties.multi_processor_count = int(os.environ.get("CUTE_ATTENTION_EMULATOR_SMS", "4"))
+    properties.L2_cache_size = properties.multi_processor_count * (384 << 10)
     properties.shared_memory_per_block_optin = 1024 * (227 if CAPABILITY[0] == 9 else 163)
     patch = pytest.MonkeyPatch()
     patch.setenv("CUTE_ATTENTION_KERNEL_PATH", str(FOLDER))

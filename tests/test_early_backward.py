@@ -42,6 +42,7 @@ def case_of(name: str, row: rows.TableRow) -> Case:
         "one_block_of_keys": Case(2, 300, 100, 2, 2, {}),
         "keys_that_no_query_sees": Case(1, 130, 600, 2, 2, {"window": (50, 0)}),
         "a_leftover_key": Case(1 + multiprocessors // 2, 200, 257, 2, 1, {}),
+        "heads_that_are_counted": Case(1 + multiprocessors // 3, 200, 1100, 1, 1, {}),
     }[name]
 
 
@@ -55,6 +56,7 @@ def case_of(name: str, row: rows.TableRow) -> Case:
         "one_block_of_keys",
         "keys_that_no_query_sees",
         "a_leftover_key",
+        "heads_that_are_counted",
     ],
 )
 def test_what_workspaces_held_is_not_read(row: rows.TableRow, name: str, fixed_order: bool) -> None:

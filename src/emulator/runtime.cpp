@@ -250,8 +250,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
   return cudaSuccess;
 }
 
-// As an H200 or an A100, but for the number of multiprocessors: with few, each CTA of a persistent
-// kernel has several tiles even in a small test.
+// As an H200 or an A100, but for the number of multiprocessors, and L2 in proportion: so each CTA of
+// a persistent kernel has several tiles, and heads fall into several groups, even in a small test.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   int const capability = number_of_variable(kCapability, 90);
   std::memset(properties, 0, sizeof(*properties));
@@ -261,7 +261,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->multiProcessorCount = number_of_variable(kMultiprocessors, 4);
   properties->sharedMemPerBlockOptin = capability == 90 ? 232448 : 166912;
   properties->sharedMemPerMultiprocessor = capability == 90 ? 233472 : 167936;
-  properties->l2CacheSize = 50 << 20;
+  properties->l2CacheSize = properties->multiProcessorCount * (384 << 10);
   return cudaSuccess;
 }
 

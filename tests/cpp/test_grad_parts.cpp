@@ -9,6 +9,7 @@
 #include "check.h"
 #include "cute_attention/core/backward_steps.h"
 #include "cute_attention/core/grad_parts.h"
+#include "cute_attention/sm90/complete_heads.h"
 #include "cute_attention/sm90/few_keys.h"
 #include "grad_problem.h"
 #include "kernels/row.h"
@@ -212,6 +213,43 @@ void test_few_keys() {
   }
 }
 
+// Which calls have dQ of complete heads written before the kernel ends, and what that takes in the
+// workspace (sm90/complete_heads.h).
+template <int kDim, bool kCounts = true>
+struct CountingTraits {
+  static constexpr int kTileM = 128, kTileN = 128, kHeadDim = kDim, kConsumers = 2;
+  static constexpr bool kCountsHeads = kCounts;
+};
+void test_complete_heads() {
+  DeviceInfo device{};
+  device.multiprocessors = 10;
+  auto const counts = [&](auto traits, BackwardParams const& params) {
+    using Traits = decltype(traits);
+    bool const does = sm90::counts_heads<Traits>(params, device);
+    int64_t const numbers =
+        params.batch * params.heads_kv + 2 * grad_q_blocks(params, Traits::kTileM).count();
+    check_equal(sm90::count_head_numbers<Traits>(params, device), does ? numbers : int64_t(0),
+                "numbers in the workspace");
+    return does;
+  };
+  BackwardParams params = problem(2, 300, 300, 10, 5);  // 30 blocks of keys
+  check(counts(CountingTraits<64>{}, params), "three blocks of keys for each SM");
+  check(!counts(CountingTraits<64, false>{}, params), "a row that does not");
+  check(!counts(CountingTraits<128>{}, params), "above head dim 64 heads of more than 8 blocks");
+  params.seqlen_k = 1024;
+  check(!counts(CountingTraits<128>{}, params), "8 blocks");
+  params.seqlen_k = 1025;
+  check(counts(CountingTraits<128>{}, params), "9 blocks");
+  params.seqlen_q = 0;
+  check(!counts(CountingTraits<64>{}, params), "without queries there is no dQ");
+  params = problem(1, 300, 300, 10, 9);  // 27 blocks of keys
+  check(!counts(CountingTraits<64>{}, params), "fewer blocks");
+  params = problem(2, 300, 300, 10, 5);
+  int32_t const offsets = 0;
+  params.cu_seqlens_q = params.cu_seqlens_k = &offsets;
+  check(!counts(CountingTraits<64>{}, params), "packed sequences");
+}
+
 // The blocks of the sums of dK and dV lie in the workspace and do not overlap.
 void test_workspace() {
   int32_t const offsets = 0;
@@ -253,6 +291,7 @@ int main() {
   test_packed_calls();
   test_one_adder();
   test_few_keys();
+  test_complete_heads();
   test_workspace();
   return testing::report();
 }

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(PrepareTraits<Row, kLeavesKey>::kThreads, kLea
   }
   WorkTile const work = last_first(params, Row::kConfig.tile_m);
   if constexpr (BackwardTraits<Row>::kCountsHeads && !kLeavesKey) {
-    start_heads<BackwardTraits<Row>>(params, heads, work);
+    start_heads<BackwardTraits<Row>>(params, heads, work, int(threadIdx.x));
   }
   BackwardPrepare<PrepareTraits<Row, kLeavesKey>>::run(
       params, work,

@@ -145,6 +145,9 @@ struct ForwardCompute {
         scores.drop(tile, n_block, tOrP);
       }
       if (--n_block < walk.begin) {
+        if constexpr (Traits::kReleasesQueryLate) {
+          sync.release_query();
+        }
         return;
       }
       // The step for KV tiles with a mask is also the one that expects unusual bases.
@@ -221,11 +224,13 @@ struct ForwardCompute {
   }
 
   // Once S is there, this warp's MMAs have read its K, and with the tile's last S also Q: releases
-  // them.
+  // them. Where Q is released late, walk_kv_tiles() does so.
   CUTE_DEVICE void release_scores(bool last) {
     cute::warpgroup_fence_operand(scores.accumulator);
     sync.release_keys();
-    sync.release_query_if(last);
+    if constexpr (!Traits::kReleasesQueryLate) {
+      sync.release_query_if(last);
+    }
   }
 
   CUTE_DEVICE void release_output(Ring const& ring_v) {
@@ -256,7 +261,7 @@ struct ForwardCompute {
     release_scores(n_block == walk.begin);
     scores.first(tile, n_block, !walk.masked(n_block));
     bool const usual = scores.template exponentiate<true>(  // there is no output yet
-        tile, n_block, expects_unusual, tOrP, [] {}, [](auto const&) {});
+        tile, n_block, expects_unusual, tOrP, [](float) {}, [](auto const&) {});
     if (usual) {
       scores.drop(tile, n_block, tOrP);
     }
@@ -292,7 +297,10 @@ struct ForwardCompute {
     scores.template next<kMasked>(tile, n_block, masked);
     bool const usual = scores.template exponentiate<kMasked>(
         tile, n_block, kMasked && expects_unusual, tOrP,
-        [&] {
+        [&](float probability) {
+          if constexpr (Traits::kReleasesQueryLate) {
+            sync.stay_behind(probability);
+          }
           if constexpr (!Traits::kSharesSm) {
             end_output(v);
           }

@@ -150,7 +150,8 @@ struct ForwardScores {
   //   tile, n_block          where the KV tile is
   //   expects_unusual        P is usable whatever the bases are; that takes an addition a score.
   //                          Only in rows with kTellsUnusual
-  //   end_output()           waits for the O that reads the P before this one
+  //   end_output(p)          waits for the O that reads the P before this one; in rows with
+  //                          kRowByRow p is one of the exponentials, and others have 0
   //   scale_output(factors)  multiplies the rows of O so far by factors (ROWS)
   template <bool kMasked, class FragmentP, class EndOutput, class ScaleOutput>
   CUTE_DEVICE bool exponentiate(ForwardTile const& tile, int32_t n_block, bool expects_unusual,
@@ -165,7 +166,7 @@ struct ForwardScores {
         hold(maxima);
       }
       if constexpr (!Traits::kRowByRow) {
-        end_output();
+        end_output(0.f);
       }
       Rows bases, sums;
       if constexpr (Traits::kAlibiProduct) {
@@ -179,8 +180,8 @@ struct ForwardScores {
         compute_p(tile, n_block, softmax.shifted(bases, offsets), tOrP, sums);
       } else if constexpr (Traits::kRowByRow) {
         softmax.template raise<Traits::kFactorsByMinimum>(maxima, bases, factors);
-        compute_rows_of_p(bases, tOrP, sums, [&] {
-          end_output();
+        compute_rows_of_p(bases, tOrP, sums, [&](float probability) {
+          end_output(probability);
           scale_output(factors);
         });
       } else {
@@ -213,7 +214,7 @@ struct ForwardScores {
       } else {
         rescale = softmax.template take<kMasked>(view(), factors);
       }
-      end_output();
+      end_output(0.f);
       convert_into(accumulator, tOrP);
       if (__builtin_expect(rescale, false)) {
         scale_output(factors);
@@ -280,7 +281,7 @@ struct ForwardScores {
         kept_block(places, test, dropout_row, k).drop(tOrP(cute::_, 0, k));
       });
     } else if constexpr (Traits::kRowByRow) {
-      compute_rows_of_p(bases, tOrP, sums, [] {});
+      compute_rows_of_p(bases, tOrP, sums, [](float) {});
     } else {
       softmax.exponentiate(view(), bases, rows_of(probabilities), sums);
       convert_into(probabilities, tOrP);
@@ -288,13 +289,14 @@ struct ForwardScores {
   }
 
   // compute_p() with kRowByRow.
-  //   free_p()  is called before P is written; what it waits for runs beside the exponentials
+  //   free_p(p)  is called before P is written; what it waits for runs beside the exponentials, of
+  //              which p is one
   template <class FragmentP, class FreeP>
   CUTE_DEVICE void compute_rows_of_p(Rows const& bases, FragmentP& tOrP, Rows& sums,
                                      FreeP const& free_p) {
     FragmentS probabilities;
     softmax.exponentiate_rows(view(), bases, rows_of(probabilities), sums);
-    free_p();
+    free_p(rows_of(probabilities)(0, 3));
     convert_into(probabilities, tOrP);
   }
 
@@ -313,7 +315,7 @@ struct ForwardScores {
     }
     maxima = softmax.row_maxima(maxima);
     hold(maxima);
-    end_output();
+    end_output(0.f);
     FragmentS probabilities;
     auto rP = rows_of(probabilities);
     Rows bases, factors, sums;

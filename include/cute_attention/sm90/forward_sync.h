@@ -56,6 +56,19 @@ struct ForwardSync {
   CUTE_DEVICE void ask_for_keys() {
     keys_there = Barrier::test_wait(&shared.key_full[ring_k.stage], ring_k.parity, 1);
   }
+  // What follows in the source stays behind the exponential that has given `probability`. ptxas
+  // moves the wait for O ahead of exponentials that stand before it, but not ahead of an arrival:
+  // this one is never made, since no exponential has these bits.
+  CUTE_DEVICE void stay_behind(float probability) {
+    asm volatile(
+        "{\n"
+        ".reg .pred is_made;\n"
+        "setp.eq.u32 is_made, %0, 0x7f800001;\n"
+        "@is_made mbarrier.arrive.shared::cta.b64 _, [%1];\n"
+        "}" ::"r"(reinterpret_cast<uint32_t const&>(probability)),
+        "r"(cute::cast_smem_ptr_to_uint(&shared.key_empty[0]))
+        : "memory");
+  }
   // Waits for the V of the KV tile whose P was computed last. Its K must have been released.
   CUTE_DEVICE void wait_for_values() { wait_for_values(ring_v()); }
 
