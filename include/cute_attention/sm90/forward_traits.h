@@ -146,8 +146,9 @@ struct ForwardTraits {
       kStraight && kKey.score_mods == score_mods::None && kHeadDim == kHeadDimV &&
       (kHeadDim == 128 || (kHeadDim == 96 && kTileM == 128) || (kHeadDim == 64 && kTileM == 192));
   // How StraightSoftmax::raise() computes factors. In cycles a minimum is 1.002 to 1.008 times as
-  // fast at head dim 64 and 1.01 to 1.02 at 128 with ALiBi, but 0.96 to 1.00 without it, and 0.98
-  // at 64 with ALiBi, at 96 with 192 queries and at 128 with a bias (H100).
+  // fast at head dim 64 and 1.01 to 1.02 at 128 with ALiBi, but 0.98 at 64 with ALiBi, at 96 with
+  // 192 queries and at 128 with a bias (H100). At 128 without features it is 1.01 times as fast
+  // with kReleasesQueryLate, and 0.96 to 1.00 without that.
   static constexpr bool kFactorsByMinimum =
       kRowByRow || (kHeadDim == 128 && kKey.score_mods == score_mods::Alibi);
   // Whether CTAs take the tiles of a dense causal call from a counter (forward_schedule.h). At head
