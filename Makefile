@@ -37,7 +37,7 @@ audit: $(VENV)/installed
 
 # Compiles the rows that match EMULATED for the emulator, and runs their tests for GPUs on the CPU (docs/emulator.md).
 EMULATED ?= ^sm(80|90)_(fwd|bwd)_bf16_d64$$|^sm90_fwd_bf16_(d64_(m64|m128|bias)|d128|d192x128|d64x512_qv)$$|^sm90_bwd_bf16_d(128|192x128_n128)$$
-EMULATED_TESTS ?= tests/test_kernels.py tests/test_output_boxes.py tests/test_backward_kernels.py tests/test_few_keys.py tests/test_early_backward.py tests/test_sinks.py::test_packed tests/test_latent.py::test_splits tests/test_neighbours.py::test_rows_do_not_feel_unusual_ones tests/test_neighbours.py::test_unusual_tiles_that_are_expected tests/test_neighbours.py::test_padded_sequences
+EMULATED_TESTS ?= tests/test_kernels.py tests/test_output_boxes.py tests/test_backward_kernels.py tests/test_few_keys.py tests/test_early_backward.py tests/test_complete_heads.py tests/test_sinks.py::test_packed tests/test_latent.py::test_splits tests/test_neighbours.py::test_rows_do_not_feel_unusual_ones tests/test_neighbours.py::test_unusual_tiles_that_are_expected tests/test_neighbours.py::test_padded_sequences
 emulate: $(VENV)/installed
 	$(FIND_NVCC)
 	$(BIN)/cmake -G Ninja -S . -B build/emulated -DPython_EXECUTABLE="$(abspath $(BIN)/python)" \

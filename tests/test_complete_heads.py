@@ -21,8 +21,8 @@ row = fixture_of(COUNTING, skip_unless_it_is_chosen)
 
 
 def case_of(name: str, row: rows.TableRow) -> Case:
-    """Calls of which L2 holds a third of the heads or less: so there are several groups of them, and
-    the heads of all but the last are complete long before the kernel ends."""
+    """Calls of which L2 holds a third of the heads or less: so there are several groups, and the
+    heads of all but the last one are complete long before the kernel ends."""
     gpu = torch.cuda.get_device_properties(0)
     blocks = 3 * gpu.multi_processor_count
     bytes_of_a_head = 1100 * 8 * row.head_dim  # Q, dO and the sums of dQ

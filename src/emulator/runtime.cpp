@@ -250,8 +250,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
   return cudaSuccess;
 }
 
-// As an H200 or an A100, but for the number of multiprocessors, and L2 in proportion: so each CTA of
-// a persistent kernel has several tiles, and heads fall into several groups, even in a small test.
+// As an H200 or an A100, but for the number of multiprocessors, and L2 in proportion: so each CTA
+// of a persistent kernel has several tiles, and heads fall into several groups, even in a small
+// test.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   int const capability = number_of_variable(kCapability, 90);
   std::memset(properties, 0, sizeof(*properties));

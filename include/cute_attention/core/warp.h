@@ -13,6 +13,25 @@ CUTE_DEVICE int32_t lane_of_warp() {
   return lane;
 }
 
+// The number of this thread in its warp, of this CTA, and of CTAs in the grid, read at each use.
+// What the compiler knows to be the same number elsewhere it may read once for all roles of a
+// kernel: then it takes a register of roles that have none left.
+CUTE_DEVICE int32_t lane_anew() {
+  int32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+CUTE_DEVICE int32_t cta_anew() {
+  int32_t cta;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
+  return cta;
+}
+CUTE_DEVICE int32_t ctas_anew() {
+  int32_t ctas;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(ctas));
+  return ctas;
+}
+
 // The warp of a GPU. Its 32 threads call the functions that exchange something together. Host tests
 // put an emulated warp in its place.
 struct DeviceWarp {

@@ -10,7 +10,6 @@
 #include "cute_attention/core/grad_tile.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/leftover_key.h"
-#include "cute_attention/core/opaque.h"
 #include "cute_attention/core/part_sums.h"
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
@@ -60,10 +59,10 @@ struct BackwardFinish {
   CUTE_DEVICE static bool is_written(BackwardParams const& params, WorkTile const& work,
                                      int32_t const* written) {
     if constexpr (Traits::kCountsHeads && !kLeavesKey) {
-      int64_t const block = grad_q_blocks(params, kTileM).first(work.batch, work.head, 0);
-      int const part = opaque(int(threadIdx.x)) / kWarpgroupThreads;
-      return written != nullptr &&
-             written[(block + opaque(work.m_block)) * Traits::kConsumers + part] != 0;
+      int64_t const block =
+          grad_q_blocks(params, kTileM).first(work.batch, work.head, 0) + work.m_block;
+      int const part = int(threadIdx.x) / kWarpgroupThreads;
+      return written != nullptr && written[block * Traits::kConsumers + part] != 0;
     }
     return false;
   }

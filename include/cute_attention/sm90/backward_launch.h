@@ -70,8 +70,7 @@ __global__ void __launch_bounds__(PrepareTraits<Row, kLeavesKey>::kThreads, kLea
     start_heads<BackwardTraits<Row>>(params, heads, work, int(threadIdx.x));
   }
   BackwardPrepare<PrepareTraits<Row, kLeavesKey>>::run(
-      params, work,
-      BackwardTraits<Row>::kStoresFirst ? sum_states : nullptr, leftover);
+      params, work, BackwardTraits<Row>::kStoresFirst ? sum_states : nullptr, leftover);
 }
 
 template <class Row>
@@ -87,8 +86,7 @@ __global__ void __launch_bounds__(BackwardFinish<Row, kLeavesKey>::kThreads, kLe
                     int32_t const* written, float* leftover) {
   extern __shared__ float shared_numbers[];
   await_kernel_before();  // all that this kernel reads it has written, or the one before it
-  BackwardFinish<Row, kLeavesKey>::run(params, sums, sum_states, written, leftover,
-                                       shared_numbers);
+  BackwardFinish<Row, kLeavesKey>::run(params, sums, sum_states, written, leftover, shared_numbers);
 }
 
 // For rows whose accumulators hold dK and dV of 64 keys beside a part of dQ.
@@ -167,8 +165,8 @@ struct BackwardWithSums {
       arguments.complete = complete_heads<Traits>(p, behind_states);
     }
     float* const leftover =
-        leaves_key ? reinterpret_cast<float*>(
-                         behind_states + count_head_numbers<Traits>(p, *context->device))
+        leaves_key ? reinterpret_cast<float*>(behind_states +
+                                              count_head_numbers<Traits>(p, *context->device))
                    : nullptr;
     cudaError_t error = make_backward_maps<Traits>(arguments);
     bool const has_bias = call_has<Row::kKey.score_mods, score_mods::Bias>(p);
@@ -205,8 +203,8 @@ struct BackwardWithSums {
     }
     if (m_tiles > 0) {
       auto const prepare = leaves_key ? kPrepareLeaving : kPrepare;
-      prepare<<<unsigned(m_tiles), kPrepareThreads, 0, stream>>>(
-          passes, arguments.sum_states, arguments.complete, leftover);
+      prepare<<<unsigned(m_tiles), kPrepareThreads, 0, stream>>>(passes, arguments.sum_states,
+                                                                 arguments.complete, leftover);
     } else {
       error = cudaMemsetAsync(arguments.next_tile, 0, kCountersWithSums * sizeof(int32_t), stream);
       if (error != cudaSuccess) {

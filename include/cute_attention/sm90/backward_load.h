@@ -65,16 +65,9 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     }
     int32_t taken = Base::take(arguments.next_tile);
     if (!in_order()) {
-      taken += ctas();
+      taken += ctas_anew();
     }
     return taken;
-  }
-
-  // gridDim.x, read at each use: the warp has no register to keep it.
-  CUTE_DEVICE static int32_t ctas() {
-    int32_t ctas;
-    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(ctas));
-    return ctas;
   }
 
   // Part number `index` of all blocks, or the end. The blocks of packed sequences are counted on

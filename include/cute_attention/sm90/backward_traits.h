@@ -52,7 +52,8 @@ struct BackwardWork {
   Sequence sequence;
   MTiles tiles;     // that the block needs
   StepRange steps;  // of the part
-  int32_t counted_head;  // KV head, of all sequences, for which the block counts, or -1: CompleteHeads
+  // The KV head, of those of all sequences, for which the block counts (CompleteHeads), or -1.
+  int32_t counted_head;
 
   CUTE_DEVICE bool is_end() const { return tile.n_block < 0; }  // there are no more blocks
 };

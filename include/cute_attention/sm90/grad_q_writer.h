@@ -1,10 +1,11 @@
 // sm90/grad_q_writer.h: the warp that writes dQ of heads whose sums are complete
 // (sm90/complete_heads.h), scaled and rounded, as the kernel after the backward does with the rest.
 //
-// The warp waits for nobody who might wait for it: when its CTA has no more blocks of keys it leaves
-// what is not written to the kernel after. It shares a scheduler with two warps of the consumers, so
-// each of its instructions takes a slot of theirs: a part takes about 480, and in the time of all
-// blocks 62 parts of a CTA are written where a call has 16k tokens and a hidden size of 2048.
+// Nobody waits for this warp: when its CTA has no more blocks of keys, it leaves what is not
+// written to the kernel after. It has 24 registers, and shares a scheduler with two warps of the
+// consumers, so that each of its instructions takes a slot of theirs. A part takes about 480 of
+// them. With 900 the main kernel took up to 1.05 times as long, now up to 1.03
+// (docs/hopper_backward.md, "dQ of complete heads").
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
@@ -15,6 +16,7 @@
 #include "cute_attention/core/dependent_launch.h"
 #include "cute_attention/core/keep_scale.h"
 #include "cute_attention/core/opaque.h"
+#include "cute_attention/core/warp.h"
 #include "cute_attention/sm90/backward_states.h"
 #include "cute_attention/sm90/backward_traits.h"
 #include "cute_attention/sm90/bulk_copy.h"
@@ -42,7 +44,7 @@ struct GradQueryWriter {
     await_kernel_before();  // it sets what is left of each head
     uint32_t parity = 0;
     CUTE_NO_UNROLL
-    for (int32_t part = special_register<0>();; part += special_register<1>()) {
+    for (int32_t part = cta_anew();; part += ctas_anew()) {
       if (!await_head(opaque(part))) {
         return;
       }
@@ -55,30 +57,13 @@ struct GradQueryWriter {
       parity ^= 1;
       write(opaque(part));
       end_reads();
-      if (lane() == 0) {
+      if (lane_anew() == 0) {
         arguments.complete.written[part] = 1;
       }
     }
   }
 
  private:
-  // blockIdx.x, gridDim.x or the number of the lane, read at each use. What the compiler knew to be
-  // the same number as elsewhere it would read once for all roles: the consumers, which have no
-  // register for it, would spill.
-  template <int kWhich>
-  CUTE_DEVICE static int32_t special_register() {
-    int32_t value;
-    if constexpr (kWhich == 0) {
-      asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(value));
-    } else if constexpr (kWhich == 1) {
-      asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(value));
-    } else {
-      asm volatile("mov.u32 %0, %%laneid;" : "=r"(value));
-    }
-    return value;
-  }
-  CUTE_DEVICE static int32_t lane() { return special_register<2>(); }
-
   // Whether the part exists and its head is complete. Waits for that, while the CTA has blocks of
   // keys.
   CUTE_DEVICE bool await_head(int32_t part) const {
@@ -103,7 +88,7 @@ struct GradQueryWriter {
 
   // Starts loading the sums of a part.
   CUTE_DEVICE void load(int32_t part) const {
-    if (lane() == 0) {
+    if (lane_anew() == 0) {
       fence_bulk_adds();  // the sums have been seen to be complete: the copy comes after that
       constexpr int kBytes = kNumbers * int(sizeof(float));
       Barrier::arrive_and_expect_tx(&shared.writer.full, kBytes);
@@ -120,14 +105,14 @@ struct GradQueryWriter {
     arguments.complete.by_blocks(query_head, m_block, part / kParts);
     arguments.complete.by_heads(batch, head, query_head);
     int32_t const query = m_block * Traits::kTileM + Traits::row_part_q(of_block) * kWarpgroupM +
-                          row_of_thread(lane());
+                          row_of_thread(lane_anew());
     int32_t const col = Traits::col_part_q(of_block) * Traits::kColsQ;
     int32_t const blocks = (params.head_dim - col) / 8;
     int32_t rows = params.seqlen_q - query;
     Element* row = row_pointer(static_cast<Element*>(params.grad_q), params.grad_q_stride, batch,
                                head, query) +
-                   col + lane() % kThreadsPerRow * 2;
-    uint32_t source = cute::cast_smem_ptr_to_uint(shared.writer.sums) + lane() * kVectorBytes;
+                   col + lane_anew() % kThreadsPerRow * 2;
+    uint32_t source = cute::cast_smem_ptr_to_uint(shared.writer.sums) + lane_anew() * kVectorBytes;
     float const scale = grad_qk_scale(params);
     // What each warp of the consumers has computed: 16 rows.
     CUTE_NO_UNROLL
