@@ -77,7 +77,6 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
     BackwardParams const& params = arguments.params;
     BackwardWork next;
     next.tile.n_block = -1;
-    next.counted_head = -1;
     if (params.cu_seqlens_k == nullptr) {
       if (index < int32_t(arguments.schedule.tiles())) {
         next.tile = arguments.schedule.tile(index);
@@ -95,9 +94,6 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
       }
     }
     if (!next.is_end()) {
-      if constexpr (Traits::kHasSums) {
-        count_head(next, index);
-      }
       next.tiles = m_tiles(next.sequence, next.tile.n_block * kTileN, kTileN, kTileM);
       next.steps =
           steps_of_part(next.tiles, next.tile, arguments.schedule.parts_of(index),
@@ -144,17 +140,6 @@ struct BackwardLoad : WorkLoad<BackwardWork, typename Traits::SharedMemory, Back
   }
 
  private:
-  // A head of which a block is divided is never complete here: the kernel after writes its dQ.
-  CUTE_DEVICE void count_head(BackwardWork& next, int32_t index) const {
-    if constexpr (Traits::kCountsHeads) {
-      GradSchedule const& schedule = arguments.schedule;
-      if (arguments.complete.left != nullptr &&
-          (schedule.parts.count == 1 || index < schedule.whole)) {
-        next.counted_head = next.tile.batch * schedule.heads_kv + next.tile.head_kv;
-      }
-    }
-  }
-
   CUTE_DEVICE void load_step(Step const& step) {
     load_queries(step);
     load_numbers(step);

@@ -35,7 +35,7 @@ struct GradQueryAdder {
 
   CUTE_DEVICE void run() {
     bool has_steps = false;
-    keep_counted_head(-1);
+    keep_head(-1);
     for (int32_t works = 0;; ++works) {
       Ring<kWorkSlots> const slot = buffer_of<kWorkSlots>(works);
       Barrier::wait(&shared.work_full[slot.stage], slot.parity);
@@ -53,7 +53,7 @@ struct GradQueryAdder {
       } else {
         add_steps<true>(work, skips);
       }
-      keep_counted_head(work.counted_head);
+      keep_head(counted_head(work));
       Barrier::arrive(&shared.work_empty[buffer_of<kWorkSlots>(opaque(works)).stage]);
     }
     count_block();
@@ -64,9 +64,18 @@ struct GradQueryAdder {
   }
 
  private:
-  // The head of the block that this warp has had before lies in shared memory: there is no register
-  // to keep it.
-  CUTE_DEVICE void keep_counted_head(int32_t head) {
+  // The KV head, of those of all sequences, for which a block counts (CompleteHeads), or -1. Blocks
+  // that are divided do not count: their heads are never complete before the kernel ends.
+  CUTE_DEVICE int32_t counted_head(BackwardWork const& work) const {
+    if (!Traits::kCountsHeads || arguments.complete.left == nullptr ||
+        arguments.schedule.is_divided(work.tile)) {
+      return -1;
+    }
+    return work.tile.batch * arguments.schedule.heads_kv + work.tile.head_kv;
+  }
+
+  // That of the block before lies in shared memory: there is no register to keep it.
+  CUTE_DEVICE void keep_head(int32_t head) {
     if constexpr (Traits::kCountsHeads) {
       shared.writer.counted_head[opaque(warp)] = head;
     }

@@ -34,7 +34,6 @@ struct BackwardArguments {
   int32_t* next_tile;         // how many tiles CTAs have taken beside their first
   float const* lse_log2;      // that of all queries, as params.delta has delta
   int32_t* sum_states;        // sum_states() of sm90/backward_states.h
-  CompleteHeads complete;     // heads whose dQ is written before the kernel ends
   CUtensorMap map_q;          // boxes of tile_m rows
   CUtensorMap map_grad_o;     // boxes of tile_m rows
   CUtensorMap map_k;          // boxes of tile_n rows
@@ -43,6 +42,7 @@ struct BackwardArguments {
   bool bias_is_aligned;       // tma_loads_bias(); unused likewise where it reads them
   bool stores_grad_bias;      // stores_grad_bias() of sm90/backward_grad_bias.h
   CUtensorMap map_grad_bias;  // boxes of tile_m rows and 64 keys; unused where it is not stored
+  CompleteHeads complete;     // heads whose dQ is written before the kernel ends
 };
 
 // A part of the steps of a block of keys, in shared memory. The load warp writes it, and all other
@@ -52,8 +52,6 @@ struct BackwardWork {
   Sequence sequence;
   MTiles tiles;     // that the block needs
   StepRange steps;  // of the part
-  // The KV head, of those of all sequences, for which the block counts (CompleteHeads), or -1.
-  int32_t counted_head;
 
   CUTE_DEVICE bool is_end() const { return tile.n_block < 0; }  // there are no more blocks
 };
