@@ -10,7 +10,7 @@ BOOKKEEPING = {
     ("sm80", "forward"): 0,
     ("sm80", "backward"): 128,
     ("sm90", "forward"): 2048,
-    ("sm90", "backward"): 1024,
+    ("sm90", "backward"): 1536,
 }
 
 
@@ -89,9 +89,10 @@ def tile_bytes(row: TableRow) -> int:
         buffers = 1 if row.head_dim > 128 else 2
         if row.tile_m > 64:  # a tile of the bias for the keys of each warpgroup, in one buffer
             bias //= row.stages
+        tiles = backward + bias + 2 * buffers * scores + 4 * q
         # Plain rows have a buffer more for a part of dQ, one of two (sm90/grad_q_writer.h).
-        writer = 2 * q if not row.score_mods and row.head_dim <= 128 else 0
-        return backward + bias + 2 * buffers * scores + 4 * q + writer
+        writes = not row.score_mods and row.head_dim <= 128 and tiles + 2 * q + 2048 <= 227 * 1024
+        return tiles + 2 * q if writes else tiles
     # Q has two buffers if they fit and CTAs share no SM. O has one where TMA stores it: where they
     # share one, and at head dims 64 and 128 without score features if it fits.
     if row.arch == "sm90":

@@ -244,11 +244,6 @@ struct BackwardTraits {
   static constexpr bool kStoresFirst =
       kNoneOrAlibiOrSoftcap || kKey.score_mods == score_mods::Every;
 
-  // Whether a warp of the producer writes dQ of heads whose sums are complete (grad_q_writer.h).
-  // The rows with modifiers have not been measured so.
-  static constexpr bool kCountsHeads =
-      kKey.score_mods == score_mods::None && !kInChunks && !kIsFewKeys<Row>;
-
   // Whether dS may be the gradient of the bias, which TMA then stores (backward_grad_bias.h). So it
   // lies in shared memory as in that: keys side by side. With other modifiers dS is another one.
   // In steps of 128 queries no call has it stored (steps_of_64.h), but with keys side by side the
@@ -344,6 +339,17 @@ struct BackwardTraits {
   static constexpr int kBytesGradO = kTileM * kHeadDimV * int(sizeof(Element));  // of one stage
 
   static constexpr int kPartNumbers = kWarpgroupM * kColsQ;  // of dQ of a step
+
+  // Whether a warp of the producer writes dQ of heads whose sums are complete (grad_q_writer.h),
+  // where there is room for a part of it. The rows with modifiers have not been measured so.
+  static constexpr int kBytesWithWriter =
+      kStagesK * kBytesK + kTileN * kHeadDimV * int(sizeof(Element)) +
+      kStages * (kBytesQ + kBytesGradO) + kStagesS * kTileM * kTileN * int(sizeof(Element)) +
+      (kConsumers + 1) * kPartNumbers * int(sizeof(float)) +
+      2 * kStages * kTileM * int(sizeof(float)) + 2048;
+  static constexpr bool kCountsHeads = kKey.score_mods == score_mods::None && !kInChunks &&
+                                       !kIsFewKeys<Row> &&
+                                       kBytesWithWriter <= max_shared_memory(kKey.arch);
 
   struct SharedMemory
       : BiasBuffer<kBiasTiles && !kBiasOfWarpgroups, Element, kTileM, kTileN, kStages>,
