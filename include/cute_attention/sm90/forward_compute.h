@@ -145,9 +145,7 @@ struct ForwardCompute {
         scores.drop(tile, n_block, tOrP);
       }
       if (--n_block < walk.begin) {
-        if constexpr (Traits::kReleasesQueryLate) {
-          sync.release_query();
-        }
+        sync.release_query_late();
         return;
       }
       // The step for KV tiles with a mask is also the one that expects unusual bases.
@@ -223,14 +221,11 @@ struct ForwardCompute {
     }
   }
 
-  // Once S is there, this warp's MMAs have read its K, and with the tile's last S also Q: releases
-  // them. Where Q is released late, walk_kv_tiles() does so.
+  // Once S is there: releases its K, and with the tile's last S also Q, unless that comes later.
   CUTE_DEVICE void release_scores(bool last) {
     cute::warpgroup_fence_operand(scores.accumulator);
     sync.release_keys();
-    if constexpr (!Traits::kReleasesQueryLate) {
-      sync.release_query_if(last);
-    }
+    sync.release_query_if(last);
   }
 
   CUTE_DEVICE void release_output(Ring const& ring_v) {
@@ -298,9 +293,7 @@ struct ForwardCompute {
     bool const usual = scores.template exponentiate<kMasked>(
         tile, n_block, kMasked && expects_unusual, tOrP,
         [&](float probability) {
-          if constexpr (Traits::kReleasesQueryLate) {
-            sync.stay_behind(probability);
-          }
+          sync.stay_behind(probability);
           if constexpr (!Traits::kSharesSm) {
             end_output(v);
           }

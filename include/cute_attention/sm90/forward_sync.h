@@ -60,14 +60,16 @@ struct ForwardSync {
   // moves the wait for O ahead of exponentials that stand before it, but not ahead of an arrival:
   // this one is never made, since no exponential has these bits.
   CUTE_DEVICE void stay_behind(float probability) {
-    asm volatile(
-        "{\n"
-        ".reg .pred is_made;\n"
-        "setp.eq.u32 is_made, %0, 0x7f800001;\n"
-        "@is_made mbarrier.arrive.shared::cta.b64 _, [%1];\n"
-        "}" ::"r"(reinterpret_cast<uint32_t const&>(probability)),
-        "r"(cute::cast_smem_ptr_to_uint(&shared.key_empty[0]))
-        : "memory");
+    if constexpr (Traits::kReleasesQueryLate) {
+      asm volatile(
+          "{\n"
+          ".reg .pred is_made;\n"
+          "setp.eq.u32 is_made, %0, 0x7f800001;\n"
+          "@is_made mbarrier.arrive.shared::cta.b64 _, [%1];\n"
+          "}" ::"r"(reinterpret_cast<uint32_t const&>(probability)),
+          "r"(cute::cast_smem_ptr_to_uint(&shared.key_empty[0]))
+          : "memory");
+    }
   }
   // Waits for the V of the KV tile whose P was computed last. Its K must have been released.
   CUTE_DEVICE void wait_for_values() { wait_for_values(ring_v()); }
@@ -76,10 +78,18 @@ struct ForwardSync {
     release(shared.query_empty[ring_q.stage][warpgroup]);
     ring_q.advance();
   }
+  // Behind the last step of a tile.
+  CUTE_DEVICE void release_query_late() {
+    if constexpr (Traits::kReleasesQueryLate) {
+      release_query();
+    }
+  }
   // Stands between S and its softmax, in each step. The compiler schedules no maxima and
   // exponentials across a branch; where they gain by that (ForwardTraits), there is none.
   CUTE_DEVICE void release_query_if(bool last) {
-    if constexpr (Traits::kStraightRelease) {
+    if constexpr (Traits::kReleasesQueryLate) {
+      return;
+    } else if constexpr (Traits::kStraightRelease) {
       if (last && arrives()) {
         Barrier::arrive(&shared.query_empty[ring_q.stage][warpgroup]);
       }

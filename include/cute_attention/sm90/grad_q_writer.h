@@ -3,9 +3,8 @@
 //
 // Nobody waits for this warp: when its CTA has no more blocks of keys, it leaves what is not
 // written to the kernel after. It has 24 registers, and shares a scheduler with two warps of the
-// consumers, so that each of its instructions takes a slot of theirs. A part takes about 480 of
-// them. With 900 the main kernel took up to 1.05 times as long, now up to 1.03
-// (docs/hopper_backward.md, "dQ of complete heads").
+// consumers, so that each of its instructions takes a slot of theirs: some 450 for a part, by which
+// the main kernel takes up to 1.05 times as long (docs/hopper_backward.md, "dQ of complete heads").
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
